@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import RequestError
 from ..types import is_text, text_of
@@ -16,6 +16,7 @@ def check_message(index: int, message: dict[str, Any]) -> None:
     if role not in ROLES:
         msg = f"Invalid value for 'messages[{index}].role': {role!r}; expected one of {', '.join(ROLES)}."
         raise RequestError(msg, param=f"messages[{index}].role", code="invalid_value")
+    _check_calls(index, message)
     content = message.get("content")
     if content is None and role == "assistant":
         return
@@ -33,6 +34,31 @@ def check_message(index: int, message: dict[str, Any]) -> None:
         raise RequestError(msg, param=f"messages[{index}].content", code="invalid_type")
 
 
+def _check_calls(index: int, message: dict[str, Any]) -> None:
+    """Raise RequestError for calls of tools that nobody can read, and for a result of no call."""
+    calls, called = message.get("tool_calls"), message.get("tool_call_id")
+    if not isinstance(called, str | None):
+        _refuse(f"messages[{index}].tool_call_id", "the id of a call")
+    if not isinstance(calls, list | None):
+        _refuse(f"messages[{index}].tool_calls", "an array of calls")
+    for number, call in enumerate(calls or []):
+        where = f"messages[{index}].tool_calls[{number}]"
+        if not isinstance(call, dict) or not isinstance(call.get("id"), str | None):
+            _refuse(where, "an object with an id and a function")
+        if call.get("type", "function") != "function":
+            continue  # of another kind: a server may know it
+        function = call.get("function")
+        if not (isinstance(function, dict) and isinstance(function.get("name"), str)):
+            _refuse(f"{where}.function", "an object with a name and arguments")
+        if not isinstance(function.get("arguments"), str | dict | None):
+            _refuse(f"{where}.function.arguments", "the text of a JSON object")
+
+
+def _refuse(where: str, expected: str) -> NoReturn:
+    msg = f"Invalid value for '{where}': expected {expected}."
+    raise RequestError(msg, param=where, code="invalid_type")
+
+
 def flattened(message: dict[str, Any]) -> dict[str, Any]:
     """Join text parts into one string, which every server's chat template understands.
 
@@ -45,9 +71,11 @@ def flattened(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_text_only(message: dict[str, Any]) -> bool:
-    """Whether a message is plain text by one of those who speak: no image, and no tool's."""
-    role, content = message["role"], message.get("content")
-    return is_text(content) and role in ("system", "developer", "user", "assistant") and not message.get("tool_calls")
+    """Whether a message is text alone, calls of functions and their results too: no image, and no older `function`."""
+    calls = message.get("tool_calls") or []
+    functions_only = all(call.get("type", "function") == "function" for call in calls)
+    old = message["role"] == "function" or message.get("function_call")
+    return is_text(message.get("content")) and functions_only and not old
 
 
 def begun_text(message: dict[str, Any]) -> str:

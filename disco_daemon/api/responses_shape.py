@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import DiscoError
@@ -50,8 +50,8 @@ class ResponsesShape(AnswerShape):
         response = self._response("failed", self._output.done()) | {"error": told}
         return self._begun() + self._sent([{"type": "response.failed", "response": response}])
 
-    def body(self, tokens: Sequence[Token], ids: Ids | None, outcome: Outcome) -> dict[str, Any]:
-        """Return a whole answer."""
+    def body(self, tokens: Sequence[Token], ids: Mapping[int, Ids], outcome: Outcome) -> dict[str, Any]:
+        """Return a whole answer; there is one choice."""
         output = self._no_output()
         for token in tokens:
             for _ in _events(output, token, {}):
@@ -59,7 +59,7 @@ class ResponsesShape(AnswerShape):
         for _ in output.end(_status(outcome)):
             pass
         whole = self._whole(output, outcome)
-        return whole if ids is None else whole | {"token_ids": ids}
+        return whole | {"token_ids": ids[0]} if 0 in ids else whole
 
     def sign_of_life(self) -> bytes:
         """Return an event: clients of this API count no comments."""

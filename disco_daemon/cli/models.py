@@ -240,9 +240,27 @@ def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str
         "parts": shard(path.name)[1],
         "n_ctx": file.n_ctx,
         "template": _as_dict(template(header)),
+        "tool_format": _tool_format(header.text("tokenizer.chat_template"), settings),
         "memory": None if file.problem else _memory(path, settings),
         "problem": file.problem or None,
     }
+
+
+def _tool_format(source: str, settings: DeviceSettings) -> str | None:
+    """Return the format in which the chat template in use has tools called; None for one that is of no use."""
+    from pathlib import Path
+
+    from ..engine.llama.template import ChatTemplate, TemplateError
+    from ..smallfile import read_text
+    from ..tools.detect import detect
+
+    if settings.chat_template:
+        source = read_text(Path(settings.chat_template).expanduser(), "device.chat_template ", hidden=0o002)
+    try:
+        template = ChatTemplate(source, "", "")
+    except TemplateError:
+        return None
+    return detect(lambda messages, tools: template.render(messages, tools=tools)).format.name
 
 
 def _as_dict(value: Any) -> dict[str, Any]:
@@ -280,6 +298,7 @@ def _lines(description: dict[str, Any], settings: DeviceSettings) -> list[tuple[
         ("size", f"{description['size_bytes'] / 1e6:.0f} MB{parts}"),
         ("context", f"{description['n_ctx'] or 'unknown'} tokens as trained; device.n_ctx is {settings.n_ctx}"),
         ("template", _template_words(description["template"], settings)),
+        ("tools", _tool_words(description["tool_format"])),
         ("memory", _memory_words(description["memory"])),
     ]
     return lines
@@ -296,6 +315,12 @@ def _template_words(found: dict[str, bool], settings: DeviceSettings) -> str:
         return "none: a base model; chats are written out plainly, or set device.chat_template"
     can = [words for key, words in (("thinks", "thinks"), ("tools", "knows tools")) if found[key]]
     return f"its own; {', '.join(can)}" if can else "its own"
+
+
+def _tool_words(name: str | None) -> str:
+    if name is None:
+        return "none: the template cannot be used"
+    return "only calls that are forced (generic)" if name == "generic" else f"calls in the format {name}"
 
 
 def _memory_words(found: dict[str, Any]) -> str:

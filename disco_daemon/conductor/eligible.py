@@ -57,8 +57,8 @@ def roomy(
 
 
 def _refusal(side: Side, endpoint: Endpoint, request: GenerationRequest) -> str | None:
-    """Return why an endpoint is not for a request: what it lacks, or what it says itself; None if it is."""
-    return lacking(side.value, endpoint.capabilities, request) or endpoint.refuses(request)
+    """Return why an endpoint is not for a request: what it says itself, or what it lacks; None if it is."""
+    return endpoint.refuses(request) or lacking(side.value, endpoint.capabilities, request)
 
 
 def ignored_by(endpoint: object, request: GenerationRequest) -> list[str]:

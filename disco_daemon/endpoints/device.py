@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,10 @@ import msgspec
 
 from ..engine import schema, wire
 from ..engine.supervisor import Engine, EngineState
+from ..engine.tool_rules import offered
 from ..errors import EndpointError
+from ..tools.format import ToolError
+from ..tools.formats import GENERIC
 from ..types import (
     Capabilities,
     CaughtUp,
@@ -19,7 +23,6 @@ from ..types import (
     Embedding,
     Finish,
     GenerationRequest,
-    Json,
     Paused,
     PromptLength,
     Readiness,
@@ -35,15 +38,17 @@ from ..types import (
     ignored,
     n_choices,
     named,
+    refused_tools,
     response_format,
-    text_of,
+    tool_use,
 )
 from .base import Controls, Resumption
+from .chat_prompt import for_template
 from .choices import Event, several
 
 # What the engine can do with any model.
 ENGINE = Capabilities(
-    tools=Tools.NONE, forced_tools=False, json_schema=True, images=False, logprobs=True, n=True, fim=False,
+    forced_tools=True, json_schema=True, images=False, logprobs=True, n=True, fim=False,
     continuation=True,
 )  # fmt: skip
 LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
@@ -77,18 +82,38 @@ class Device:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's, with the context that its model has."""
-        return replace(ENGINE, context_length=self.n_ctx, max_output=self.n_ctx)
+        """The engine's, with the context that its model has, and the format in which it calls tools, once loaded."""
+        info = self._engine.info
+        tools = None
+        if info is not None and info.tool_format:
+            tools = Tools.GENERIC if info.tool_format == GENERIC.name else Tools.NATIVE
+        return replace(ENGINE, context_length=self.n_ctx, max_output=self.n_ctx, tools=tools)
 
     def refuses(self, request: GenerationRequest) -> str | None:
-        """Text in, text or JSON out, and the fields that `types.fields` has it take."""
+        """Text in, text, JSON or calls of functions out, and the fields that `types.fields` has it take."""
         if not request.text_only:
             return "the device takes plain text messages only"
         if not isinstance(request.extra.get("chat_template_kwargs"), Mapping | None):
             return "chat_template_kwargs must be an object"
         if request.split.mode not in (None, "exact") or request.split.theta is not None:
             return Refusal("split_mode and theta are for a device over two machines, and this one is whole", "disco")
-        return _refused_field(request) or _refused_form(request)
+        return _refused_field(request) or _refused_form(request) or self._refused_tools(request)
+
+    def _refused_tools(self, request: GenerationRequest) -> Refusal | None:
+        """Return why tools cannot be offered to this model; while it loads, as far as can be known."""
+        if refusal := refused_tools(request.extra):
+            return refusal
+        if (use := tool_use(request.extra)) is None or request.prompt is not None:
+            return None
+        if request.drawing.goes_on:
+            name = "ignore_eos" if request.drawing.ignore_eos else "min_tokens"
+            return Refusal(f"an answer may end with a call, so {name} cannot be kept together with tools", name)
+        info = self._engine.info
+        try:
+            offered(use, info.tool_format if info else "")
+        except ToolError as e:
+            return Refusal(str(e), "tools")
+        return None
 
     def ignores(self, request: GenerationRequest) -> list[str]:
         """Return the fields that the engine does not know, or that nobody heeds."""
@@ -161,6 +186,7 @@ class Device:
             request = self.prepare(request)
             answer = self._engine.open(request, hold=controls.held)
             controls.bind(answer.send)
+            ending = "stop"
             try:
                 while True:
                     match await anext(answer):  # ends: the supervisor kills an engine that hangs
@@ -173,11 +199,16 @@ class Device:
                             usage.reasoning_tokens += piece.n_tokens * piece.thought
                             if not answer.outdated:
                                 yield _token(piece)
+                        case wire.CallPiece() as piece:
+                            usage.completion_tokens += piece.n_tokens
+                            ending = "tool_calls"
+                            if not answer.outdated:
+                                yield _call_token(piece)
                         case wire.PauseChange(paused=paused):
                             yield Paused(paused)
                         case wire.Done(reason=reason):
                             full = reason == wire.FULL
-                            yield Finish("length" if full else reason, full=full)
+                            yield Finish("length" if full else ending if reason == "stop" else reason, full=full)
                             return
                         case wire.Failed() as failed:
                             raise self._error(failed, form_parameter(request.extra))
@@ -285,19 +316,17 @@ def _token(piece: wire.TextPiece) -> Token:
     return Token(piece.text, piece.n_tokens, None, logprobs, piece.ids, piece.alone)
 
 
+def _call_token(piece: wire.CallPiece) -> Token:
+    """Return a piece of a call in OpenAI's form; the first one has the call's id and name."""
+    call: dict[str, Any] = {"index": piece.index, "function": {"arguments": piece.arguments}}
+    if piece.name:
+        call |= {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
+        call["function"]["name"] = piece.name
+    return Token("", piece.n_tokens, {"tool_calls": [call]})
+
+
 def _readable(request: GenerationRequest) -> GenerationRequest:
-    return replace(request, messages=tuple(_rename_roles(request.messages)))
-
-
-def _rename_roles(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """Return the messages for a chat template: each content as one string, the roles that templates know.
-
-    OpenAI's newer name for the system role is unknown to most.
-    """
-    return [
-        {"role": "system" if m["role"] == "developer" else m["role"], "content": text_of(m["content"])}
-        for m in messages
-    ]
+    return replace(request, messages=for_template(request.messages))
 
 
 def _refused_field(request: GenerationRequest) -> Refusal | None:

@@ -14,7 +14,18 @@ from typing import Any, Protocol
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError, EndpointError
-from ..types import Embedding, GenerationRequest, Readiness, Refusal, Side, SplitWish, Usage, n_choices, top_logprobs
+from ..types import (
+    Embedding,
+    GenerationRequest,
+    Readiness,
+    Refusal,
+    Side,
+    SplitWish,
+    Usage,
+    n_choices,
+    tool_use,
+    top_logprobs,
+)
 from .base import Controls, Endpoint
 from .choices import Event
 from .device import Device
@@ -172,6 +183,10 @@ class SplitDevice(Device):
             return Refusal("mirostat goes by all that it drew, and here two machines draw: leave it out", "mirostat")
         if field := _whole_field(request):
             return Refusal(f"{field} is for a whole model, and this machine has a part of one: leave it out", field)
+        if tool_use(request.extra) is not None:
+            return Refusal(
+                "calls of tools are for a device that has its whole model, and here two machines draw", "tools"
+            )
         return super().refuses(replace(request, split=SplitWish()))
 
     def prepare(self, request: GenerationRequest) -> GenerationRequest:

@@ -22,7 +22,7 @@ class EngineGone(EndpointError):
         super().__init__(Side.DEVICE, "engine_gone", message)
 
 
-Answer = wire.PrefillProgress | wire.TextPiece | wire.PauseChange | wire.Done | wire.Failed
+Answer = wire.PrefillProgress | wire.TextPiece | wire.CallPiece | wire.PauseChange | wire.Done | wire.Failed
 Reply = wire.Reply | EngineGone
 
 
@@ -41,7 +41,7 @@ class ReplyInbox:
         """Take a message; a held answer that waits for orders or for room is silent by design."""
         if isinstance(message, wire.PrefillProgress):
             self.idle = message.idle and message.n_orders == self.n_orders
-        elif not isinstance(message, wire.TextPiece):  # the last message, or the engine has gone
+        elif not isinstance(message, wire.TextPiece | wire.CallPiece):  # the last message, or the engine has gone
             self.idle = True
         self.replies.put_nowait(message)
 
@@ -91,7 +91,7 @@ class EngineAnswer:
             case wire.PrefillProgress(n_orders=n_orders):
                 self._n_applied = n_orders
                 return message
-            case wire.TextPiece() | wire.PauseChange():
+            case wire.TextPiece() | wire.CallPiece() | wire.PauseChange():
                 return message
             case other:
                 msg = f"unexpected {type(other).__name__}"

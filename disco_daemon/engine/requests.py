@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from ..types import Append, Delivery, GenerationRequest, Hold, Order, Pace, response_format, top_logprobs
+from ..types import (
+    Append,
+    Delivery,
+    GenerationRequest,
+    Hold,
+    Order,
+    Pace,
+    ToolUse,
+    response_format,
+    tool_use,
+    top_logprobs,
+)
 from . import wire
 
 
@@ -17,6 +28,7 @@ def count_message(request_id: str, request: GenerationRequest, *, ids: bool) -> 
         answer_ids=request.answer_ids,
         adapter=request.adapter,
         template_args=request.template_args,
+        tools=_tools(request),
     )
 
 
@@ -44,12 +56,18 @@ def generate_message(request_id: str, request: GenerationRequest, *, hold: bool)
         response_format=response_format(request.extra),
         adapter=request.adapter,
         template_args=request.template_args,
+        tools=_tools(request),
         private=request.private,
         mode=request.split.mode or "exact",
         theta=request.split.theta,
         goes_on=request.split.goes_on,
         top_logprobs=top_logprobs(request.extra),
     )
+
+
+def _tools(request: GenerationRequest) -> ToolUse | None:
+    """Return the tools that may be called: none by a raw prompt, in which nothing tells of them."""
+    return tool_use(request.extra) if request.prompt is None else None
 
 
 def order_message(order: Order, answer_id: str) -> wire.HoldAnswer | wire.AppendText | wire.SetPace:

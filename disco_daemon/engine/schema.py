@@ -1,4 +1,4 @@
-"""Bounds on a `response_format`, checked before it is used; without llama.cpp, for both processes. Pure.
+"""Bounds on a `response_format`, or on tools, checked before use; without llama.cpp, for both processes. Pure.
 
 A schema of a hundred characters may ask for a grammar of gigabytes (`"minLength": 1000000000`), so its numbers are
 added up before the first rule is written. The bounds are llama.cpp's where it has one: it refuses more than 2,000
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_SCHEMA = 64 * 1024  # characters; grammars grow with their schema, and so does the time that a token takes
+MAX_TOOLS = 256 * 1024  # characters of the schemas of all tools; an agent's come to 60,000 with their descriptions
 MAX_DEPTH = 64  # levels of a response format; people's schemas have 10
 MAX_REPEATS = 2000  # of one count, as llama.cpp's MAX_REPETITION_THRESHOLD
 MAX_REPEATS_IN_ALL = 10_000  # of all counts together: each is a rule of the grammar
@@ -33,32 +34,39 @@ _CLOSING = re.compile(r"[\]}]")
 
 
 class SchemaError(ValueError):
-    """A response format is out of bounds; the message names the keyword, and is fit for a user."""
+    """A response format or a tool is out of bounds; the message names the keyword, and is fit for a user."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """The sums of one response format so far."""
+    """The sums of one response format so far, or of all tools; `whose` says of what in messages."""
 
+    whose: str = "the response format"
+    most: int = MAX_SCHEMA
     characters: int = 0
     repeats: int = 0
+
+    @property
+    def title(self) -> str:
+        """`whose` at the beginning of a sentence."""
+        return self.whose[:1].upper() + self.whose[1:]
 
     def text(self, n: int) -> None:
         """Count `n` more characters of JSON, at least."""
         self.characters += n
-        if self.characters > MAX_SCHEMA:
-            msg = f"The response format is larger than {MAX_SCHEMA} characters of JSON: make it smaller."
+        if self.characters > self.most:
+            msg = f"{self.title} is larger than {self.most} characters of JSON: make it smaller."
             raise SchemaError(msg)
 
     def repeat(self, keyword: str, n: int) -> None:
         """Count the `n` repetitions that a keyword asks for."""
         if n > MAX_REPEATS:
-            msg = f"'{keyword}' is {_show(n)} in the response format's schema; at most {MAX_REPEATS} is possible."
+            msg = f"'{keyword}' is {_show(n)} in {self.whose}'s schema; at most {MAX_REPEATS} is possible."
             raise SchemaError(msg)
         self.repeats += n
         if self.repeats > MAX_REPEATS_IN_ALL:
             msg = (
-                f"The counts in the response format's schema, up to '{keyword}', add up to more than "
+                f"The counts in {self.whose}'s schema, up to '{keyword}', add up to more than "
                 f"{MAX_REPEATS_IN_ALL}: lower them."
             )
             raise SchemaError(msg)
@@ -80,13 +88,21 @@ def check(response_format: Mapping[str, Any]) -> None:
         _walk(schema, "schema", 0, found)
 
 
+def check_tools(schemas: Mapping[str, Any]) -> None:
+    """Refuse schemas of tools, by their names, that would cost too much to obey. Raises SchemaError."""
+    found = _Sum(most=MAX_TOOLS)
+    for name, schema in schemas.items():
+        found.whose = f"the tool {name}"
+        _walk(schema, "parameters", 0, found)
+
+
 def _walk(schema: Any, keyword: str, depth: int, found: _Sum) -> None:
     """Add up a schema, or a list of schemas, below `keyword`."""
     if not isinstance(schema, Mapping):
         _walk_list(schema, keyword, depth, found)
         return
-    _deep(keyword, depth)
-    _many(keyword, len(schema))
+    _deep(keyword, depth, found)
+    _many(keyword, len(schema), found)
     for name, value in schema.items():
         found.text(len(str(name)) + 4)
         if name in _COUNTS:
@@ -104,13 +120,13 @@ def _walk(schema: Any, keyword: str, depth: int, found: _Sum) -> None:
 
 def _walk_named(named: Mapping[str, Any], keyword: str, schema: Mapping[str, Any], depth: int, found: _Sum) -> None:
     """Add up schemas by their names, such as an object's properties."""
-    _many(keyword, len(named))
+    _many(keyword, len(named), found)
     if keyword == "properties":
         required = schema.get("required")
         n_required = len(required) if isinstance(required, list) else 0
         if len(named) - n_required > MAX_OPTIONAL:
             msg = (
-                f"'properties' has {len(named)} names in the response format's schema, most of which may be left out; "
+                f"'properties' has {len(named)} names in {found.whose}'s schema, most of which may be left out; "
                 f"at most {MAX_OPTIONAL} may: list the others under 'required'."
             )
             raise SchemaError(msg)
@@ -121,7 +137,7 @@ def _walk_named(named: Mapping[str, Any], keyword: str, schema: Mapping[str, Any
 
 def _walk_list(value: Any, keyword: str, depth: int, found: _Sum) -> None:
     if isinstance(value, list | tuple):
-        _many(keyword, len(value))
+        _many(keyword, len(value), found)
         for item in value:
             _walk(item, keyword, depth + 1, found)
     else:
@@ -130,14 +146,14 @@ def _walk_list(value: Any, keyword: str, depth: int, found: _Sum) -> None:
 
 def _walk_data(value: Any, keyword: str, found: _Sum, depth: int = 0) -> None:
     """Add up JSON that is no schema: only its size, its depth and its integers matter."""
-    _deep(keyword, depth)
+    _deep(keyword, depth, found)
     if isinstance(value, Mapping):
-        _many(keyword, len(value))
+        _many(keyword, len(value), found)
         for name, inner in value.items():
             found.text(len(str(name)) + 4)
             _walk_data(inner, keyword if keyword in _DATA else str(name), found, depth + 1)
     elif isinstance(value, list | tuple):
-        _many(keyword, len(value))
+        _many(keyword, len(value), found)
         for inner in value:
             _walk_data(inner, keyword, found, depth + 1)
     else:
@@ -146,44 +162,43 @@ def _walk_data(value: Any, keyword: str, found: _Sum, depth: int = 0) -> None:
 
 def _leaf(value: Any, keyword: str, found: _Sum) -> None:
     if isinstance(value, int) and abs(value) > MAX_INT:
-        msg = f"'{_show(keyword)}' is {_show(value)} in the response format: integers have at most 64 bits."
+        msg = f"'{_show(keyword)}' is {_show(value)} in {found.whose}: integers have at most 64 bits."
         raise SchemaError(msg)
     found.text(len(value) + 2 if isinstance(value, str) else 2)
 
 
-def _deep(keyword: str, depth: int) -> None:
+def _deep(keyword: str, depth: int, found: _Sum) -> None:
     if depth > MAX_DEPTH:
-        msg = f"The response format is nested more than {MAX_DEPTH} levels deep, at '{_show(keyword)}': flatten it."
+        msg = f"{found.title} is nested more than {MAX_DEPTH} levels deep, at '{_show(keyword)}': flatten it."
         raise SchemaError(msg)
 
 
-def _many(keyword: str, n: int) -> None:
+def _many(keyword: str, n: int, found: _Sum) -> None:
     if n > MAX_CHOICES:
-        msg = f"'{_show(keyword)}' has {n} entries in the response format; at most {MAX_CHOICES} are possible."
+        msg = f"'{_show(keyword)}' has {n} entries in {found.whose}; at most {MAX_CHOICES} are possible."
         raise SchemaError(msg)
 
 
 def _count(name: str, value: Any, schema: Mapping[str, Any], found: _Sum) -> None:
     """Add up one of _COUNTS."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        msg = f"'{name}' is {_show(value)} in the response format's schema: it has to be an integer of at least 0."
+        msg = f"'{name}' is {_show(value)} in {found.whose}'s schema: it has to be an integer of at least 0."
         raise SchemaError(msg)
     found.repeat(name, value)
     most = schema.get(_COUNTS[name])
     if isinstance(most, int) and value > most:
-        msg = f"'{name}' is {value} in the response format's schema, and '{_COUNTS[name]}' only {_show(most)}."
+        msg = f"'{name}' is {value} in {found.whose}'s schema, and '{_COUNTS[name]}' only {_show(most)}."
         raise SchemaError(msg)
 
 
 def _pattern(pattern: str, found: _Sum) -> None:
     """Add up a regular expression; its repetitions are written out in the grammar."""
     if len(pattern) > MAX_PATTERN:
-        msg = f"'pattern' has {len(pattern)} characters in the response format's schema; {MAX_PATTERN} are possible."
+        msg = f"'pattern' has {len(pattern)} characters in {found.whose}'s schema; {MAX_PATTERN} are possible."
         raise SchemaError(msg)
     if _CLOSING.search(_CLOSED.sub("", pattern)):  # llama.cpp's converter waits there for ever
-        raise SchemaError(
-            "'pattern' in the response format's schema has a ']' or '}' that closes nothing: put \\ before."
-        )
+        msg = f"'pattern' in {found.whose}'s schema has a ']' or '}}' that closes nothing: put \\ before."
+        raise SchemaError(msg)
     loose = 0
     for sign, at in _signs(pattern):
         if sign == "{" and (times := _QUANTIFIER.match(pattern, at)):
@@ -195,7 +210,7 @@ def _pattern(pattern: str, found: _Sum) -> None:
             loose += sign in "*+?|"
     if loose > MAX_LOOSE:
         msg = (
-            f"'pattern' leaves {loose} choices (*, +, ?, | and the like) in the response format's schema; at most "
+            f"'pattern' leaves {loose} choices (*, +, ?, | and the like) in {found.whose}'s schema; at most "
             f"{MAX_LOOSE} are possible: make it simpler."
         )
         raise SchemaError(msg)

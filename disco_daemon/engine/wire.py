@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import AS_USUAL, Drawing, Likelihood, SplitMode
+from ..types import AS_USUAL, Drawing, Likelihood, SplitMode, ToolUse
 from .fleet_wire import BreakOffMove as BreakOffMove
 from .fleet_wire import FleetUsage as FleetUsage
 from .fleet_wire import HostUsage as HostUsage
@@ -85,7 +85,7 @@ class Load(Message, frozen=True, kw_only=True):
 class Count(Message, frozen=True, kw_only=True):
     """Ask for the length of a prompt; with `ids`, also for the token ids of it and of the answer so far.
 
-    Only what the `adapter` of that name has computed counts as cached.
+    Only what the `adapter` of that name has computed counts as cached. Of `tools` the prompt tells the model.
     """
 
     id: str
@@ -96,6 +96,7 @@ class Count(Message, frozen=True, kw_only=True):
     answer_ids: tuple[int, ...] = ()
     adapter: str = ""
     template_args: dict[str, Any] = {}
+    tools: ToolUse | None = None
 
 
 class Generate(Message, frozen=True, kw_only=True):
@@ -105,7 +106,7 @@ class Generate(Message, frozen=True, kw_only=True):
     `answer_ids` are the ids of `answer_so_far` where they are known; else its last token is healed. `max_tokens` counts
     from the end of `answer_so_far` on, appended tokens included. The reader takes `pace_tps` token/s (None: as fast as
     they come) and expects the first after `ttft_s`, s; `rest` is the ExpectedRest. `response_format` is a form as
-    `types.needs.forms` has them. `drawing` says more of how tokens are drawn.
+    `types.needs.forms` has them; with `tools` it may, or has to, be calls. `drawing` says more of how tokens are drawn.
     `adapter` names the one that is applied, if any. `template_args` are for the chat template. Nothing computed for a
     `private` request goes to disk. Of a model over two machines `mode` says who decides a token: the partner (exact),
     the exit where it is as sure as `theta` (confident), or the exit (alone), and then nothing goes to the partner.
@@ -131,6 +132,7 @@ class Generate(Message, frozen=True, kw_only=True):
     ttft_s: float | None = None
     rest: tuple[float, ...] = ()
     response_format: dict[str, Any] | None = None
+    tools: ToolUse | None = None
     adapter: str = ""
     template_args: dict[str, Any] = {}
     private: bool = False
@@ -183,7 +185,8 @@ class Loaded(Message, frozen=True, kw_only=True):
 
     `n_ctx` and `n_cells` are as large as memory allowed; `bytes_per_token` of the KV cache. `adapters` has the reason
     why each is missing, empty if it is loaded. `n_gpu_layers` are on the GPU (-1 = all). `confined` lists the rights
-    that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits.
+    that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits. `tool_format` is
+    the name of the form in which the chat template has tools called.
     """
 
     model: str
@@ -197,6 +200,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     n_gpu_layers: int = 0
     confined: list[str] = []
     build: str = ""
+    tool_format: str = ""
 
 
 class LoadFailed(Message, frozen=True, kw_only=True):
@@ -254,6 +258,16 @@ class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
     thought: bool = False
     alone: bool = False
     likelihoods: tuple[Likelihood, ...] = ()
+
+
+class CallPiece(Message, tag="Call", frozen=True, kw_only=True):
+    """A piece of the answer's call number `index`, from 0: its name, which begins it, or more text of its arguments."""
+
+    id: str
+    index: int
+    name: str = ""
+    arguments: str = ""
+    n_tokens: int = 0
 
 
 class PauseChange(Message, tag="Paused", frozen=True, kw_only=True):
@@ -366,7 +380,7 @@ class Stats(Message, frozen=True, kw_only=True):
 ToAnswer = HoldAnswer | AppendText | SetPace | CancelRequest
 ToFleet = MoveLayers | BreakOffMove | LimitAnswers
 ToEngine = Load | Count | Generate | HoldAnswer | AppendText | SetPace | Embed | CancelRequest | ToFleet
-Reply = Counted | PrefillProgress | TextPiece | PauseChange | Embedded | LayersMoved | Done | Failed
+Reply = Counted | PrefillProgress | TextPiece | CallPiece | PauseChange | Embedded | LayersMoved | Done | Failed
 FromEngine = Loaded | LoadFailed | Reply | Stats | Alive
 
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -144,6 +144,7 @@ class Worker:
                 n_gpu_layers=llama.n_gpu_layers,
                 confined=confined.in_force,
                 build=build() + ("" if load.exact else FAST),
+                tool_format=llama.vocabulary.calling.name,
             )
         )
         if self._relays is not None:

@@ -3,13 +3,13 @@
 from .capabilities import UNKNOWN, Capabilities, Capability, Tools, together
 from .choices import choice_of, most_tokens, n_choices
 from .content import is_text, text_of
-from .drawing import AS_USUAL, Drawing, WishError, drawing_of
+from .drawing import AS_USUAL, Drawing, drawing_of
 from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
 from .layers import LayerRange
 from .likelihood import Likelihood, TextLogprobs, chat_logprobs, top_logprobs
-from .needs import Refusal, form_parameter, ignored, is_for_a_server, named, response_format
+from .needs import Refusal, WishError, form_parameter, ignored, is_for_a_server, named, response_format
 from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
 from .outcome import (
     Attempt,
@@ -26,6 +26,7 @@ from .outcome import (
 from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
 from .rest import GENERATED, ExpectedRest, rest_at
 from .split import SplitMode, SplitWish
+from .tools import ToolUse, refused_tools, tool_use
 from .wanted import lacking, wanted
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "SplitWish",
     "TextLogprobs",
     "Token",
+    "ToolUse",
     "Tools",
     "Treatment",
     "Usage",
@@ -88,10 +90,12 @@ __all__ = [
     "most_tokens",
     "n_choices",
     "named",
+    "refused_tools",
     "response_format",
     "rest_at",
     "text_of",
     "together",
+    "tool_use",
     "top_logprobs",
     "wanted",
 ]

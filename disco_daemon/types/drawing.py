@@ -14,7 +14,9 @@ from msgspec import Meta
 
 from .fields import Json
 from .likelihood import MAX_TOP
+from .needs import WishError as WishError
 from .needs import forms, schema_of
+from .tools import check_tools
 
 MAX_COUNT = 2**31 - 1  # llama.cpp's integers have 32 bits
 MAX_IDS = 1024  # token ids in one list: each is looked up for every token; OpenAI allows 300 biases
@@ -38,14 +40,6 @@ Bias = tuple[Count, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]]
 Breaker = Annotated[str, Meta(min_length=1, max_length=MAX_BREAKER)]
 Breakers = Annotated[tuple[Breaker, ...], Meta(max_length=MAX_BREAKERS)]
 Choice = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
-
-
-class WishError(ValueError):
-    """A field has a value that cannot be meant; `param` is its name."""
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -159,6 +153,7 @@ class Wishes(msgspec.Struct):
     structured_outputs: OutputWish | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     logprobs: bool | Top | None = None
@@ -188,6 +183,7 @@ def drawing_of(parameters: Json) -> Drawing:
     _check_forms(parameters, wishes)
     if wishes.top_logprobs and wishes.logprobs in (None, False):
         raise WishError("'top_logprobs' needs 'logprobs': set it to true.", "top_logprobs")
+    check_tools(parameters)
     found: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(wishes, name)) is not None}
     found["typical_p"] = _one(wishes, "typical_p", "typ_p")
     found["repeat_penalty"] = _one(wishes, "repeat_penalty", "repetition_penalty")

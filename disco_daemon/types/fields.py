@@ -136,9 +136,17 @@ _TABLE = (
         "top_logprobs", _H, stays=True, nothing=(0,), capability=Capability.LOGPROBS,
         note="with `logprobs`; up to 20",
     ),
+    # Tools; the device refuses some: docs/tools.md.
+    Field(
+        "tools", _H, renders=True, stays=True, nothing=([],), capability=Capability.TOOLS,
+        note='functions; harmless with `tool_choice: "none"`',
+    ),
+    Field(
+        "tool_choice", _H, renders=True, stays=True, nothing=("none", "auto"), capability=Capability.FORCED_TOOLS,
+        note="also `required`, one function, `allowed_tools`; the device refuses others",
+    ),
+    Field("parallel_tool_calls", _H, renders=True, nothing=(True,)),
     # What the device cannot do.
-    Field("tools", _R, nothing=([],), capability=Capability.TOOLS, note='harmless with `tool_choice: "none"`'),
-    Field("tool_choice", _R, nothing=("none", "auto"), capability=Capability.FORCED_TOOLS),
     Field("functions", _R, nothing=([],), capability=Capability.TOOLS, note='harmless with `function_call: "none"`'),
     Field("function_call", _R, nothing=("none", "auto"), capability=Capability.FORCED_TOOLS),
     Field("prompt_logprobs", _R, nothing=(False,)),
@@ -150,7 +158,7 @@ _TABLE = (
     # What changes nothing of a device's answer.
     *_all(
         "metadata store service_tier prompt_cache_key prompt_cache_retention prompt_cache_options "
-        "safety_identifier prediction parallel_tool_calls cache_prompt id_slot timings_per_token return_progress "
+        "safety_identifier prediction cache_prompt id_slot timings_per_token return_progress "
         "provider models route transforms usage request_id keep_alive", _N,
     ),
     *_all("user priority", _N, draws=True),

@@ -123,6 +123,14 @@ def _thinking(parameters: Json) -> Iterable[str | bool]:
     return [wish for wish in every if isinstance(wish, str | bool)]
 
 
+class WishError(ValueError):
+    """A field has a value that cannot be meant; `param` is its name."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class Refusal(str):
     """Why an endpoint does not take a request; `param` is the parameter that is to blame."""
 

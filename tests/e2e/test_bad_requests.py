@@ -54,7 +54,7 @@ BAD: dict[str, tuple[Any, int, str | None]] = {
     ),
     "two answers": ({"model": "disco", "messages": HELLO, "n": 2}, 400, "n"),
     "an unknown model": ({"model": "gpt-9", "messages": HELLO}, 404, "model"),
-    "a tool the device lacks": ({"model": "disco", "messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
+    "a tool the device lacks": ({"model": "disco", "messages": HELLO, "tools": [{"type": "web_search"}]}, 400, "tools"),
 }
 
 

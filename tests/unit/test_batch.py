@@ -72,6 +72,9 @@ class FakeVocabulary:
     piece = staticmethod(PIECES_OF.__getitem__)
     ends = staticmethod((0).__eq__)
 
+    def shown_piece(self, request: wire.Generate, token: int) -> bytes:
+        return self.piece(token)
+
     def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:
         return self.check_ids(ids) if ids else tokens_of(text)
 

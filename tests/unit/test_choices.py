@@ -122,7 +122,7 @@ async def test_a_server_gets_n_as_it_is_and_its_choices_are_relayed() -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         (length,) = (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
         heard.append(json.loads(await reader.readexactly(length)))
-        events = [{"choices": [one]} for one in SAID]
+        events: list[dict[str, Any]] = [{"choices": [one]} for one in SAID]
         events[-1]["usage"] = {"prompt_tokens": 7, "completion_tokens": 3}
         body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
         writer.write(

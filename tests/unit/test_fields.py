@@ -81,7 +81,9 @@ ASKS: dict[str, Any] = {
     "data_sources": [{"type": "x"}], "include_reasoning": False,
 } | dict.fromkeys([name for name, row in FIELDS.items() if row.server is Treatment.IGNORED], "x")  # fmt: skip
 # What goes with a field that asks for something only together with another one.
-WITH: dict[str, dict[str, Any]] = {"top_logprobs": {"logprobs": True}}
+WITH: dict[str, dict[str, Any]] = {
+    "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [TOOL]}, "parallel_tool_calls": {"tools": [TOOL]},
+}  # fmt: skip
 OURS = {name for name, row in FIELDS.items() if row.own}
 EXTRA = [row for row in FIELDS.values() if not row.own]
 EACH = [pytest.param(row, id=row.name) for row in EXTRA]
@@ -92,13 +94,21 @@ def asked(**more: Any) -> GenerationRequest:
     return openai.to_generation(*openai.parse(data), "r", BOTH)
 
 
+def asks(row: Field) -> GenerationRequest:
+    return asked(**{row.name: ASKS[row.name]} | WITH.get(row.name, {}))
+
+
 def continued(**more: Any) -> GenerationRequest:
     data = json.dumps({"model": "disco", "prompt": "Once"} | more).encode()
     return openai.to_raw_generation(*openai.parse_completion(data), "r", BOTH)
 
 
-def device() -> Device:
-    engine = SimpleNamespace(config=SimpleNamespace(model_path=Path("none.gguf")), clock=SystemClock())
+def device(form: str = "hermes") -> Device:
+    engine = SimpleNamespace(
+        config=SimpleNamespace(model_path=Path("none.gguf")),
+        clock=SystemClock(),
+        info=SimpleNamespace(tool_format=form),
+    )
     return Device(cast("Any", engine), "m")
 
 
@@ -116,13 +126,13 @@ def test_every_field_has_an_example() -> None:
 
 @pytest.mark.parametrize("row", EACH)
 def test_a_server_gets_a_field_as_it_is_or_not_at_all(row: Field) -> None:
-    sent = chat(asked(**WITH.get(row.name, {}), **{row.name: ASKS[row.name]}), "none").body
+    sent = chat(asks(row), "none").body
     assert sent.get(row.name) == (ASKS[row.name] if row.server is Treatment.PASSED_ON else None)
 
 
 @pytest.mark.parametrize("row", EACH)
 def test_a_raw_continuation_has_the_fields_that_say_how_tokens_are_drawn(row: Field) -> None:
-    sent = completion(asked(**WITH.get(row.name, {}), **{row.name: ASKS[row.name]}), "Once").body
+    sent = completion(asks(row), "Once").body
     assert sent.get(row.name) == (ASKS[row.name] if row.draws else None)
 
 
@@ -154,8 +164,7 @@ def test_whom_to_ask_is_not_the_clients_however_it_is_spelled(name: str) -> None
 
 @pytest.mark.parametrize("row", EACH)
 def test_the_device_makes_of_a_field_what_the_table_says(row: Field) -> None:
-    together = WITH.get(row.name, {})
-    request = asked(**together, **{row.name: ASKS[row.name]})
+    request, without = asks(row), asked(**WITH.get(row.name, {}))
     refusal, unheeded = device().refuses(request), ignored(request.extra, on_device=True, is_raw=False)
     refused = row.device in (Treatment.REFUSED, Treatment.FORM)
     assert (refusal is not None) == refused
@@ -163,7 +172,7 @@ def test_the_device_makes_of_a_field_what_the_table_says(row: Field) -> None:
     assert unheeded == ([row.name] if row.device in (Treatment.AWAY, Treatment.IGNORED) else [])
     assert is_for_a_server(request.extra) == (row.device is Treatment.AWAY or row.ids)
     assert (row.name in request.needs) == row.binds
-    changed = at_engine(request) != at_engine(asked(**together))
+    changed = at_engine(request) != at_engine(without)
     assert changed == (row.device is Treatment.HONOURED and row.name != "n")  # n such requests
 
 
@@ -233,14 +242,15 @@ def test_parts_of_a_field_count_by_themselves() -> None:
     assert refusal.param == "structured_outputs.regex"
 
 
-def test_a_device_over_two_machines_draws_without_mirostat() -> None:
+def test_a_device_over_two_machines_draws_without_mirostat_and_calls_no_tools() -> None:
     config = SimpleNamespace(exit=None, model_path=Path("none.gguf"))
     engine = SimpleNamespace(config=config, clock=SystemClock())
     split = SplitDevice(cast("Any", engine), cast("Any", None), "m", (4, 4), rules=SplitRules())
     assert split.refuses(asked(top_k=3)) is None
-    refusal = split.refuses(asked(mirostat=1))
-    assert isinstance(refusal, Refusal)
-    assert refusal.param == "mirostat"
+    for name in ("mirostat", "tools"):
+        refusal = split.refuses(asked(**{name: ASKS[name]}))
+        assert isinstance(refusal, Refusal)
+        assert refusal.param == name
 
 
 def test_of_a_device_over_two_machines_only_the_whole_model_gives_choices_and_log_probabilities() -> None:
@@ -359,7 +369,13 @@ BAD: dict[str, list[Any]] = {
     "response_format": ["json", {}, [], {"type": 3}], "json_schema": ["x", True], "guided_json": [3, "{", "3"],
     "guided_choice": ["yes", [], [1], [""]],
     "structured_outputs": ["x", [1], {"choice": []}, {"json": 3}, {"json": "["}, {"json_object": 1}],
-    "tools": [{}, "x", [1]], "tool_choice": [3, []], "functions": [{}], "function_call": [3],
+    "tools": [
+        {}, "x", [1], [{}], [{"type": "function"}], [{"type": "function", "function": {"name": ""}}],
+        [{"type": "function", "function": {"name": "f", "parameters": 3}}],
+        [{"type": "function", "function": {"name": "f", "description": 3}}], [{"type": 3}],
+    ],
+    "tool_choice": [3, [], "required", {"type": "function", "function": {"name": "nobody"}}],
+    "parallel_tool_calls": ["yes"], "functions": [{}], "function_call": [3],
     "logprobs": ["yes", 1.5, -1, 21], "top_logprobs": [-1, 21, "x", 2], "modalities": ["text", [1]],
     "chat_template_kwargs": ["x", []], "reasoning_effort": [3], "enable_thinking": ["no"], "think": [3],
     "reasoning": ["low", {"effort": 3}], "thinking": [True, {"type": "perhaps"}],
@@ -428,7 +444,7 @@ class PlanContext:
 
 @pytest.mark.parametrize("row", EACH)
 def test_what_the_device_does_not_know_keeps_it_away_while_a_server_can_be_asked(row: Field) -> None:
-    request, both = asked(**WITH.get(row.name, {}), **{row.name: ASKS[row.name]}), Plan(0.0, 0.5)
+    request, both = asks(row), Plan(0.0, 0.5)
     here = {side: Readiness() for side in Side}
     context = cast("Any", PlanContext(device()))
     away = row.device is Treatment.AWAY or row.ids

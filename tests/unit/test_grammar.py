@@ -81,6 +81,13 @@ def chain(n: int) -> dict[str, Any]:
     return {"type": "object", "properties": {"x": {"$ref": "#/properties/d0/object"}, **named}}
 
 
+def spread(n: int) -> dict[str, Any]:
+    """Each property has all those of one definition, and one more."""
+    base = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(MAX_OPTIONAL)}}
+    each = {f"d{i}": {"allOf": [{"$ref": "#/$defs/base"}, {"required": [f"q{i}"]}]} for i in range(n)}
+    return {"type": "object", "properties": each, "required": list(each), "$defs": {"base": base}}
+
+
 OUT_OF_BOUNDS: list[tuple[Any, str]] = [
     ({"type": "string", "minLength": 10**9}, "'minLength' is 1000000000"),
     ({"type": "string", "maxLength": MAX_REPEATS + 1}, "'maxLength' is 2001"),
@@ -102,7 +109,7 @@ OUT_OF_BOUNDS: list[tuple[Any, str]] = [
     ({"type": "object", "properties": {f"p{i}": {} for i in range(MAX_OPTIONAL + 1)}}, "'properties' has 101 names"),
     (nested(MAX_DEPTH + 1), "more than 64 levels deep, at 'items'"),
     ({"allOf": [{"type": "array", "items": {}, "maxItems": MAX_REPEATS}] * 6}, "add up to more than 10000"),
-    (chain(40), "too large a grammar"),
+    (spread(100), "too large a grammar"),
     ({"const": "\udfff" * MAX_SCHEMA}, "larger than"),
 ]
 
@@ -111,6 +118,10 @@ OUT_OF_BOUNDS: list[tuple[Any, str]] = [
 def test_a_schema_that_would_cost_too_much_is_refused_by_the_keyword_at_fault(of: Any, why: str) -> None:
     with pytest.raises(GrammarError, match=why):
         grammar_of(schema(of))
+
+
+def test_references_that_lead_to_the_same_ones_again_and_again_cost_nothing() -> None:
+    assert len(grammar_of(schema(chain(40)))) < MAX_GRAMMAR / 10
 
 
 def test_an_integer_beyond_64_bits_is_refused_wherever_it_stands() -> None:
@@ -174,3 +185,56 @@ def test_a_schema_that_is_a_reference_finds_what_its_definitions_refer_to() -> N
     grammar = grammar_of(schema({"$ref": "#/$defs/node", "$defs": {"node": node, "leaf": {"const": "x"}}}))
     assert "leaf ::=" in grammar
     assert "root ::= node" in grammar
+
+
+# --- what schemas of tools have -----------------------------------------------------------------------------------
+
+
+def rules(of: Any) -> dict[str, str]:
+    """The rules of a schema's grammar by name."""
+    lines = grammar_of(schema({"type": "object", "properties": {"x": of}, "required": ["x"]})).split("\n")
+    return dict(line.split(" ::= ", 1) for line in lines)
+
+
+def test_a_list_of_types_is_one_of_them_each_with_what_stands_beside_it() -> None:
+    found = rules({"type": ["string", "null"], "maxLength": 3})
+    assert found["x"] == "x-0 | null"
+    assert found["x-0"].count("char") == 3
+    assert rules({"type": ["string", "null"], "enum": ["a", None]})["x-0"] == '"\\"a\\""'
+
+
+def test_what_stands_beside_alternatives_holds_for_each() -> None:
+    one = {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    found = rules({"type": "object"} | one)
+    assert found["x"] == "x-0 | x-1"
+    assert found["x-0"].startswith('"{" space x-0-a-kv (')
+    assert found["x-1"].startswith('"{" space x-1-b-kv (')
+
+
+def test_a_value_without_a_type_is_any_value() -> None:
+    assert rules({"description": "Whatever."})["x-kv"].endswith(" value")
+    assert rules({"type": "object", "required": ["y"]})["x"] == '"{" space x-y-kv "}" space'
+
+
+def test_a_reference_is_what_it_names_wherever_that_is() -> None:
+    defs = {"a": {"string": {"const": 1}}, "b": {"string": {"const": 2}}}
+    refs = {"p": {"$ref": "#/$defs/a/string"}, "q": {"allOf": [{"$ref": "#/$defs/b/string"}], "description": "Two."}}
+    grammar = grammar_of(schema({"type": "object", "properties": refs, "required": ["p", "q"], "$defs": defs}))
+    found = dict(line.split(" ::= ", 1) for line in grammar.split("\n"))
+    assert found[found["p"]] == '"1"'
+    assert found[found["q"]] == '"2"'
+
+
+def test_a_text_in_json_has_no_line_feed_as_it_is() -> None:
+    assert rules({"type": "string"})["char"].startswith('[^"\\\\\\x7F\\x00-\\x1F]')
+
+
+@pytest.mark.parametrize("of", [{"enum": []}, {"anyOf": []}, {"type": ["string"], "enum": [1]}])
+def test_a_schema_to_which_nothing_holds_is_refused(of: Any) -> None:
+    with pytest.raises(GrammarError, match="no answer could hold to it"):
+        grammar_of(schema(of))
+
+
+def test_words_are_as_json_has_them_whatever_signs_they_have() -> None:
+    found = rules({"enum": ['a"b\\c', "日本\n"]})["x"]
+    assert found == r'"\"a\\\"b\\\\c\"" | "\"日本\\n\""'

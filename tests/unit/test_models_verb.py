@@ -24,6 +24,8 @@ from disco_daemon.types import Side
 from tests.fixtures.gguf import model_file
 from tests.fixtures.hub import HubServer, Repo
 
+HERMES = Path(__file__).parents[1] / "fixtures/templates/tools/Qwen-Qwen2.5-7B-Instruct.jinja"
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -164,6 +166,23 @@ def test_show_tells_what_it_is_and_what_it_takes(home: Path, capsys: pytest.Capt
     assert seen["memory"]["n_cells"] >= 4096
     assert (seen["parameters"], seen["parts"], seen["in_use"]) == (6464, 1, False)
     assert seen["template"] == {"there": True, "thinks": True, "tools": True}
+    assert seen["tool_format"] == "generic"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (HERMES.read_text(), "calls in the format hermes"),
+        ("{{ messages[0].content }}", "only calls that are forced"),
+        ("{% for", "none: the template cannot be used"),
+    ],
+)
+def test_show_tells_how_the_template_has_tools_called(
+    home: Path, capsys: pytest.CaptureFixture[str], template: str, words: str
+) -> None:
+    model_file(home / "ours/m.gguf", tokenizer__chat_template=template)
+    assert disco("show", "m") == 0
+    assert words in capsys.readouterr().out
 
 
 def test_show_of_something_broken_says_why_and_fails(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,7 +216,7 @@ def test_logprobs_ids_and_sides_go_with_the_words_they_are_of() -> None:
         (5,) if isinstance(delta["token_ids"], tuple) else [5],
         {"side": "device"},
     )
-    body = made.body([Token("Hi", logprobs=told)], (5,), OUTCOME)
+    body = made.body([Token("Hi", logprobs=told)], {0: (5,)}, OUTCOME)
     assert body["output"][0]["content"][0]["logprobs"] == delta["logprobs"]
     assert body["token_ids"] == (5,)
 
@@ -265,7 +265,7 @@ def test_a_stream_says_what_the_body_says_whatever_comes(
     told = (sent + made.ending(outcome, include_usage=False)).decode()
     events = [json.loads(line.removeprefix("data: ")) for line in told.split("\n") if line.startswith("data: ")]
     assert [e["sequence_number"] for e in events] == list(range(len(events)))
-    body = json.loads(json.dumps(shape().body(tokens, None, outcome)))
+    body = json.loads(json.dumps(shape().body(tokens, {}, outcome)))
     assert events[-1]["response"] == body
     assert accumulated(events) == body["output"]
     Response.model_validate(body)

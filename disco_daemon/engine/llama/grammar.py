@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from llama_cpp.llama_grammar import INVALID_RULE_CHARS_RE, JSON_GBNF, PRIMITIVE_RULES, SchemaConverter
+from llama_cpp.llama_grammar import JSON_GBNF, RESERVED_NAMES
 
+from ...tools.grammar import Grammar, gbnf
 from ..schema import SchemaError, check
-from .patterns import PatternError, spell
+from .converter import ESCAPE, WHOLE, Converter, literal, resolve
+from .converter import MAX_GRAMMAR as MAX_GRAMMAR
+from .converter import GrammarError as GrammarError  # where everybody looks for it
+from .patterns import PatternError
 from .readings import MAX_READINGS, readings
 
-MAX_GRAMMAR = 256 * 1024  # characters of what a schema is turned into; llama.cpp reads that in milliseconds
-MAX_STEPS = 10_000  # schemas and rules looked at: references may lead to the same ones again and again
-MAX_ALIKE = 300  # rules whose names differ in nothing but signs; the converter tries one number after the other
+MAX_CALLS = 2 * MAX_GRAMMAR  # the same of all tools together
 MAX_REASON = 200  # characters of what a converter says of a strange schema
 AMBIGUOUS = (
     "The JSON schema allows too many readings of an answer at once: let the alternatives of an anyOf or oneOf that "
@@ -23,57 +27,11 @@ AMBIGUOUS = (
 )
 
 
-# What stands in a string, as JSON has it: no control characters, and no escape of half a character beyond U+FFFF, which
-# a model would have to complete. llama.cpp's converter allows both.
-_ESCAPE = '"u" [0-9a-fA-F]{4}'
-_WHOLE = '"u" ([0-9a-cA-Ce-fE-F] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2})'
-_CHAR = rf'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | {_WHOLE})'
-
-
-class GrammarError(ValueError):
-    """A response format that cannot be obeyed; the message is fit for a user."""
-
-
-class _Converter(SchemaConverter):  # type: ignore[misc]
-    """llama.cpp's converter, which gives up where a schema's grammar grows beyond all bounds."""
-
-    def __init__(self) -> None:
-        super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
-        self._n_steps = self._n_characters = 0
-
-    def visit(self, schema: Any, name: str) -> Any:
-        """Make the rules of one schema."""
-        self._step(0)
-        return super().visit(schema, name)
-
-    def _format_literal(self, literal: str) -> str:
-        """Return a JSON text, of a constant or a property's name, as a literal.
-
-        Models write characters as they are; an escape of JSON's would be read as one of the grammar's, and half an
-        emoji's is no character there.
-        """
-        return _literal(json.dumps(json.loads(literal), ensure_ascii=False))
-
-    def _visit_pattern(self, pattern: str, name: str) -> Any:
-        return super()._visit_pattern(spell(pattern), name)
-
-    def _add_rule(self, name: str, rule: str) -> Any:
-        n_before = len(self._rules)
-        if rule == PRIMITIVE_RULES["char"].content:
-            rule = _CHAR
-        if f"{INVALID_RULE_CHARS_RE.sub('-', name)}{MAX_ALIKE}" in self._rules:
-            raise GrammarError("The JSON schema has too many names that differ in no letter and no digit.")
-        key = super()._add_rule(name, rule)
-        self._step(len(name) + len(rule) if len(self._rules) > n_before else 0)
-        return key
-
-    def _step(self, n_characters: int) -> None:
-        self._n_steps += 1
-        self._n_characters += n_characters
-        if self._n_steps > MAX_STEPS or self._n_characters > MAX_GRAMMAR:
-            raise GrammarError(
-                "The JSON schema makes too large a grammar: lower its counts, or name fewer properties and $refs."
-            )
+_ANY = {"type": "object"}
+# Rules that are the same in each grammar of a schema.
+_SHARED = (RESERVED_NAMES - {"root"}) | {"space"}
+# A word of a rule's body: the name of a rule, or something in quotes or brackets.
+_WORD = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|[A-Za-z0-9-]+', re.DOTALL)
 
 
 def grammar_of(response_format: Mapping[str, Any]) -> str:
@@ -84,7 +42,7 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
         raise GrammarError(str(e)) from e
     match response_format:
         case {"type": "json_object"}:
-            return str(JSON_GBNF).replace(_ESCAPE, _WHOLE)
+            return str(JSON_GBNF).replace(ESCAPE, WHOLE)
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
             return _of_schema(schema)
         case {"type": "choice", "choice": [*texts]}:
@@ -98,46 +56,89 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
 def _of_choice(texts: list[Any]) -> str:
     if any("\0" in text for text in texts):  # it ends a text in C
         raise GrammarError("A text to choose cannot have a NUL character.")
-    grammar = f"root ::= {' | '.join(map(_literal, dict.fromkeys(texts)))}"
+    grammar = f"root ::= {' | '.join(map(literal, dict.fromkeys(texts)))}"
     if readings(grammar) > MAX_READINGS:
         raise GrammarError("Too many of the texts to choose from begin alike: give fewer of them.")
     return grammar
 
 
-def _literal(text: str) -> str:
-    """Return a text as a literal of a grammar."""
-    return '"' + "".join(map(_spelled, text)) + '"'
-
-
-def _spelled(sign: str) -> str:
-    if sign in '"\\':
-        return f"\\{sign}"
-    return sign if sign.isprintable() else f"\\U{ord(sign):08X}"
-
-
 def _of_schema(schema: dict[str, Any]) -> str:
-    converter = _Converter()
-    try:
+    with strange_schemas():
+        converter = Converter()
         # As `json_schema_to_gbnf`: the converter writes into what it reads, so it gets a copy.
-        converter.visit(_resolve(converter, json.loads(json.dumps(schema))), "")
+        converter.visit(resolve(converter, json.loads(json.dumps(schema))), "")
         grammar = str(converter.format_grammar())
         too_many = readings(grammar) > MAX_READINGS
-    except GrammarError:
-        raise
-    except PatternError as e:
-        raise GrammarError(str(e)) from e
-    except Exception as e:  # whatever a strange schema makes of it: KeyError, RecursionError, AssertionError …
-        msg = f"The JSON schema cannot be turned into a grammar: {type(e).__name__}: {str(e)[:MAX_REASON]}"
-        raise GrammarError(msg) from e
     if too_many:
         raise GrammarError(AMBIGUOUS)
     return grammar
 
 
-def _resolve(converter: _Converter, schema: dict[str, Any]) -> Any:
-    """Resolve a schema's references. The converter looks for none beside a reference: not in its $defs."""
-    if "$ref" not in schema:
-        return converter.resolve_refs(schema, "stdin")
-    root = {"$ref": schema.pop("$ref")}
-    converter.resolve_refs(schema | {"": root}, "stdin")
-    return root
+def grammar_of_calls(calls: Grammar, *, lenient: bool = False) -> str:
+    """Make the grammar of calls of tools, each with arguments by its schema. Raises GrammarError.
+
+    `lenient`: where no grammar can say what a schema does, the arguments are any object.
+    """
+    found = _joined(calls, _any_if_strange if lenient else _rules_of)
+    if readings(found) <= MAX_READINGS:
+        return found
+    if lenient:
+        found = _joined(calls, _any_if_ambiguous)
+        if readings(found) <= MAX_READINGS:
+            return found
+    raise GrammarError(AMBIGUOUS)
+
+
+def _joined(calls: Grammar, rules_of: Callable[[Mapping[str, Any]], dict[str, str]]) -> str:
+    """Write calls and the schemas of their arguments as one grammar."""
+    lines: dict[str, str] = {}
+
+    def name_of(schema: Mapping[str, Any], name: str) -> str:
+        rules = rules_of(schema)
+        names = {rule: rule if rule in _SHARED else f"{name}-{rule}" for rule in rules}
+        for rule, body in rules.items():
+            lines[names[rule]] = _WORD.sub(lambda word: names.get(word[0], word[0]), body)
+        return names["root"]
+
+    with strange_schemas():
+        text = gbnf(calls, name_of)
+    text += "".join(f"{name} ::= {body}\n" for name, body in lines.items())
+    if len(text) > MAX_CALLS:
+        raise GrammarError("The schemas of the tools make too large a grammar: offer fewer of them, or simpler ones.")
+    return text
+
+
+def _rules_of(schema: Mapping[str, Any]) -> dict[str, str]:
+    with strange_schemas():
+        converter = Converter()
+        converter.visit(resolve(converter, json.loads(json.dumps(schema))), "")
+        return converter.rules
+
+
+def _any_if_strange(schema: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        return _rules_of(schema)
+    except GrammarError:
+        return _rules_of(_ANY)
+
+
+def _any_if_ambiguous(schema: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        _of_schema(dict(schema))
+    except GrammarError:
+        return _rules_of(_ANY)
+    return _rules_of(schema)
+
+
+@contextmanager
+def strange_schemas() -> Iterator[None]:
+    """Raise GrammarError for whatever a strange schema makes of a converter."""
+    try:
+        yield
+    except GrammarError:
+        raise
+    except PatternError as e:
+        raise GrammarError(str(e)) from e
+    except Exception as e:  # KeyError, RecursionError, AssertionError …
+        msg = f"The JSON schema cannot be turned into a grammar: {type(e).__name__}: {str(e)[:MAX_REASON]}"
+        raise GrammarError(msg) from e

@@ -11,7 +11,7 @@ import llama_cpp
 import msgspec
 import numpy as np
 
-from ...types import LayerRange, Likelihood
+from ...types import LayerRange, Likelihood, ToolUse
 from ..wire import Generate, Load
 from . import gpu
 from .adapters import AdapterError, Adapters
@@ -22,7 +22,7 @@ from .hidden import FloatRows, HiddenRows
 from .likelihood import likeliest, log_probabilities
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
-from .refusals import FormatError, ModelError
+from .refusals import FormatError, ModelError, ToolsError
 from .rounding import use_extra_buffers
 from .rows import Row, Rows
 from .sampler import Sampler
@@ -245,10 +245,16 @@ class Llama(Sequences):
             prompt=prompt if draws.repeats else (),
             ends=vocabulary.end_tokens if draws.goes_on else (),
             window=self.n_ctx,
+            mark=vocabulary.opening_mark(request, prompt),
         )
 
     def grammar(self, request: Generate) -> str:
-        """Return the grammar of the response format, tried out; empty if there is none. Raises FormatError."""
+        """Return the grammar of the response format or of calls, tried out; empty if there is none.
+
+        Raises FormatError.
+        """
+        if request.tools is not None:
+            return self._grammar_of_tools(request, request.tools)
         if not request.response_format:
             return ""
         if request.answer_so_far or request.hold:
@@ -260,10 +266,19 @@ class Llama(Sequences):
             raise FormatError(str(e)) from e
         return grammar
 
+    def _grammar_of_tools(self, request: Generate, use: ToolUse) -> str:
+        if use.forced and (request.answer_so_far or request.hold):
+            raise ToolsError("An answer that has to be a call cannot go on from text that is given.")
+        grammar = self.vocabulary.calling.grammar(use)
+        Sampler(request, self.vocabulary.n_tokens, vocab=self.vocabulary.handle, grammar=grammar).close()
+        return grammar
+
     def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:
         """Draw the next token from the logits of batch row `row`; if `among` has ids, one of those."""
         if sampler.meter is None:
-            return self._draw(sampler, row, among)
+            token = self._draw(sampler, row, among)
+            sampler.watch(token)
+            return token
         began = time.thread_time()  # of the processor: on a busy machine a harmless grammar waits, too
         token = self._draw(sampler, row, among)
         sampler.meter.add(time.thread_time() - began)

@@ -15,6 +15,15 @@ class FormatError(PromptError):
 
     reason = "bad_response_format"
     param = "response_format"
+    whose = "the response format"
+
+
+class ToolsError(FormatError):
+    """Tools cannot be offered, or calls of them cannot be kept to their schemas."""
+
+    reason = "bad_tools"
+    param = "tools"
+    whose = "the schemas of the tools"
 
 
 class DrawingError(PromptError):

@@ -11,9 +11,10 @@ from typing import Any
 import llama_cpp
 
 from ..wire import Generate
+from .calls import OpeningMark
 from .grammar import AMBIGUOUS
 from .readings import readings
-from .refusals import FormatError
+from .refusals import FormatError, ToolsError
 
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
 DEFAULT_MIN_P = 0.05  # as in llama.cpp
@@ -38,7 +39,8 @@ CALM = 64  # readings: beyond it they multiply
 class GrammarMeter:
     """The cost so far of the grammar of one answer."""
 
-    def __init__(self, n_vocab: int, grammar: str) -> None:
+    def __init__(self, n_vocab: int, grammar: str, kind: type[FormatError] = FormatError) -> None:
+        self._kind = kind
         n_words = max(line.count("|") for line in grammar.split("\n"))
         if n_words >= WORDS and readings(grammar) > CALM:
             n_words = 0
@@ -57,7 +59,7 @@ class GrammarMeter:
 
     def error(self) -> FormatError:
         """Return the error for the client."""
-        return FormatError(f"Obeying the response format takes too long. {AMBIGUOUS}")
+        return self._kind(f"Obeying {self._kind.whose} takes too long. {AMBIGUOUS}")
 
 
 class Sampler:
@@ -66,7 +68,7 @@ class Sampler:
     It continues where an answer stands: the penalties know the tokens in `answer`, those of repetitions the `prompt`'s
     too, and with a seed the draw of the n-th token depends on the seed and n alone, so a continued answer draws what
     the unbroken one would have drawn. Not with mirostat, which goes by all that it drew. `ends` are the tokens that end
-    a text; `window` is as many tokens as a text may have.
+    a text; `window` is as many tokens as a text may have. With `mark` the grammar holds from that mark on.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Sampler:
         prompt: Sequence[int] = (),
         ends: Sequence[int] = (),
         window: int = PENALTY_WINDOW,
+        mark: OpeningMark | None = None,
     ) -> None:
         """Raises FormatError for a grammar that llama.cpp does not understand."""
         self._draws, self._n_vocab, self._window = request.drawing, n_vocab, window
@@ -88,13 +91,16 @@ class Sampler:
         self._n_drawn = self._n_tail = 0
         self._constraint: Any = None
         self._keeps_on = False  # whether the first sampler bans what ends the text, until it has `min_tokens`
-        self.meter = GrammarMeter(n_vocab, grammar) if grammar else None
+        self.meter: GrammarMeter | None = None
+        self._kind = ToolsError if request.tools is not None else FormatError
+        self._vocab, self._grammar, self.mark = vocab, grammar, mark
         self.chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-        if grammar:
-            self._constraint = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
-            if not self._constraint:
+        if grammar and mark is None:
+            try:
+                self._constraint = self._new_constraint()
+            except FormatError:
                 self.close()
-                raise FormatError("llama.cpp does not understand the grammar of the response format.")
+                raise
             self._add(self._constraint)
         self._add_biases(ends)
         frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
@@ -121,6 +127,15 @@ class Sampler:
 
     def _add(self, sampler: Any) -> None:
         llama_cpp.llama_sampler_chain_add(self.chain, sampler)
+
+    def _new_constraint(self) -> Any:
+        """Make a sampler of the grammar. Raises FormatError."""
+        made = llama_cpp.llama_sampler_init_grammar(self._vocab, self._grammar.encode(), b"root")
+        if not made:
+            msg = f"llama.cpp does not understand the grammar of {self._kind.whose}."
+            raise self._kind(msg)
+        self.meter = GrammarMeter(self._n_vocab, self._grammar, self._kind)
+        return made
 
     def _n_last(self, wanted: int | None, usual: int) -> int:
         """Return how many tokens a penalty looks back on."""
@@ -218,15 +233,45 @@ class Sampler:
         if not self._remembers:
             return
         for token in tokens:
-            if self._constraint is not None and not self._allows(token):  # llama.cpp would end the process
-                raise FormatError("The answer so far does not hold to the response format.")
+            if self._constraint is not None and not self._allows(self._constraint, token):
+                # llama.cpp would end the process
+                if self.mark is None:
+                    msg = f"The answer so far does not hold to {self._kind.whose}."
+                    raise self._kind(msg)
+                self._remove(0)  # what began like a call is none
+                self._constraint = self.meter = None
             llama_cpp.llama_sampler_accept(self.chain, token)
+            self.watch(token)
 
-    def _allows(self, token: int) -> bool:
-        """Whether the grammar allows a token next."""
+    def watch(self, token: int) -> None:
+        """Look whether a call has begun by a token that the chain has accepted: from here on the grammar holds.
+
+        llama.cpp's own lazy grammar ends the process where the text behind a mark is none of the grammar's.
+        """
+        if self.mark is None or self._constraint is not None or not (text := self.mark.push(token)):
+            return
+        constraint = self._new_constraint()
+        for begun in self.mark.tokens(text):
+            if not self._allows(constraint, begun):
+                llama_cpp.llama_sampler_free(constraint)
+                self.meter = None
+                return  # it is no call, and another one may begin
+            llama_cpp.llama_sampler_accept(constraint, begun)
+        self._constraint, self.greedy = constraint, False
+        # A grammar goes first, and a chain only grows at its end.
+        others = [
+            llama_cpp.llama_sampler_chain_remove(self.chain, 0)
+            for _ in range(llama_cpp.llama_sampler_chain_n(self.chain))
+        ]
+        for sampler in (constraint, *others):
+            self._add(sampler)
+
+    @staticmethod
+    def _allows(constraint: Any, token: int) -> bool:
+        """Whether a grammar allows a token next."""
         data = (llama_cpp.llama_token_data * 1)(llama_cpp.llama_token_data(token, 0.0, 0.0))
         one = llama_cpp.llama_token_data_array(data, 1, -1, False)
-        llama_cpp.llama_sampler_apply(self._constraint, ctypes.byref(one))
+        llama_cpp.llama_sampler_apply(constraint, ctypes.byref(one))
         return bool(data[0].logit > -math.inf)
 
     def begin_draw(self) -> None:

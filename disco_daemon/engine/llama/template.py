@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,6 +30,8 @@ _FAULTS = (
 INSTRUCTIONS = frozenset({"system", "developer"})  # roles
 MAX_DATE = 200  # characters of a format for the date
 _SAMPLE = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"})
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None  # as OpenAI writes them
 _NO_ARGS: Mapping[str, Any] = {}
 # Arguments that only the engine gives a template.
 _OURS = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now"})
@@ -60,28 +63,27 @@ class ChatTemplate:
             raise TemplateUnfit(msg) from e
         self._bos, self._eos = bos, eos
 
-    def render(self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any] = _NO_ARGS) -> str:
+    def render(self, messages: Messages, args: Mapping[str, Any] = _NO_ARGS, tools: Tools = None) -> str:
         """Render the prompt, up to where the answer begins; `args` are for the template. Raises TemplateError.
 
         Where the template refuses instructions that are not one system message at the begin, they are made that.
         """
         try:
-            return self._render(messages, args)
+            return self._render(messages, args, tools)
         except TemplateUnfit:
             raise
         except TemplateError:
             merged = with_one_system(messages)
             if merged is None:
                 raise
-        return self._render(merged, args)
+        return self._render(merged, args, tools)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], args: Mapping[str, Any]) -> str:
+    def _render(self, messages: Messages, args: Mapping[str, Any], tools: Tools) -> str:
         try:
             with self._turn:
                 self._sandbox.begin()
-                return self._template.render(
-                    args, messages=messages, add_generation_prompt=True, bos_token=self._bos, eos_token=self._eos
-                )
+                given = dict(args, messages=messages, bos_token=self._bos, eos_token=self._eos)
+                return self._template.render(given | ({"tools": tools} if tools else {}), add_generation_prompt=True)
         except TooMuch as e:
             msg = f"the model's chat template refuses these messages, for it takes more than it may: {e}"
             raise TemplateUnfit(msg) from e
@@ -99,12 +101,13 @@ class ChatTemplate:
             pass
 
     def segments(
-        self, messages: Sequence[Mapping[str, Any]], control: Sequence[str], args: Mapping[str, Any] = _NO_ARGS
+        self, messages: Messages, control: Sequence[str], args: Mapping[str, Any] = _NO_ARGS, tools: Tools = None
     ) -> list[tuple[str, bool]]:
         """Render the prompt as (text, is_template) parts in order. Raises TemplateError.
 
-        It is one part where no content spells a control token. Otherwise each such content is its own part, to be
-        tokenized without control tokens, so that a user's text cannot open a turn. Neither may `args`.
+        It is one part where nothing spells a control token. Otherwise each such content is its own part, to be
+        tokenized without control tokens, so that a user's text cannot open a turn. Neither may `args`. Of tools and
+        calls only what spells a control token is a part of its own: a template writes them in ways of its own.
         """
         if args:
             _check_args(args, control)
@@ -112,19 +115,17 @@ class ChatTemplate:
         guarded: list[dict[str, Any]] = []
         for message in messages:
             content = message.get("content")
+            told = {key: value if key == "content" else _guard(value, control, marks) for key, value in message.items()}
             if isinstance(content, str) and any(c in content for c in control):
-                mark = f"disco{secrets.token_hex(12)}"
-                marks[mark] = content
-                guarded.append({**message, "content": mark})
-            else:
-                guarded.append(dict(message))
-        parts = [(self.render(guarded, args), True)]
+                told["content"] = _mark(content, marks)
+            guarded.append(told)
+        parts = [(self.render(guarded, args, _guard(tools, control, marks)), True)]
         for mark, content in marks.items():
             parts = [piece for part in parts for piece in _split(part, mark, content)]
         return [part for part in parts if part[0]]
 
 
-def with_one_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+def with_one_system(messages: Messages) -> list[Mapping[str, Any]] | None:
     """Return the messages with all instructions in one system message at the begin; None if they are so already.
 
     Clients put several there, and `developer` ones between the turns.
@@ -135,6 +136,30 @@ def with_one_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
     texts = [content for m in said if isinstance(content := m.get("content"), str)]
     rest = [m for m in messages if m.get("role") not in INSTRUCTIONS]
     return [{"role": "system", "content": "\n\n".join(texts)}, *rest]
+
+
+def _mark(text: str, marks: dict[str, str]) -> str:
+    """Return a word that stands for a text."""
+    mark = f"disco{secrets.token_hex(12)}"
+    marks[mark] = text
+    return mark
+
+
+def _guard(value: Any, control: Sequence[str], marks: dict[str, str]) -> Any:
+    """Return JSON with a mark in place of each control token that it spells; as it is if there is none."""
+    if not value or not any(c in text for text in _texts(value) for c in control):
+        return value
+    spelled = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))))
+    return _replaced(value, lambda text: spelled.sub(lambda found: _mark(found[0], marks), text))
+
+
+def _replaced(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with all its strings changed, keys too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _replaced(inner, change) for key, inner in value.items()}
+    return [_replaced(inner, change) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _split(part: tuple[str, bool], mark: str, content: str) -> list[tuple[str, bool]]:

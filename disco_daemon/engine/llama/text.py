@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import NamedTuple
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class CallText(NamedTuple):
+    """A piece of the call `number`, from 0: its name, which begins it, and text of its arguments."""
+
+    number: int
+    name: str
+    arguments: str
 
 
 class TextStream:
@@ -34,6 +43,10 @@ class TextStream:
     def take_thought(self) -> str:
         """Return text that is not part of the answer, since the last call; here none (see `thinking`)."""
         return ""
+
+    def take_calls(self) -> list[CallText]:
+        """Return the pieces of calls of tools since the last call; here none (see `calls`)."""
+        return []
 
     def feed(self, piece: bytes) -> str:
         """Take one token's bytes; return what may be shown now. Sets `stopped` when a stop string is complete."""

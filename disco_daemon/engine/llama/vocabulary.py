@@ -15,8 +15,11 @@ from typing import Any
 
 import llama_cpp
 
+from ...tools.detect import detect
 from ...types import Drawing
 from ..wire import Count, Generate
+from .calling import Calling
+from .calls import OpeningMark
 from .refusals import DrawingError, PromptTooLong
 from .refusals import PromptError as PromptError  # where everybody looks for it
 from .template import ChatTemplate, TemplateError
@@ -55,6 +58,9 @@ class Vocabulary:
         self._template.try_out()
         tags = [self.tokenize(tag, parse_special=True) for tag in TAGS]
         self._tags = frozenset(ids[0] for ids in tags if len(ids) == 1)
+        self.calling = Calling(detect(lambda messages, tools: self._template.render(messages, tools=tools)))
+        marks = [self.tokenize(mark, parse_special=True) for mark in self.calling.marks]
+        self._marks = frozenset(ids[0] for ids in marks if len(ids) == 1)
         self._thinks = bool(self._tags) or any(tag in source for tag in TAGS)
         self.n_ctx = 0
         self.beat: Callable[[], None] = lambda: None
@@ -159,13 +165,16 @@ class Vocabulary:
 
     def _segments(self, request: Generate | Count) -> list[tuple[str, bool]]:
         """Render messages in parts, as `ChatTemplate.segments`; close a thought that is not wanted."""
-        parts = self._template.segments(request.messages, self._control, request.template_args)
+        use, calling = request.tools, self.calling
+        messages = calling.messages(request.messages, use)
+        parts = self._template.segments(messages, self._control, request.template_args, calling.shown(use))
         if not (self._thinks and parts and opens_thought(parts[-1][0])):
             return parts
         # As llama-server does where the template does not know how (common/chat.cpp, enable_thinking).
         unwanted = request.template_args.get("enable_thinking") is False
         begun = request.answer_so_far if isinstance(request, Generate) else request.answer
         bound = isinstance(request, Generate) and request.response_format is not None
+        bound = bound or (use is not None and use.forced)
         if not (unwanted or bound or is_answer(begun)):
             return parts
         text, is_template = parts[-1]
@@ -179,9 +188,31 @@ class Vocabulary:
 
     def stream(self, request: Generate, prompt: Sequence[int], answer: str) -> TextStream:
         """Make a stream that turns the tokens behind `prompt` and the partial `answer` into text."""
+        reads = request.prompt is None and self.calling.reads(request.tools)
+        stop = () if reads else request.stop
         if request.prompt is not None or not self._thinks or (answer and not within(answer)):
-            return TextStream(request.stop)
-        return ThinkingText(request.stop, inside=bool(answer) or self._opens_thought(prompt))
+            found = TextStream(stop)
+        else:
+            found = ThinkingText(stop, inside=bool(answer) or self._opens_thought(prompt))
+        if not reads:
+            return found
+        return self.calling.text(request.tools, found, request.stop, "" if within(answer) else answer)
+
+    def opening_mark(self, request: Generate, prompt: Sequence[int]) -> OpeningMark | None:
+        """Return what looks for the begin of a call in an answer that may have one; None for other answers."""
+        if request.tools is None:
+            return None
+        stream = ThinkingText(inside=self._opens_thought(prompt)) if self._thinks else TextStream()
+        return self.calling.mark(request.tools, stream, self.piece_with_marks, self.answer_tokens)
+
+    def shown_piece(self, request: Generate, token: int) -> bytes:
+        """Return the bytes of one token of an answer: where there may be calls, with their marks."""
+        reads = request.prompt is None and self.calling.reads(request.tools)
+        return self.piece_with_marks(token) if reads else self.piece(token)
+
+    def piece_with_marks(self, token: int) -> bytes:
+        """Return the bytes of one token, those of a mark of calls too."""
+        return self.piece(token, special=token in self._marks)
 
     def _opens_thought(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with the beginning of a thought."""

@@ -335,7 +335,7 @@ class Batcher:
         vocabulary = self.llama.vocabulary
         if vocabulary.ends(token) or token in s.request.drawing.stop_token_ids:
             self._finish(s, "stop")
-        elif s.take_token(token, vocabulary.piece(token), now, self.send):
+        elif s.take_token(token, vocabulary.shown_piece(s.request, token), now, self.send):
             self.counters.completion_tokens += 1
             if reason := s.end_reason(self.llama.n_ctx):
                 self._finish(s, reason)

@@ -322,28 +322,30 @@ class Sequence:
         return True
 
     def emit(self, text: str, send: Send) -> None:
-        """Send a thought that is complete, and the text; with ids where they spell it."""
+        """Send a thought that is complete, the text, with ids where they spell it, and pieces of calls."""
         unsent, id_ = self.unsent, self.request.id
         if thought := unsent.text.take_thought():
             send(wire.TextPiece(id=id_, text=thought, n_tokens=unsent.n_tokens, thought=True))
             unsent.n_tokens = 0
         likelihoods = unsent.take_likelihoods(text) if thought or text else ()
-        if not text:
-            return
-        ids: tuple[int, ...] = ()
-        if unsent.has_ids and unsent.text.whole:
-            ids, unsent.ids = tuple(unsent.ids), []
-        send(
-            wire.TextPiece(
-                id=id_,
-                text=text,
-                n_tokens=unsent.n_tokens,
-                ids=ids,
-                alone=unsent.is_alone,
-                likelihoods=likelihoods,
+        if text:
+            ids: tuple[int, ...] = ()
+            if unsent.has_ids and unsent.text.whole:
+                ids, unsent.ids = tuple(unsent.ids), []
+            send(
+                wire.TextPiece(
+                    id=id_,
+                    text=text,
+                    n_tokens=unsent.n_tokens,
+                    ids=ids,
+                    alone=unsent.is_alone,
+                    likelihoods=likelihoods,
+                )
             )
-        )
-        unsent.n_tokens = 0
+            unsent.n_tokens = 0
+        for index, name, arguments in unsent.text.take_calls():
+            send(wire.CallPiece(id=id_, index=index, name=name, arguments=arguments, n_tokens=unsent.n_tokens))
+            unsent.n_tokens = 0
 
     def send_progress(self, send: Send, *, idle: bool = False) -> None:
         """Send how much of the prompt is computed; `idle`: no more is, before an order or room for it comes."""
