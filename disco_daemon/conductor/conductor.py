@@ -56,8 +56,7 @@ class Conductor:
             if context.private:  # perhaps only since then
                 request, available = eligible(request, context)
             # Where does it fit, and which sides does no cap close?
-            bound = CostBound.of(request, length.tokens)
-            available = roomy(available, request, length, context)
+            available, bound = roomy(available, request, length, context), CostBound.of(request, length.tokens)
             available = context.spending.affordable(available, bound, context.clock.wall())
             available = CostLimit(request, context.spending).within(available, request, length)
             # Answer it, unless the daemon is being stopped by now.

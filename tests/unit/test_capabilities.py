@@ -58,6 +58,7 @@ ASKS: dict[Capability, tuple[dict[str, Any], str]] = {
     Capability.JSON_SCHEMA: ({"response_format": SCHEMA}, "response_format"),
     Capability.IMAGES: ({"messages": PICTURE}, "messages"),
     Capability.LOGPROBS: ({"logprobs": True}, "logprobs"),
+    Capability.N: ({"n": 2}, "n"),
     Capability.FIM: ({"suffix": "end"}, "suffix"),
     Capability.CONTINUATION: ({"messages": BEGUN}, "messages"),
 }
