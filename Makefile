@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(CURDIR)/.venv/tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 LOCKS := requirements-build.lock requirements-dev.lock
 
-.PHONY: test fast check audit lock sbom fmt docs model screenshots binary test-binary clean
+.PHONY: test fast check clients audit lock sbom fmt docs model screenshots binary test-binary clean
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -35,6 +35,11 @@ check: .venv/.stamp
 	$(BIN)/mypy -n 2
 	$(BIN)/lint-imports
 
+# Unmodified client libraries, in .venv-clients and node_modules, against a daemon with a device and a scripted server.
+# Where no registry answers, or node is not there, they are skipped, and the reason is printed.
+clients: model
+	$(BIN)/python -m tests.clients $(CLIENTS)
+
 # Known vulnerabilities of what is installed for users; asks the Python Packaging Authority's database.
 audit: .venv/tools/.stamp
 	.venv/tools/bin/pip-audit --require-hashes --disable-pip -r requirements-fleet.lock -r requirements-build.lock
@@ -46,6 +51,7 @@ lock: .venv/tools/.stamp
 	$(LOCK) -c requirements-dev.lock --extra fleet -o requirements-fleet.lock pyproject.toml
 	$(LOCK) --group build -o requirements-build.lock
 	$(LOCK) --group tools -o requirements-tools.lock
+	$(LOCK) -o tests/clients/requirements.lock tests/clients/requirements.in
 
 # The list of what users get, dist/sbom.cdx.json, in CycloneDX's form.
 sbom: .venv/tools/.stamp
@@ -93,5 +99,5 @@ test-binary:
 	@touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-clients tests/clients/node/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

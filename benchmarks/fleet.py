@@ -127,16 +127,22 @@ def main() -> int:
         "--equal", type=int, metavar="N", help="live: only N answers over 1, 2 and 3 hosts, and 50 N steps"
     )
     parser.add_argument("--operations", type=int, metavar="N", help="live: only moves and replicas, N times each")
+    parser.add_argument(
+        "--predictions", type=int, metavar="N", help="live: only forecasts, N runs of each plan and load"
+    )
+    parser.add_argument("--lines", type=int, metavar="N", help="live: only lines of some delays and rates, N runs each")
     parser.add_argument("--failures", type=int, metavar="N", help="live: only hosts that fail, N times")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args()
     if not args.simulate:
-        from . import fleet_live, fleet_operations
+        from . import fleet_lines, fleet_live, fleet_operations, fleet_prediction
 
         parts = {
             fleet_live.EQUAL: (args.equal, fleet_live.equal_lines),
             fleet_live.FAILURE: (args.failures, fleet_live.failure_lines),
             fleet_live.OPERATIONS: (args.operations, fleet_operations.operation_lines),
+            fleet_live.LINES: (args.lines, fleet_lines.line_lines),
+            fleet_live.PREDICTION: (args.predictions, fleet_prediction.prediction_lines),
         }
         for kind, (number, lines) in parts.items():
             if number:

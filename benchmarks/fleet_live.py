@@ -41,8 +41,9 @@ from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange
 
 from .fleet_answers import equal_answers, failures
+from .fleet_lines import line_costs
 from .fleet_operations import operation_lines, operations
-from .fleet_prediction import predictions
+from .fleet_prediction import prediction_lines, predictions
 
 N_ANSWERS = 8
 N_TOKENS = 64  # of each answer
@@ -62,6 +63,7 @@ OPERATIONS, FAILURE, EQUAL = "operations", "failure", "equal"
 FEW_ANSWERS, FEW_FAULTS = 12, 6  # without `--full`: some minutes
 ALL_ANSWERS, ALL_FAULTS = 200, 100  # what is asked
 PREDICTION = "prediction"  # a child whose throughput is forecast under several plans
+LINES = "lines"  # a child whose host is behind lines of some delays and rates
 
 
 @dataclass
@@ -135,10 +137,11 @@ def serve(kind: str, model: Path, folder: Path, cut: Sequence[int]) -> None:
                 found = (failures if kind == FAILURE else equal_answers)(model, folder, cut[2], n, cpus=cores[1:])
             print(json.dumps(found), flush=True)
         return
-    if kind == PREDICTION:
+    if kind in (PREDICTION, LINES):
         print("{}", flush=True)
+        measure = predictions if kind == PREDICTION else line_costs
         for line in sys.stdin:
-            print(json.dumps(predictions(model, folder, cores, json.loads(line)["numbers"][0])), flush=True)
+            print(json.dumps(measure(model, folder, cores, json.loads(line)["numbers"][0])), flush=True)
         return
     load = wire.Load(
         model_path=str(model), n_ctx=N_CTX, n_cells=N_CELLS, n_threads=len(own), n_gpu_layers=0, speculate=False
@@ -262,7 +265,7 @@ def only(kind: str, number: int) -> Figures:
 
 
 def measure_apart(kind: str, model: Path, folder: Path, cut: tuple[int, int, int], number: int) -> dict[str, Any]:
-    """Measure one of OPERATIONS, FAILURE, EQUAL and PREDICTION in a process of its own."""
+    """Measure one of OPERATIONS, FAILURE, EQUAL, PREDICTION and LINES in a process of its own."""
     child = Child(kind, model, folder, cut)
     try:
         child.ask("", [number])
@@ -340,10 +343,7 @@ def table(found: Figures) -> str:
         *failure_lines(failure),
         *equal_lines(found["same_answers"]),
         *operation_lines(moved),
-        (
-            f"forecast of {error['plans']} plans under {len(error['loads'])} loads: off by {error['measured']:.0%} by "
-            f"measured costs (asked: at most 15 %), by {error['paper']:.0%} as the paper has it; medians"
-        ),
+        *prediction_lines(error),
         f"others took up to {found['others']:.0%} of the cores: {'judged' if found['judged'] else 'NOT JUDGED'}",
     ]
     return "\n".join(lines)
@@ -373,7 +373,7 @@ def equal_lines(found: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Be one of the processes that are measured."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=(*KINDS, OPERATIONS, FAILURE, EQUAL, PREDICTION))
+    parser.add_argument("kind", choices=(*KINDS, OPERATIONS, FAILURE, EQUAL, PREDICTION, LINES))
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("cut", type=int, nargs=3)

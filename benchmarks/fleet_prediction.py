@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from disco_daemon.daemon.fleet_costs import CostBook
+from disco_daemon.daemon.fleet_layers import Shares
 from disco_daemon.daemon.fleet_plan import modules_of
 from disco_daemon.daemon.local_hosts import LocalHosts
 from disco_daemon.engine import wire
@@ -70,12 +71,12 @@ def layout_of(plan: Plan) -> FleetLayout:
     return FleetLayout(N_LAYERS, tuple(ranges))
 
 
-def ends_of(plan: Plan, model: Path, folder: Path) -> Ends:
-    """Write the files of a plan's ranges; return them as the engine takes them."""
+def ends_of(plan: Plan, model: Path, folder: Path, shares: Shares = ()) -> Ends:
+    """Write the files of a plan's ranges; return them as the engine takes them, with the hosts' shares."""
     ranges = layout_of(plan).ranges
     paths = SegmentFiles(folder, 8 << 30).write(model, [layers for layers, _ in ranges])
     hosts = tuple(tuple(number or HERE for number in at) for _, at in ranges[1:-1])
-    return Ends(tuple(map(str, paths)), tuple(layers for layers, _ in ranges), hosts)
+    return Ends(tuple(map(str, paths)), tuple(layers for layers, _ in ranges), hosts, shares)
 
 
 @dataclass
@@ -86,10 +87,10 @@ class Measured:
     model: Path
     folder: Path
 
-    def take(self, plan: Plan) -> None:
-        """Let layers lie as in a plan. Raises RuntimeError if that cannot be."""
+    def take(self, plan: Plan, shares: Shares = ()) -> None:
+        """Let layers lie as in a plan, and answers be shared so. Raises RuntimeError if that cannot be."""
         batcher = self._batcher()
-        batcher.begin_move(ends_of(plan, self.model, self.folder))
+        batcher.begin_move(ends_of(plan, self.model, self.folder, shares))
         while self.llama.is_moving:
             batcher.look()
         if error := self.llama.moves[-1].error:
@@ -121,14 +122,15 @@ class Measured:
         return HomeBatcher(self.llama, lambda _: None, admission)
 
 
-def forecast(plan: Plan, n_answers: int, model: ModelModules, costs: ModuleCosts) -> float:
-    """Return the token/s by measured costs, of home and a host with a core each."""
+def forecast(plan: Plan, n_answers: int, model: ModelModules, costs: ModuleCosts) -> tuple[float, Shares]:
+    """Return the token/s by measured costs, of home and a host with a core each, and the shares for that."""
     layout = layout_of(plan)
     hosts = tuple(FleetHost(name, 1.0, 1e12, cpu_share=1.0) for name in ("home", "host"))
     fleet = FleetModel(
         hosts, layout.modules(model, 0), costs, FleetLoad(float(n_answers), CONTEXT), max_flights=FLIGHTS
     )
-    return fleet.forecast(layout.placement).tokens_per_s
+    found = fleet.forecast(layout.placement)
+    return found.tokens_per_s, layout.shares(found.shares)
 
 
 def paper_speedup(plan: Plan, n_answers: int) -> float:
@@ -173,6 +175,7 @@ def predictions(
         "worst_measured": max(one["error"] for one in found),
         "plans": len(judged),
         "loads": list(LOADS),
+        "by_kind": by_kind(found),
         "found": found,
     }
 
@@ -188,17 +191,43 @@ def _judge(
     for plan in judged:
         measured.take(plan)
         for n in LOADS:
+            (by_costs, shares), by_paper = forecast(plan, n, modules, costs), alone[n] * paper_speedup(plan, n)
+            measured.take(plan, shares)
             live = statistics.median(measured.play(n)[0] for _ in range(repeats))
-            by_costs, by_paper = forecast(plan, n, modules, costs), alone[n] * paper_speedup(plan, n)
             yield {
                 "plan": [[first, list(hosts)] for first, hosts in plan],
                 "answers": n,
+                "shares": shares,
                 "live": live,
                 "measured": by_costs,
                 "paper": by_paper,
                 "error": abs(by_costs / live - 1),
                 "paper_error": abs(by_paper / live - 1),
             }
+
+
+def prediction_lines(found: dict[str, Any]) -> list[str]:
+    """Return as text how far forecasts were off, of plans with replicas and of those without."""
+    by_kind = {name: found["by_kind"][name] for name in ("alone", "replicas") if name in found["by_kind"]}
+    return [
+        (
+            f"forecast of {found['plans']} plans under {len(found['loads'])} loads: off by {found['measured']:.0%} by "
+            f"measured costs (asked: at most 15 %), by {found['paper']:.0%} as the paper has it; medians"
+        ),
+        ", ".join(
+            f"{'with' if name == 'replicas' else 'without'} replicas {low:+.0%} to {high:+.0%}, median {median:+.0%}"
+            for name, (low, median, high) in by_kind.items()
+        ),
+    ]
+
+
+def by_kind(found: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float, float]]:
+    """Return by how much plans with replicas and others were forecast too high: least, median and most."""
+    kinds: dict[str, list[float]] = {}
+    for one in found:
+        kind = "replicas" if any(len(hosts) > 1 for _, hosts in one["plan"]) else "alone"
+        kinds.setdefault(kind, []).append(one["measured"] / one["live"] - 1)
+    return {kind: (min(errors), statistics.median(errors), max(errors)) for kind, errors in kinds.items()}
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from disco_daemon.api import openai
+from disco_daemon.api import bodies, openai, responses, responses_items, responses_tools, wishes
 from disco_daemon.config import layers as config
 from disco_daemon.endpoints import stream
 from disco_daemon.engine import framing, schema, wire
@@ -84,7 +84,13 @@ BODIES = [
     ),
     b'{"model":"disco","prompt":[[1,2,3]],"echo":false,"temperature":0.5,"logit_bias":{}}',
     b'{"base_url":"http://127.0.0.1/v1","api_key":"k","pace_tps":3,"device.n_ctx":4096}',
+    (
+        b'{"model":"disco","input":[{"role":"developer","content":"x"},{"type":"reasoning","encrypted_content":"disco:SGk="'
+        b'},{"type":"function_call","call_id":"a","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"a"'
+        b',"output":[{"type":"input_text","text":"y"}]}],"tools":[{"type":"custom","name":"f"}],"tool_choice":"auto"}'
+    ),
 ]
+READ_BODIES = (bodies, openai, responses, responses_items, responses_tools, wishes)
 
 
 def bent(data: bytes, rng: random.Random) -> bytes:
@@ -193,7 +199,13 @@ def _read_sse(data: bytes) -> None:
 
 
 def _read_bodies(data: bytes) -> None:
-    for parse in (openai.parse, openai.parse_completion, openai.parse_adjustment, openai.parse_server):
+    for parse in (
+        openai.parse,
+        openai.parse_completion,
+        wishes.parse_adjustment,
+        wishes.parse_server,
+        lambda given: responses.to_chat(bodies.decoded(given)),
+    ):
         with suppress(DiscoError):
             parse(data)
 
@@ -242,7 +254,7 @@ def targets() -> dict[str, Target]:
         "gguf": Target((gguf,), lambda rng: bent(header, rng), gguf.read_header, (ValueError,)),
         "config": Target((config,), lambda rng: bent(CONFIG, rng), _read_config, (refused,)),
         "sse": Target((stream,), lambda rng: bent(SSE, rng), _read_sse, REFUSED_STREAM),
-        "http-body": Target((openai,), lambda rng: bent(rng.choice(BODIES), rng), _read_bodies, (refused,)),
+        "http-body": Target(READ_BODIES, lambda rng: bent(rng.choice(BODIES), rng), _read_bodies, (refused,)),
     }  # fmt: skip
 
 

@@ -34,10 +34,24 @@ CHAT: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
 }  # fmt: skip
+RESPONSES: dict[str, Any] = {
+    "model": "disco", "instructions": "Be brief.", "max_output_tokens": 1, "stream": True, "tool_choice": "auto",
+    "input": [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "1"},
+    ],
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}, {"type": "custom", "name": "g"}],
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
+    "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"},
+}  # fmt: skip
 REAL: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/chat/completions", CHAT),
     ("POST", "/v1/completions", {"model": "disco", "prompt": "Hi", "max_tokens": 1, "echo": False}),
     ("POST", "/v1/embeddings", {"model": "disco", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8}),
+    ("POST", "/v1/responses", RESPONSES),
+    ("POST", "/v1/responses/input_tokens", RESPONSES),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/disco", None),
     ("GET", "/disco/v1/plan?tokens=10&waited=0", None),

@@ -40,7 +40,7 @@ PREFILL_TPS = 50.0
 LIMITS = {
     "paper_device_ms": (0.02, 0.05, 1.5), "paper_server_ms": (0.01, 0.02, 0.15), "optimal_ms": (10.0, 12.0, 20.0),
 }  # fmt: skip
-LIMITS_US = {"plan_us": 20.0, "update_us": 50.0}
+LIMITS_US = {"plan_us": 25.0, "update_us": 60.0}
 N_CALLS = 2_000  # plans and updates; the median counts
 
 

@@ -42,7 +42,7 @@ class EndpointError(DiscoError):
     """One endpoint failed. `reason` is a short stable word, used in `disco status`, history and metrics.
 
     `your_fault` marks failures that the request itself caused (context too long, refused parameter), by its
-    parameter `param` if that is known.
+    parameter `param` if that is known. OpenAI's `code` is the reason, unless another word says more to a client.
     """
 
     status = 502
@@ -57,13 +57,14 @@ class EndpointError(DiscoError):
         your_fault: bool = False,
         retry_after_s: float | None = None,
         param: str | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.side = side
         self.reason = reason
         self.your_fault = your_fault
         self.retry_after_s = retry_after_s
-        self.code = reason
+        self.code = code or reason
         self.param = param
         if your_fault:
             self.status = 400

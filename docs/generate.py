@@ -145,13 +145,17 @@ def _display_path(path: str) -> str:
 
 
 def fields() -> str:
-    """Every field of a request, by what becomes of it; neighbours of which the same is said share a row."""
-    from disco_daemon.types import FIELDS
+    """Every field of a request, what becomes of it and what it needs; neighbours of the same kind share a row."""
+    from disco_daemon.types import FIELDS, Field
 
-    lines = ["| field | device | server | note |", "| --- | --- | --- | --- |"]
-    for (device, server, note), rows in groupby(FIELDS.values(), lambda row: (row.device, row.server, row.note)):
+    lines = ["| field | device | server | needs | note |", "| --- | --- | --- | --- | --- |"]
+
+    def kind(row: Field) -> tuple[str, ...]:
+        return row.device.value, row.server.value, f"`{row.capability}`" if row.capability else "", row.note
+
+    for cells, rows in groupby(FIELDS.values(), kind):
         names = ", ".join(f"`{row.name}`" for row in rows)
-        lines.append(f"| {names} | {device.value} | {server.value} | {note} |")
+        lines.append(f"| {names} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -28,6 +28,12 @@ class AnswerText:
     def __str__(self) -> str:
         return "".join(piece.text for piece in self.pieces)
 
+    @property
+    def by_choice(self) -> str:
+        """The text; of several choices one after the other, with an empty line between them."""
+        numbers = sorted({piece.index for piece in self.pieces})
+        return "\n\n".join("".join(p.text for p in self.pieces if p.index == number) for number in numbers)
+
     def add(self, side: Side, token: Token) -> None:
         """Append a token that `side` made."""
         if token.alone is not bool(len(self.turns) % 2):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
-from ..conductor import Conductor, ignored_by, planned_quality
+from ..conductor import Conductor, eligible, ignored_by, planned_quality, prompt_length
 from ..errors import DiscoError, ReaderGone
-from ..types import GenerationRequest
+from ..types import GenerationRequest, PromptLength
 from . import openai, sse
 from .connections import body
 from .failures import error_shape, failure, json_response, unexpected
@@ -70,13 +70,38 @@ def names(request: web.Request) -> ModelNames:
 Shape = Callable[[str, int, str], AnswerShape]  # of an answer's id, its time, and the model as it was asked for
 
 
-async def chat(request: web.Request, raw: dict[str, Any], shape: Shape) -> web.StreamResponse:
-    """Answer a conversation that came as a chat's JSON object, or was made one. Raises RequestError."""
+async def chat(
+    request: web.Request, raw: dict[str, Any], shape: Shape, left_out: Sequence[str] = ()
+) -> web.StreamResponse:
+    """Answer a conversation that came as a chat's JSON object, or was made one. Raises RequestError.
+
+    What a chat has no place for, its translation `left_out`; the answer names it.
+    """
+    asked, generation = conversation(request, raw, left_out)
+    return await answer(request, asked, generation, shape(generation.request_id, created(request), asked.model))
+
+
+def conversation(
+    request: web.Request, raw: dict[str, Any], left_out: Sequence[str] = ()
+) -> tuple[openai.ChatRequest, GenerationRequest]:
+    """Return a chat's JSON object as it was asked, and as endpoints get it. Raises RequestError."""
     asked, extra = openai.parse_chat(raw)
-    request_id = new_id()
     model = named(request, asked.model)
-    generation = replace(openai.to_generation(asked, extra, request_id, model.sides), adapter=model.adapter)
-    return await answer(request, asked, generation, shape(request_id, created(request), asked.model))
+    generation = openai.to_generation(asked, extra, new_id(), model.sides)
+    return asked, replace(generation, adapter=model.adapter, left_out=tuple(left_out))
+
+
+async def prompt_size(
+    request: web.Request, raw: dict[str, Any], left_out: Sequence[str] = ()
+) -> tuple[PromptLength, GenerationRequest]:
+    """Return how long a conversation is as a prompt, and the conversation; nothing is sent anywhere.
+
+    Raises RequestError or Unavailable if nobody could answer it.
+    """
+    _, generation = conversation(request, raw, left_out)
+    with request.app[CONDUCTOR].keeper.held() as context:
+        generation, available = eligible(generation, context)
+        return await prompt_length(generation, available, context), generation
 
 
 async def answer(

@@ -10,9 +10,22 @@ from aiohttp import web
 from ..conductor import Conductor
 from ..errors import RequestError
 from ..types import Delivery, Side
-from . import answering, cross_origin, documents, embeddings, fleet, openai, partner, servers, sse, trace
+from . import (
+    answering,
+    cross_origin,
+    documents,
+    embeddings,
+    fleet,
+    openai,
+    partner,
+    responses_routes,
+    servers,
+    sse,
+    trace,
+)
 from .answering import CONDUCTOR, TURNSTILE, Turnstile, answer, created, named, names, new_id, received
 from .bodies import decoded
+from .codex import codex_models
 from .connections import body, bounded
 from .documents import Documents
 from .doors import DOOR, UnixDoor, check_control, fit
@@ -35,6 +48,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     app.router.add_post("/v1/chat/completions", _chat)
     app.router.add_post("/v1/completions", _complete)
     app.router.add_post("/v1/embeddings", _embed)
+    responses_routes.add_routes(app)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_get("/", _root)
@@ -76,11 +90,12 @@ async def _embed(request: web.Request) -> web.StreamResponse:
     if Side.DEVICE not in model.sides or model.adapter:
         msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
-    request_id, vectors = new_id(), embeddings.Vectors(asked, len(texts))
-    async with aclosing(request.app[CONDUCTOR].embed(texts, asked.model, request_id)) as found:
+    request_id, vectors, conductor = new_id(), embeddings.Vectors(asked, len(texts)), request.app[CONDUCTOR]
+    device = conductor.endpoints.get(Side.DEVICE)
+    async with aclosing(conductor.embed(texts, asked.model, request_id)) as found:
         async for embedding in found:
             vectors.add(embedding)
-    headers = sse.headers(request_id, Side.DEVICE)
+    headers = sse.headers(request_id, Side.DEVICE, model=device.model if device else None)
     return web.Response(body=vectors.body(), headers=headers, content_type="application/json")
 
 
@@ -96,8 +111,9 @@ async def _adjust(request: web.Request) -> web.Response:
 
 
 async def _models(request: web.Request) -> web.Response:
-    """GET /v1/models: List the models that may be asked for now, aliases and their patterns too."""
-    return json_response({"object": "list", "data": names(request).cards()})
+    """GET /v1/models: List the models that may be asked for now, aliases and patterns too; `models` is for Codex."""
+    cards = names(request).cards()
+    return json_response({"object": "list", "data": cards, "models": codex_models(cards)})
 
 
 async def _model(request: web.Request) -> web.Response:

@@ -29,6 +29,9 @@ def check_message(index: int, message: dict[str, Any]) -> None:
     if isinstance(content, list) and not all(isinstance(p, dict) and isinstance(p.get("type"), str) for p in content):
         msg = f"Invalid 'messages[{index}].content': each part must be an object with a 'type'."
         raise RequestError(msg, param=f"messages[{index}].content", code="invalid_type")
+    if isinstance(content, list) and any(p["type"] == "text" and not isinstance(p.get("text"), str) for p in content):
+        msg = f"Invalid 'messages[{index}].content': a part of the type 'text' must have a string 'text'."
+        raise RequestError(msg, param=f"messages[{index}].content", code="invalid_type")
 
 
 def _check_calls(index: int, message: dict[str, Any]) -> None:

@@ -36,6 +36,8 @@ ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/v1/chat/completions"): At.BOTH,
     ("POST", "/v1/completions"): At.BOTH,
     ("POST", "/v1/embeddings"): At.BOTH,
+    ("POST", "/v1/responses"): At.BOTH,
+    ("POST", "/v1/responses/input_tokens"): At.BOTH,
     ("GET", "/v1/models"): At.BOTH,
     ("GET", "/v1/models/{name}"): At.BOTH,
     ("GET", "/"): At.BOTH,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..conductor import Conductor
 from ..errors import RequestError
-from ..types import BOTH, Side
+from ..types import BOTH, Side, together
 
 ADAPTER = f"disco/{Side.DEVICE}:"  # before an adapter's name
 ANY = "*"  # in an alias: any characters, or none
@@ -51,12 +51,13 @@ class ModelNames:
     def card(self, name: str) -> dict[str, Any]:
         """Return the document of a model. Raises RequestError.
 
-        `created` is the date of the newest model that may answer, `context_length` the most of all that may, if each
-        one's is known.
+        `created` is the date of the newest model that may answer; lengths and `capabilities` are those of all that may
+        together, as far as they are known.
         """
         found = self.find(name)
-        endpoints = [e for side, e in self._conductor.endpoints.items() if side in found.sides]
-        lengths = [endpoint.readiness().n_ctx for endpoint in endpoints]
+        sides = found.sides & self._here or found.sides
+        endpoints = [e for side, e in self._conductor.endpoints.items() if side in sides]
+        able = together(endpoint.capabilities for endpoint in endpoints)
         card = {
             "id": name,
             "object": "model",
@@ -65,13 +66,18 @@ class ModelNames:
         }
         if found.target != name:
             card["alias_of"] = found.target
-        known = [length for length in lengths if length is not None]
-        return card | {"context_length": max(known)} if known and len(known) == len(lengths) else card
+        lengths = {"context_length": able.context_length, "max_output": able.max_output}
+        known = {name: length for name, length in lengths.items() if length is not None}
+        return card | known | {"capabilities": able.to_json()}
 
     def cards(self) -> list[dict[str, Any]]:
         """Return the documents of the models that may be asked for now."""
-        here = {Side.DEVICE} if self._conductor.context.private else BOTH
-        return [self.card(name) for name in self if self.find(name).sides & here]
+        return [self.card(name) for name in self if self.find(name).sides & self._here]
+
+    @property
+    def _here(self) -> frozenset[Side]:
+        """The sides that may be asked now."""
+        return frozenset({Side.DEVICE}) if self._conductor.context.private else BOTH
 
     def _aliased(self, name: str) -> str:
         """Return what an alias stands for: the name itself, or the most exact pattern; else the name."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..errors import RequestError
-from ..types import Delivery, Drawing, GenerationRequest, Sampling, Side, SplitMode, SplitWish
+from ..types import Delivery, Drawing, GenerationRequest, Sampling, Side, SplitMode, SplitWish, n_choices
 from ..types.drawing import WishError, drawing_of
 from .bodies import convert, decoded, invalid
 from .chat_messages import begun_text, check_message, flattened, has_text_only
@@ -54,7 +54,6 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
     return_token_ids: bool | None = False
     disco: DiscoOptions | UnsetType = UNSET
 
@@ -87,7 +86,6 @@ class CompletionRequest(AnswerRequest, kw_only=True):
     prompt: Any
     max_tokens: Limit | None = COMPLETION_TOKENS
     echo: Any = None
-    logprobs: Any = None
     best_of: Any = None
     suffix: Any = None
 
@@ -97,7 +95,6 @@ _PREFER = "prefer-"
 # Parameters of text completions that no endpoint here honours, with the values that ask for nothing.
 _TRIVIAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
-    "logprobs": (None, False),
     "best_of": (None, 1),
     "suffix": (None, ""),
 }
@@ -137,8 +134,6 @@ def parse_completion(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
 
 def _read(raw: dict[str, Any], kind: type[_A]) -> tuple[_A, dict[str, Any]]:
     request = convert(raw, kind)
-    if request.n not in (None, 1):
-        raise RequestError("Only n = 1 is supported: a race has one winner.", param="n", code="unsupported_value")
     if len(_stop(request)) > MAX_STOP:
         msg = f"At most {MAX_STOP} stop sequences are supported, got {len(_stop(request))}."
         raise RequestError(msg, param="stop")
@@ -176,6 +171,8 @@ def to_generation(
         answer_so_far = begun_text(messages.pop())
         if not messages:
             raise RequestError("There is no message before the one to continue.", param="messages")
+        if n_choices(extra) > 1:
+            raise RequestError("An answer that is begun is gone on with once: 'n' must be 1.", param="n")
     return GenerationRequest(
         request_id=request_id,
         messages=tuple(messages),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import DiscoError
-from ..types import Outcome, Side, Token
+from ..types import Outcome, Side, TextLogprobs, Token
 from .events import DONE, KEEP_ALIVE, comment, event
 
 Ids = Sequence[int]
@@ -37,8 +38,8 @@ class AnswerShape(ABC):
         """Return a failure in mid-answer; nothing follows it, so that nobody takes the answer for whole."""
 
     @abstractmethod
-    def body(self, tokens: Sequence[Token], ids: Ids | None, outcome: Outcome) -> dict[str, Any]:
-        """Return a whole answer."""
+    def body(self, tokens: Sequence[Token], ids: Mapping[int, Ids], outcome: Outcome) -> dict[str, Any]:
+        """Return a whole answer; `ids` are there of choices of which they are known and wanted."""
 
     def note(self, text: str) -> bytes:
         """Return a remark between two tokens: a comment, where the shape has such."""
@@ -60,6 +61,7 @@ class OpenAIShape(AnswerShape):
     def __init__(self, request_id: str, created: int, model: str) -> None:
         self._head = {"id": self.prefix + request_id, "created": created, "model": model}
         self._piece = self._head | {"object": self.piece}
+        self._begun, self._ended = set[int](), set[int]()  # choices of the stream
 
     def token(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> bytes:
         """Return one token as the event of a chunk."""
@@ -82,6 +84,10 @@ class OpenAIShape(AnswerShape):
 
         `ids` are None where they are not known. With the side goes whether it was made by a part of a model alone.
         """
+        first = first or bool(self._begun and token.index not in self._begun)
+        self._begun.add(token.index)
+        if token.ended is not None:
+            self._ended.add(token.index)
         choice = self._choice(token, first=first)
         if ids is not None:
             choice["token_ids"] = ids
@@ -91,19 +97,23 @@ class OpenAIShape(AnswerShape):
         return made | {"disco": {"side": side, "alone": True} if token.alone else {"side": side}}
 
     def end(self, finish_reason: str) -> dict[str, Any]:
-        """Return the last chunk with a choice."""
-        return self._piece | {"choices": [self._choice(Token("", 0), first=False) | {"finish_reason": finish_reason}]}
+        """Return the last chunk with choices: those that have not ended yet."""
+        ended = [Token("", 0, index=i, ended=finish_reason) for i in sorted((self._begun or {0}) - self._ended)]
+        return self._piece | {"choices": [self._choice(token, first=False) for token in ended]}
 
     def bill(self, outcome: Outcome) -> dict[str, Any]:
         """Return the chunk after the last, with the usage block."""
         return self._piece | {"choices": [], "usage": _usage(outcome)}
 
-    def body(self, tokens: Sequence[Token], ids: Ids | None, outcome: Outcome) -> dict[str, Any]:
-        """Return a whole answer."""
-        choice = self._join(tokens) | {"finish_reason": outcome.finish_reason or "stop"}
-        if ids is not None:
-            choice["token_ids"] = ids
-        found = self._head | {"object": self.whole, "choices": [choice]}
+    def body(self, tokens: Sequence[Token], ids: Mapping[int, Ids], outcome: Outcome) -> dict[str, Any]:
+        """Return a whole answer, each choice with its `ids` where they are there."""
+        choices = []
+        for index in sorted({token.index for token in tokens} or {0}):
+            own = [token for token in tokens if token.index == index]
+            ended = next((token.ended for token in own if token.ended is not None), outcome.finish_reason or "stop")
+            told = {"token_ids": ids[index]} if index in ids else {}
+            choices.append({"index": index} | self._join(own) | {"finish_reason": ended} | told)
+        found = self._head | {"object": self.whole, "choices": choices}
         return found | {"usage": _usage(outcome), "disco": outcome.to_json()}
 
     @abstractmethod
@@ -112,7 +122,7 @@ class OpenAIShape(AnswerShape):
 
     @abstractmethod
     def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """Return all tokens as the choice of a body."""
+        """Return all tokens of a choice as that of a body, without its index."""
 
 
 class TextShape(OpenAIShape):
@@ -120,12 +130,19 @@ class TextShape(OpenAIShape):
 
     prefix, piece, whole = "cmpl-", "text_completion", "text_completion"
 
+    def __init__(self, request_id: str, created: int, model: str) -> None:
+        super().__init__(request_id, created, model)
+        self._logprobs = defaultdict[int, TextLogprobs](TextLogprobs)
+
     def _choice(self, token: Token, *, first: bool) -> dict[str, Any]:
         del first
-        return {"index": 0, "text": token.text, "logprobs": None, "finish_reason": None}
+        logprobs = self._logprobs[token.index].of(token.logprobs) if token.logprobs else None
+        return {"index": token.index, "text": token.text, "logprobs": logprobs, "finish_reason": token.ended}
 
     def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        return {"index": 0, "text": "".join(t.text for t in tokens), "logprobs": None}
+        told = _joined_logprobs(tokens)
+        logprobs = TextLogprobs().of(told) if told else None
+        return {"text": "".join(t.text for t in tokens), "logprobs": logprobs}
 
 
 class ChatShape(OpenAIShape):
@@ -139,20 +156,23 @@ class ChatShape(OpenAIShape):
             delta["content"] = token.text
         if token.delta:
             delta |= token.delta
-        return {"index": 0, "delta": delta, "logprobs": token.logprobs, "finish_reason": None}
+        return {"index": token.index, "delta": delta, "logprobs": token.logprobs, "finish_reason": token.ended}
 
     def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(t.text for t in tokens)}
-        logprobs: list[Any] = []
         for token in tokens:
             if token.delta:
                 _merge(message, copy.deepcopy(dict(token.delta)))  # tokens are frozen, and merging writes
-            if token.logprobs:
-                logprobs += token.logprobs.get("content") or []
         if message.get("tool_calls"):
             message["tool_calls"] = [{k: v for k, v in c.items() if k != "index"} for c in message["tool_calls"]]
             message["content"] = message["content"] or None
-        return {"index": 0, "message": message, "logprobs": {"content": logprobs} if logprobs else None}
+        return {"message": message, "logprobs": _joined_logprobs(tokens)}
+
+
+def _joined_logprobs(tokens: Sequence[Token]) -> dict[str, Any] | None:
+    """Return the log-probabilities of all tokens in a chat's shape; None if none has any."""
+    found = [one for token in tokens if token.logprobs for one in token.logprobs.get("content") or ()]
+    return {"content": found} if found else None
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:

@@ -212,7 +212,7 @@ class BodySink:
     def __init__(self, shape: AnswerShape, *, token_ids: bool = False) -> None:
         self._shape = shape
         self._ids = _TokenIds(wanted=token_ids)
-        self._known: list[int] = []
+        self._known: dict[int, list[int]] = {}
         self._tokens: list[Token] = []
 
     def route(self, side: Side, model: str, reason: Reason) -> None:
@@ -221,7 +221,8 @@ class BodySink:
     def token(self, token: Token, side: Side) -> None:
         """Keep one token, made by `side`."""
         self._tokens.append(token)
-        self._known += self._ids.of(token, side) or ()
+        if ids := self._ids.of(token, side):
+            self._known.setdefault(token.index, []).extend(ids)
 
     def note(self, text: str) -> None:
         """Ignore a remark: a body has no comments, and its `disco` object has the handoffs."""
@@ -231,5 +232,4 @@ class BodySink:
 
     def body(self, outcome: Outcome) -> dict[str, Any]:
         """Return the whole response body."""
-        ids = self._known if self._known and not self._ids.joint else None
-        return self._shape.body(self._tokens, ids, outcome)
+        return self._shape.body(self._tokens, {} if self._ids.joint else self._known, outcome)

@@ -21,7 +21,7 @@ HANDOFF_POLICIES = "paper,optimal"
 OF_HISTORY = ("path", "rates", "days")
 OF_TRACES = (
     "online", "handoff", "select", "devices", "seeds", "window", "start", "constraint", "alpha", "kappa", "requests",
-    "dearer", "server_tps", "bootstrap", "published_prices",
+    "dearer", "server_tps", "bootstrap", "published_prices", "lengths", "blind",
 )  # fmt: skip
 OF_CHATS = ("seeds", "requests")  # the options of traces that go with --chats, too
 SEEDS, HANDOFF_SEEDS = 10, 2  # a handoff is simulated four times over
@@ -49,6 +49,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--select",
         help="traces, as comma-separated patterns of FILE/TRACE, e.g. 'bfcl/*' (default: all; with --handoff: four)",
+    )
+    parser.add_argument(
+        "--lengths", metavar="FILE", help="CSV file with other lengths of prompts and answers (default: those in DIR)"
     )
     parser.add_argument("--devices", default="", help="NAME:PREFILL_TPS:DECODE_TPS,… (default: the paper's phones)")
     parser.add_argument("--start", type=float, default=0.0, metavar="S", help="constant c of the device's TTFT, s")
@@ -88,6 +91,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="with --handoff: at the paper's own prices and for answers of up to 128 tokens, as its Figure 7",
     )
+    parser.add_argument(
+        "--blind",
+        action="store_true",
+        help="with --handoff: what is to come of an answer is expected as of all prompts together",
+    )
     parser.add_argument("--server-tps", type=float, default=60.0, help="with --handoff: speed of the servers, token/s")
     parser.add_argument("--json", action="store_true", help="print all cells as one JSON document")
     parser.add_argument("--plots", metavar="DIR", help="draw the paper's figures from these numbers")
@@ -125,11 +133,12 @@ def run(args: argparse.Namespace) -> int:
     from ..simulate.dispatch import handoff_report, report
     from ..simulate.dispatch.evaluate import as_json
     from ..simulate.figures import require_plots
-    from ..simulate.traces import read_requests, read_traces
+    from ..simulate.traces import read_lengths, read_requests, read_traces
 
     setup = _setup(args)
     folder = Path(args.traces)
-    traces, requests = read_traces(folder, _select(args)), read_requests(folder)
+    traces = read_traces(folder, _select(args))
+    requests = read_lengths(Path(args.lengths)) if args.lengths else read_requests(folder)
     if args.plots:
         require_plots()
     how = _how(args)
@@ -181,7 +190,11 @@ def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
 
     if args.handoff:
         return partial(
-            evaluate_handoffs, dearer=args.dearer, server_tps=args.server_tps, published_prices=args.published_prices
+            evaluate_handoffs,
+            dearer=args.dearer,
+            server_tps=args.server_tps,
+            published_prices=args.published_prices,
+            blind=args.blind,
         )
     return evaluate_online if args.online else evaluate
 

@@ -45,10 +45,11 @@ def _show(state: dict[str, Any]) -> None:
         f"{state['served']} served, {state['in_flight']} running, loop lag p99 {lag} ms"
     )
     device = state["endpoints"].get("device", {})
+    server = state["endpoints"].get("server", {})
     parts = (
-        _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _split(state), _fleet(device),
-        _engine(device), _adapters(device), _speed(state), _estimators(state["learned"]), _money(state["money"]),
-        _energy(state["energy"]), _history(state),
+        _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _refused(server),
+        _split(state), _fleet(device), _engine(device), _adapters(device), _speed(state), _estimators(state["learned"]),
+        _money(state["money"]), _energy(state["energy"]), _history(state),
     )  # fmt: skip
     for line in itertools.chain(*parts):
         print(line)
@@ -65,6 +66,16 @@ def _endpoints(endpoints: dict[str, Any], width: int) -> list[str]:
         head = "".join(f"{cell:<{n}}  " for cell, n in zip(cells, widths, strict=True))
         folded = textwrap.wrap(failure, max(20, width - len(head))) or ["-"]
         lines += [head + folded[0], *(" " * len(head) + more for more in folded[1:])]
+    return lines
+
+
+def _refused(server: dict[str, Any]) -> list[str]:
+    """Print what the server has refused, which it is not asked for; nothing where it has refused nothing."""
+    lines: list[str] = []
+    for one in server.get("refused") or ():
+        what, said = one["what"].replace("_", " "), one_line(one["said"], MAX_CELL)
+        again = f"asked again in {one['for_s'] / 3600:.1f} h, or after `disco config reload`"
+        lines.append(f"{'' if lines else 'refused':13}{what}: {said} ({again})")
     return lines
 
 

@@ -26,10 +26,12 @@ def run(args: argparse.Namespace) -> int:
     """Replay and print; the table, or one JSON document, goes to stdout."""
     from ..config.layers import config_path, load
     from ..daemon.whatif import terms
+    from ..endpoints.continuation import profile_name
     from ..simulate.dispatch.recorded import Recorded
     from ..simulate.dispatch.whatif import WhatIf, WhatIfSetting
     from ..simulate.dispatch.whatif_report import Findings, as_json, draw, summary
     from ..simulate.figures import require_plots
+    from ..store.checkup import profile
     from ..store.past import outcomes
 
     _check(args)
@@ -39,8 +41,10 @@ def run(args: argparse.Namespace) -> int:
     now = WhatIfSetting(config.device.usd_per_kwh, config.policy.budget)
     rates, budgets = _numbers(args.rates, "--rates", now.usd_per_kwh), _numbers(args.budgets, "--budgets", now.budget)
     since = 0.0 if args.days is None else time.time() - args.days * DAY_S
-    recorded = Recorded.of(outcomes(_path(args, config), since))
-    known = terms(config, recorded, config_path().parent / "servers")
+    path = _path(args, config)
+    recorded = Recorded.of(outcomes(path, since))
+    server = profile_name(config.server.base_url, config.server.model)
+    known = terms(config, recorded, config_path().parent / "servers", profile(path, server))
     models = [WhatIf(recorded, known, policy) for policy in _policies(args.policies or config.policy.name, config)]
     cells = tuple(m.predict(rate, budget) for m in models for rate in rates for budget in budgets)
     (in_force,) = _policies(config.policy.name, config)

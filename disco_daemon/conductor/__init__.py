@@ -2,8 +2,9 @@
 
 from .conductor import Conductor
 from .context import AnswerContext, DeliveryDefaults, Privacy, Sink
-from .eligible import ignored_by, planned_quality
+from .eligible import eligible, ignored_by, planned_quality
 from .keeper import Keeper
+from .plan import prompt_length
 
 __all__ = [
     "AnswerContext",
@@ -12,6 +13,8 @@ __all__ = [
     "Keeper",
     "Privacy",
     "Sink",
+    "eligible",
     "ignored_by",
     "planned_quality",
+    "prompt_length",
 ]

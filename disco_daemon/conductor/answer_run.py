@@ -24,7 +24,7 @@ from ..answer import (
 from ..delivery.buffer import TokenBuffer
 from ..dispatch.planner import Planned
 from ..errors import DiscoError, ReaderGone
-from ..types import Append, Delivery, GenerationRequest, Outcome, Pace, Plan, PromptLength, Side
+from ..types import Append, Delivery, GenerationRequest, Outcome, Pace, Plan, PromptLength, Side, most_tokens
 from .context import AnswerContext, CurrentDelivery, Sink
 from .endpoint_run import PromptSize
 from .inbox import EventInbox
@@ -68,7 +68,7 @@ class AnswerRun:
         self._answer = Answer(
             UNPLANNED,
             available,
-            request.sampling.max_tokens,
+            most_tokens(request),
             request.sampling.stop,
             {side: endpoint.continuation for side, endpoint in endpoints.items()},
             frozenset(side for side, endpoint in endpoints.items() if endpoint.can_hold),

@@ -12,11 +12,11 @@ from ..types import Embedding, GenerationRequest, LedgerEntry, Outcome, Side
 from .answer_run import AnswerRun
 from .context import AnswerContext, Sink
 from .cost_limit import CostLimit
-from .eligible import eligible
+from .eligible import eligible, roomy
 from .embedding import EmbeddingRun
 from .in_flight import InFlight
 from .keeper import Keeper
-from .plan import estimated
+from .plan import prompt_length
 
 
 @dataclass(slots=True)
@@ -52,13 +52,12 @@ class Conductor:
             # Which sides can serve it?
             request, available = eligible(request, context)
             # How long is the prompt? The device counts; where there is none, or it is not loaded, it is estimated.
-            device = context.endpoints[Side.DEVICE] if Side.DEVICE in available else None
-            length = await device.count(request) if device is not None else None
-            length = length or estimated(request)
+            length = await prompt_length(request, available, context)
             if context.private:  # perhaps only since then
                 request, available = eligible(request, context)
-            # Which sides does no cap close?
+            # Where does it fit, and which sides does no cap close?
             bound = CostBound.of(request, length.tokens)
+            available = roomy(available, request, length, context)
             available = context.spending.affordable(available, bound, context.clock.wall())
             available = CostLimit(request, context.spending).within(available, request, length)
             # Answer it, unless the daemon is being stopped by now.

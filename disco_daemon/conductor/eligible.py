@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from ..endpoints.base import Graded, Selective
+from ..endpoints.base import Endpoint, Graded, Selective
 from ..errors import RequestError, Unavailable
-from ..types import GenerationRequest, Refusal, Side, ignored, is_for_a_server
+from ..types import GenerationRequest, PromptLength, Refusal, Side, ignored, is_for_a_server, lacking
 from .context import AnswerContext
 
 
@@ -25,7 +26,7 @@ def eligible(request: GenerationRequest, context: AnswerContext) -> tuple[Genera
         names = " or ".join(sorted(request.allowed))
         msg = f"no {names} is configured; see `disco config` for how to set one up"
         raise Unavailable(msg)
-    refusals = {side: endpoint.refuses(request) for side, endpoint in wanted.items()}
+    refusals = {side: _refusal(side, endpoint, request) for side, endpoint in wanted.items()}
     sides = frozenset(side for side, refusal in refusals.items() if refusal is None)
     if not sides:
         why = "; ".join(r for r in refusals.values() if r)
@@ -35,11 +36,38 @@ def eligible(request: GenerationRequest, context: AnswerContext) -> tuple[Genera
     return request, sides
 
 
+def roomy(
+    sides: frozenset[Side], request: GenerationRequest, length: PromptLength, context: AnswerContext
+) -> frozenset[Side]:
+    """Return the sides of these whose context may hold the prompt. Raises RequestError where none may.
+
+    Only what surely does not fit counts: at the device a prompt that it has counted itself, at a server one that would
+    not fit if its vocabulary made half as many tokens of it. `plan.fitted` has the others begin elsewhere.
+    """
+    contexts = {side: context.endpoints[side].capabilities.context_length for side in sides}
+    least = {Side.DEVICE: length.tokens, Side.SERVER: length.tokens // 2} if length.counted else {}
+    fitting = frozenset(side for side in sides if least.get(side, 0) < (contexts[side] or math.inf))
+    if not fitting:
+        lengths = " and ".join(f"{contexts[side]} tokens at the {side.value}" for side in sorted(sides))
+        mend = "Shorten the prompt, or raise device.n_ctx." if Side.DEVICE in sides else "Shorten the prompt."
+        msg = f"The maximum context length is {lengths}, but the prompt has {length.tokens}. {mend}"
+        param = "messages" if request.prompt is None else "prompt"
+        raise RequestError(msg, code="context_length_exceeded", param=param)
+    return fitting
+
+
+def _refusal(side: Side, endpoint: Endpoint, request: GenerationRequest) -> str | None:
+    """Return why an endpoint is not for a request: what it says itself, or what it lacks; None if it is."""
+    return endpoint.refuses(request) or lacking(side.value, endpoint.capabilities, request)
+
+
 def ignored_by(endpoint: object, request: GenerationRequest) -> list[str]:
-    """Return the fields that an answer by an endpoint does not heed."""
+    """Return the fields that an answer by an endpoint does not heed, and what its API's translation left out."""
     if isinstance(endpoint, Selective):
-        return endpoint.ignores(request)
-    return ignored(request.extra, on_device=False, is_raw=False)
+        found = endpoint.ignores(request)
+    else:
+        found = ignored(request.extra, on_device=False, is_raw=False)
+    return sorted({*found, *request.left_out}) if request.left_out else found
 
 
 def is_left_alone(endpoint: object, request: GenerationRequest) -> bool:

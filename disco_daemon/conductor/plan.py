@@ -24,6 +24,13 @@ def estimated(request: GenerationRequest) -> PromptLength:
     return PromptLength(max(1, request.n_chars // CHARS_PER_TOKEN), counted=False)
 
 
+async def prompt_length(request: GenerationRequest, available: frozenset[Side], context: AnswerContext) -> PromptLength:
+    """Return the length of a prompt: by the device if it is among the `available` sides and can count, or estimated."""
+    device = context.endpoints[Side.DEVICE] if Side.DEVICE in available else None
+    length = await device.count(request) if device is not None else None
+    return length or estimated(request)
+
+
 def readiness_of(endpoints: Mapping[Side, Endpoint], sides: frozenset[Side], cached: int) -> dict[Side, Readiness]:
     """Return what these sides would meet the request with now; the device has `cached` tokens of its prompt."""
     readiness = {side: endpoints[side].readiness() for side in sides}
@@ -37,8 +44,9 @@ def fitted(
 ) -> Plan:
     """Return the plan for the sides there are, without a start of one that is not for this request.
 
-    The device is not if its context has too little room, or what a field means is unknown to it; a server is not that
-    may not go straight on from what the client has begun, or that nobody has tried. Else the side that the request
+    The device is not if its context has too little room, or what a field means is unknown to it; a server is not whose
+    context is known to have too little, or that may not go straight on from what the client has begun, or that nobody
+    has tried. Else the side that the request
     prefers begins alone, or the other one while it does not want to be asked. Each stays what is left if the other
     fails.
     """
@@ -51,6 +59,8 @@ def fitted(
     if no_room or is_left_alone(context.endpoints[Side.DEVICE], request):
         return plan if readiness[Side.SERVER].down_s > 0 else NOT_THE_DEVICE
     server = context.endpoints[Side.SERVER]
+    if lacks_room(readiness[Side.SERVER], n_given, rest, request.sampling.max_tokens, 0):
+        return NOT_THE_SERVER
     if request.answer_so_far and (
         server.continuation is Continuation.UNTRIED or server.overlap_of(request) is not None
     ):

@@ -14,7 +14,18 @@ from ..dispatch.planner import Planned
 from ..endpoints.hedge import RequestAccount
 from ..errors import DiscoError, EndpointError
 from ..money.spending import Reservation
-from ..types import Attempt, GenerationRequest, HedgeResult, Outcome, Plan, Reading, Reason, Side
+from ..types import (
+    Attempt,
+    GenerationRequest,
+    HedgeResult,
+    Outcome,
+    Plan,
+    Reading,
+    Reason,
+    Side,
+    most_tokens,
+    n_choices,
+)
 from .context import AnswerContext, CurrentDelivery, Sink
 from .eligible import ignored_by
 from .endpoint_run import EndpointRun, PromptSize
@@ -72,13 +83,14 @@ class Recorder:
             cost_usd=sum(prices.cost_usd(a) for a in attempts),
             energy_j=sum(a.energy_j for a in attempts),
             prompt=transcript(request) if keep_text else None,
-            answer=answer.text if keep_text else None,
+            answer=answer.generated.by_choice if keep_text else None,
             moves=tuple(answer.moves),
             reading=reading_of(arrivals, self.began, context.defaults.expected_ttft_s, delivery.pace_tps),
             delivery=delivery.mode,
             arrivals_s=arrivals,
             reason=self._why,
             ignored=self._ignored(),
+            choices=n_choices(request.extra),
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)
@@ -104,7 +116,7 @@ class Recorder:
                 prompt.measure(run)
         attempts: list[Attempt] = []
         for run in runs:
-            if (tps := decode_tps(run, context)) is not None:
+            if n_choices(self._request.extra) == 1 and (tps := decode_tps(run, context)) is not None:
                 context.mover.observe(run.side, tps)
             attempts.append(self._settled(first_request(run), run.grant))
             if (second := second_request(run)) is not None:
@@ -114,8 +126,8 @@ class Recorder:
 
     def _settled(self, run: EndpointRun, grant: Reservation | None, hedge: HedgeResult | None = None) -> Attempt:
         """Return one request with its price, which takes the place of what was reserved for it."""
-        context, max_tokens = self._context, self._request.sampling.max_tokens
-        attempt = attempt_of(run, context, self.began, self._prompt.n_tokens, max_tokens, hedge)
+        context = self._context
+        attempt = attempt_of(run, context, self.began, self._prompt.n_tokens, self._request, hedge)
         if grant is not None:
             context.spending.settle(grant, attempt)
         return attempt
@@ -159,13 +171,13 @@ def attempt_of(
     context: AnswerContext,
     began: float,
     length: int,
-    max_tokens: int | None,
+    request: GenerationRequest,
     hedge: HedgeResult | None = None,
 ) -> Attempt:
     """Return one start with its price. A server that was asked and gave no usage is booked for the whole prompt.
 
     One that was closed before its end, and goes on generating for all we know, is booked for what answers as long as
-    this one have left, and at most `max_tokens`: that is its full price (docs/design.md#handoff).
+    this one have left, and at most `max_tokens` of the request: that is its full price (docs/design.md#handoff).
     """
     first_at = run.first_at if run.lost_at is None else None  # a parked loser's first token is of the handoff
     end = next((t for t in (first_at, run.lost_at, run.ended_at) if t is not None), context.clock.now())
@@ -185,7 +197,7 @@ def attempt_of(
         n_busy=run.met.n_busy,
         continued=run.n_before > 0,
         disturbed=context.disturbed(run.started, end),
-        unseen_tokens=_unseen(run, context, length, max_tokens) if asked and not run.whole else 0,
+        unseen_tokens=_unseen(run, context, length, request) if asked and not run.whole else 0,
         hedge=hedge,
     )
     return context.spending.prices.booked(attempt)
@@ -201,15 +213,16 @@ def decode_tps(run: EndpointRun, context: AnswerContext) -> float | None:
     return run.tps
 
 
-def _unseen(run: EndpointRun, context: AnswerContext, length: int, max_tokens: int | None) -> int:
+def _unseen(run: EndpointRun, context: AnswerContext, length: int, request: GenerationRequest) -> int:
     """Estimate the tokens that a closed server goes on to make."""
     if context.spending.stops_billing:
         return 0
+    n, limit = n_choices(request.extra), most_tokens(request)
     made = run.n_before + run.usage.completion_tokens
-    left = context.planner.knowledge.outputs.expected_remaining(made, length)
+    left = n * context.planner.knowledge.outputs.expected_remaining(made // n, length)
     if run.limit is not None:
-        left = min(left, max(0, run.limit - run.usage.completion_tokens))
-    return round(left if max_tokens is None else min(left, max(0, max_tokens - made)))
+        left = min(left, max(0, n * run.limit - run.usage.completion_tokens))
+    return round(left if limit is None else min(left, max(0, limit - made)))
 
 
 def tokens_of(counted: Mapping[Side, int], runs: Sequence[EndpointRun]) -> dict[Side, int]:

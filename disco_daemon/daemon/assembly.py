@@ -159,13 +159,18 @@ class Assembly:
         `busy` says whether an answer is being made. Raises ConfigError.
         """
         shared = self.shared
+        caps = None if before is None else before.spending.caps
+        spending = make_spending(config, shared.price_lists, shared.clock, caps)
         endpoints = make_endpoints(
-            config, shared.clock, self.shape, None if before is None else before.endpoints, shared.members
+            config,
+            shared.clock,
+            self.shape,
+            None if before is None else before.endpoints,
+            shared.members,
+            listed=spending.price.capabilities,
         )
         follow_fleet(endpoints.get(Side.DEVICE), config)  # of a device that stays
         measured = load_measured(config)
-        caps = None if before is None else before.spending.caps
-        spending = make_spending(config, shared.price_lists, shared.clock, caps)
         planner = make_planner(config, spending)
         learner = Learner(planner, shared.history, shared.clock, estimator_key(config))
         costs = CostMover(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from ..engine.measure.tune_messages import Knobs, Speed, Tuned, TuneJob
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError
 from ..models.default import default_model_path, fetch_default_model
+from ..models.files import whole_header
+from ..models.gguf import Header
+from ..models.rounding import is_free, rounds_alike
 from ..profiling.saved import DeviceFigures, Measured, load
 from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, choose_knobs, key_of, n_cores
 from ..program import is_binary
@@ -46,11 +50,34 @@ def require_regular(key: str, path: Path) -> None:
         raise ConfigError(msg)
 
 
-def is_exact(config: Config) -> bool:
-    """Whether answers must be continued to the bit; that needs flash attention, which rounds in one way only."""
+def is_exact(config: Config, path: Path) -> bool:
+    """Whether answers must be continued to the bit; that needs flash attention, which rounds in one way only.
+
+    If it was left to us, they are where a server may go on with them, and where it slows no prompt down.
+    """
     settings = config.device
-    wanted = bool(config.server.base_url) if settings.rounding == "auto" else settings.rounding == "exact"
-    return wanted and settings.flash_attn != "off"
+    if settings.flash_attn == "off" or settings.rounding != "auto":
+        return settings.flash_attn != "off" and settings.rounding == "exact"
+    return bool(config.server.base_url) and _header_is(is_free, path)
+
+
+def is_exact_but_for_rounding(config: Config, path: Path) -> bool:
+    """Whether answers are to be exact, and cannot be with these weights, whose rows do not round alike."""
+    return is_exact(config, path) and not _header_is(rounds_alike, path)
+
+
+def _header_is(check: Callable[[Header], bool], path: Path) -> bool:
+    """Whether a model's header passes a check; one that cannot be read does: the engine says what is wrong with it."""
+    try:
+        stat = path.stat()
+        return check(_read(path, stat.st_mtime_ns, stat.st_size))
+    except (OSError, ValueError):
+        return True
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _mtime_ns: int, _size: int) -> Header:
+    return whole_header(path)
 
 
 def n_gpu_layers(settings: DeviceSettings) -> int | None:
@@ -68,7 +95,7 @@ def profiles() -> TunedProfiles:
 def key_for(config: Config, path: Path) -> ProfileKey:
     """Return the key of the configured device's profile."""
     settings = config.device
-    return key_of(path, exact=is_exact(config), kv_type=settings.kv_type, gpu_layers=settings.n_gpu_layers)
+    return key_of(path, exact=is_exact(config, path), kv_type=settings.kv_type, gpu_layers=settings.n_gpu_layers)
 
 
 def knobs_for(config: Config, path: Path) -> Knobs:
@@ -85,7 +112,8 @@ def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int
     settings = config.device
     start = choose_knobs(Wanted(), None, n_cores())
     return TuneJob(
-        str(path), n_cores(), start, is_exact(config), settings.kv_type, n_gpu_layers(settings), budget_s, nice=nice
+        str(path), n_cores(), start, is_exact(config, path), settings.kv_type, n_gpu_layers(settings), budget_s,
+        nice=nice,
     )  # fmt: skip
 
 

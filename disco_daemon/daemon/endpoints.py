@@ -25,8 +25,8 @@ from ..engine.config import EngineConfig
 from ..engine.supervisor import Engine
 from ..errors import ConfigError
 from ..models import places
-from ..types import Side
-from .device import is_exact, knobs_for, model_path, n_gpu_layers, require_regular
+from ..types import UNKNOWN, Capabilities, Side
+from .device import is_exact, is_exact_but_for_rounding, knobs_for, model_path, n_gpu_layers, require_regular
 from .edge import make_edge
 from .fleet import make_fleet, n_hosts
 from .fleet_members import FleetMembers
@@ -43,17 +43,19 @@ def make_endpoints(
     shape: Shape | None,
     before: Mapping[Side, Endpoint] | None = None,
     members: FleetMembers | None = None,
+    *,
+    listed: Capabilities = UNKNOWN,
 ) -> dict[Side, Endpoint]:
     """Return the configured endpoints; the device is the one `before`, if it would be the same.
 
-    `members` lend hosts to a fleet. A server is given the tokenizer of the device beside it. Raises ConfigError when no
-    endpoint is configured.
+    `members` lend hosts to a fleet. A server is given the tokenizer of the device beside it, and what price lists have
+    `listed` of it. Raises ConfigError when no endpoint is configured.
     """
     endpoints: dict[Side, Endpoint] = {}
     if config.device.enabled:
         endpoints[Side.DEVICE] = reuse_device(_device(config, clock, shape, members), (before or {}).get(Side.DEVICE))
     if config.server.base_url:
-        endpoints[Side.SERVER] = _server(config, clock, endpoints.get(Side.DEVICE))
+        endpoints[Side.SERVER] = _server(config, clock, endpoints.get(Side.DEVICE), listed)
     if isinstance(device := endpoints.get(Side.DEVICE), SplitDevice):
         device.fallback = endpoints.get(Side.SERVER)
     if not endpoints:
@@ -87,7 +89,7 @@ def _whole_of(device: SplitDevice) -> EngineConfig | None:
     return None if device.whole is None else device.whole.engine.config
 
 
-def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:
+def _server(config: Config, clock: Clock, device: Endpoint | None, listed: Capabilities) -> Endpoint:
     from ..endpoints.server import Server, ServerConfig
 
     settings = config.server
@@ -106,6 +108,8 @@ def _server(config: Config, clock: Clock, device: Endpoint | None) -> Endpoint:
             continuation=settings.continuation,
             stream_usage=settings.stream_usage,
             insecure=settings.insecure,
+            chosen=Capabilities.of(settings.capabilities, context_length=settings.context_length or None),
+            listed=listed,
         ),
         clock=clock,
         tokens=device.token_ids if isinstance(device, Device | Shaped) else None,
@@ -153,7 +157,9 @@ def _whole_config(config: Config, path: Path) -> EngineConfig:
     settings = config.device
     knobs = knobs_for(config, path)
     sizes = (settings.n_ctx, knobs.n_threads, n_gpu_layers(settings), settings.n_cells)
-    exact = is_exact(config)
+    exact = is_exact(config, path)
+    if is_exact_but_for_rounding(config, path):
+        log.warning("%s: rows of its weights do not round alike, so its answers are exact but for that", path)
     return EngineConfig(
         path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
         chat_template=_chat_template(settings), disk=_disk(settings),

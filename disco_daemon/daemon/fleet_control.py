@@ -27,7 +27,7 @@ from ..types import Outcome, Side
 from .fleet_costs import CostBook, condensed
 from .fleet_elsewhere import MachineBook
 from .fleet_hosts import HostProcesses
-from .fleet_layers import FleetLayers
+from .fleet_layers import FleetLayers, Shares, differ
 from .fleet_monitor import FleetMonitor, MachineLoad
 from .fleet_plan import HOME, FleetPlanInput, PlannedStep
 from .fleet_seen import FleetMoment, seen_of
@@ -38,6 +38,8 @@ LOOK_S = 1.0  # between two looks
 MAX_STEPS = 20  # that are shown
 REST_S = 30.0  # after a step that failed, and twice as long after each further one; what owners call for is not bound
 MAX_REST_S = 3600.0  # an hour: what stands in the way may have gone by then
+SHARES_S = 10.0  # between two looks at the shares of replicas
+SHARES_DIFFER = 0.1  # of the sequences: less makes no difference
 SMOOTH = 0.8  # of a rate that is shown: it is counted by the second, and answers come and go
 
 
@@ -84,6 +86,8 @@ class FleetOperator:
         self._n_failed, self._rests_until_s = 0, 0.0
         self._measured: dict[float, float | None] = {}
         self._is_failing = False
+        self._shared: Shares = ()
+        self._shares_until_s = 0.0
         self._steps: deque[tuple[float, PlannedStep]] = deque(maxlen=MAX_STEPS)
         self._step: asyncio.Task[None] | None = None
         self.follow(config)
@@ -159,6 +163,8 @@ class FleetOperator:
         self._measured = {
             record.at_s: record.measured for record in self._controller.records
         }  # while no thread decides
+        if not steps:
+            await self._share(now, seen)
         for step in steps:
             self._step = asyncio.create_task(self._carry_out(now, step, seen), name=f"fleet {step.kind}")
             await asyncio.shield(self._step)
@@ -226,7 +232,7 @@ class FleetOperator:
         began, layout = self._engine.clock.now(), self._layers.layout
         first, last = layout.layers_of(step)
         log.info("fleet: %s layers %d-%d, %s", step.kind, first, last, step.why)
-        moved = self._limit_answers(step, seen) if step.kind in BATCH_KINDS else await self._move(step)
+        moved = self._limit_answers(step, seen) if step.kind in BATCH_KINDS else await self._move(step, seen)
         error = moved.error
         self._n_failed = self._n_failed + 1 if error else 0
         if error:
@@ -250,11 +256,12 @@ class FleetOperator:
     def _name_of(self, number: int) -> str:
         return self._hosts.name_of(self._hosts.hosts[number - 1]) if number else HOME
 
-    async def _move(self, step: FleetStep) -> wire.LayersMoved:
+    async def _move(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:
         """Stage files, and let the engine move layers; nothing has changed where the report has an error."""
         try:
             layout = self._layers.layout.after(step.apply(self._layers.layout.placement))
-            ranges = await asyncio.to_thread(self._layers.stage, layout)
+            shares = self._shares(layout, seen)
+            ranges = await asyncio.to_thread(self._layers.stage, layout, shares)
             with self._layers.moving_to(layout):
                 await self._stage_elsewhere()
                 if self._engine.state is not EngineState.READY:  # it was while it was decided
@@ -262,9 +269,28 @@ class FleetOperator:
                 moved = await self._engine.fleet.move(ranges)
                 if not moved.error:
                     self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
+                    self._shared = shares
         except (ConfigError, EndpointError, OSError, ValueError) as e:
             return wire.LayersMoved(id="", error=str(e))
         return moved
+
+    def _shares(self, layout: FleetLayout, seen: FleetSeen) -> Shares:
+        """Return by which shares new sequences go to replicas, so that they do what is forecast under the peak load."""
+        if not layout.has_replicas:
+            return ()
+        return layout.shares(self._controller.at_peak(seen.fleet).forecast(layout.placement).shares)
+
+    async def _share(self, now: float, seen: FleetSeen) -> None:
+        """Let new sequences go to replicas by other shares, if those that are in force have become wrong."""
+        layout = self._layers.layout
+        if not layout.has_replicas or now < self._shares_until_s:
+            return
+        self._shares_until_s = now + SHARES_S
+        shares = await asyncio.to_thread(self._shares, layout, seen)
+        if differ(shares, self._shared, SHARES_DIFFER):
+            with suppress(EndpointError, OSError):  # the next life of the engine gets them then
+                if not (await self._engine.fleet.move(self._layers.range_files(layout, shares))).error:
+                    self._shared = shares
 
     async def _stage_elsewhere(self) -> None:
         """Let other machines fetch what is to come to them, as long as nobody wants something else.

@@ -11,6 +11,8 @@ from ..fleet.layout import FleetLayout
 from ..models.segment_files import SegmentFiles
 from .fleet_places import RangePath
 
+Shares = tuple[tuple[float, ...], ...]  # of the sequences, for each inner range those of its hosts
+
 
 class FleetLayers:
     """The present `layout` of a model, whose ranges are in `files`.
@@ -23,12 +25,16 @@ class FleetLayers:
         self.layout = layout
         self._coming: FleetLayout | None = None
 
-    def range_files(self, layout: FleetLayout) -> tuple[wire.RangeFile, ...]:
-        """Return the ranges with their files as the engine takes them. Raises OSError if the model is gone."""
+    def range_files(self, layout: FleetLayout, shares: Shares = ()) -> tuple[wire.RangeFile, ...]:
+        """Return the ranges with their files as the engine takes them; `shares` are those of each inner one's hosts.
+
+        Raises OSError if the model is gone.
+        """
         paths = self._files.paths(self._model, [layers for layers, _ in layout.ranges])
+        of_all = ((), *(shares or ((),) * len(layout.inner)), ())
         return tuple(
-            wire.RangeFile(path=str(path), first=layers.first, last=layers.last, of=layers.of, hosts=hosts)
-            for path, (layers, hosts) in zip(paths, layout.ranges, strict=True)
+            wire.RangeFile(path=str(path), first=layers.first, last=layers.last, of=layers.of, hosts=hosts, shares=of)
+            for path, (layers, hosts), of in zip(paths, layout.ranges, of_all, strict=True)
         )
 
     def files_of(self, number: int) -> list[RangePath]:
@@ -55,15 +61,23 @@ class FleetLayers:
             self._files.clean()
             self._files.write(self._model, ranges)
 
-    def stage(self, layout: FleetLayout) -> tuple[wire.RangeFile, ...]:
-        """Write the files of another layout, beside the present ones; return its ranges.
+    def stage(self, layout: FleetLayout, shares: Shares = ()) -> tuple[wire.RangeFile, ...]:
+        """Write the files of another layout, beside the present ones; return its ranges, with the hosts' shares.
 
         Raises ConfigError, with the reason, if the model cannot be cut there, or if there is no room. Blocks on disk.
         """
         present = [layers for layers, _ in self.layout.ranges]
         self._files.write(self._model, [*present, *(layers for layers, _ in layout.ranges if layers not in present)])
-        return self.range_files(layout)
+        return self.range_files(layout, shares)
 
     def _files_in(self, layout: FleetLayout, number: int) -> list[RangePath]:
         found = layout.on(number)
         return list(zip(found, self._files.paths(self._model, found), strict=True))
+
+
+def differ(one: Shares, other: Shares, least: float) -> bool:
+    """Whether shares of the same ranges differ by `least` or more somewhere, or are of other ones."""
+    if [len(of) for of in one] != [len(of) for of in other]:
+        return True
+    changes = (abs(a - b) for of, before in zip(one, other, strict=True) for a, b in zip(of, before, strict=True))
+    return max(changes, default=0.0) >= least

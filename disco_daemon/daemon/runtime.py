@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ..conductor import AnswerContext, Conductor, Keeper
 from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
 from ..config.schema import FOR_LIFE, HOSTING, LIVE, Config, keys
-from ..endpoints.base import Endpoint
+from ..endpoints.base import Endpoint, Forgetful
 from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError, RequestError
@@ -130,6 +130,9 @@ class Runtime:
             taken_up = changed - restart
             if taken_up and all(key in LIVE or key.startswith(HOSTING) for key in taken_up):
                 await self._apply(config)
+                for endpoint in self.endpoints.values():
+                    if isinstance(endpoint, Forgetful):
+                        endpoint.forget()
             else:  # where no setting has changed, a file has that one names: the key, a price list, a template
                 await self._replace(config)
             await self._follow()

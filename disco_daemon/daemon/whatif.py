@@ -8,16 +8,18 @@ one whose client has moved on before its turn is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..clock import Clock
-from ..config.schema import Config, PolicySettings
+from ..config.schema import Config, PolicySettings, ServerSettings
 from ..dispatch.make import make_policy
 from ..dispatch.policy import Policy
+from ..endpoints.base import Resumption
+from ..endpoints.continuation import Profile, known_resumption, profile_name
 from ..errors import ConfigError, RequestError, Unavailable
 from ..store import History
 from ..types import finite
@@ -79,7 +81,7 @@ class _Made:
 
 def _terms_of(config: Config) -> object:
     """Return the live settings that all models rest on. The budget is not one: tables hold for all budgets."""
-    return config.policy.scarcer, config.delivery.pace_tps
+    return config.policy.scarcer, config.delivery.pace_tps, config.handoff.pause
 
 
 class HistoryReplay:
@@ -128,7 +130,8 @@ class HistoryReplay:
         except ConfigError as e:
             why_not = str(e)
         else:
-            past = _Past(recorded, terms(config, recorded, self._own))
+            server = profile_name(config.server.base_url, config.server.model)
+            past = _Past(recorded, terms(config, recorded, self._own, self._history.profile(server)))
             model = past.model(policy_of(config.policy))
             for rate in (MIN_USD_PER_KWH, MAX_USD_PER_KWH):  # whichever side is scarce, its table is there
                 model.predict(rate, config.policy.budget)
@@ -157,10 +160,10 @@ def as_json(model: WhatIf, usd_per_kwh: float, budget: float) -> dict[str, Any]:
     }
 
 
-def terms(config: Config, recorded: Recorded, own: Path) -> WhatIfTerms:
+def terms(config: Config, recorded: Recorded, own: Path, probed: Mapping[str, Any] | None) -> WhatIfTerms:
     """Return today's prices, with the power that computing drew as booked, else as set.
 
-    `own` is the folder of the user's own price lists.
+    `own` is the folder of the user's own price lists, and `probed` what a probe has found of the server in force.
     """
     from ..config.pricelist import load as load_prices
     from ..money.prices import Prices
@@ -177,4 +180,14 @@ def terms(config: Config, recorded: Recorded, own: Path) -> WhatIfTerms:
         moves=config.handoff.for_cost,
         stops_billing=catalog.stops_billing(config.server.base_url),
         pace_tps=config.delivery.pace_tps,
+        rests=config.handoff.pause and _goes_on_alone(config.server, probed),
     )
+
+
+def _goes_on_alone(server: ServerSettings, probed: Mapping[str, Any] | None) -> bool:
+    """Whether that server is known to go on exactly where it was stopped, also where the device says nothing."""
+    try:
+        profile = Profile.from_json(probed) if probed is not None else None
+    except ValueError:  # of another version: the server is probed again
+        profile = None
+    return known_resumption(server.continuation, server.base_url, profile) is Resumption.ALONE

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from ..types import Token
 from .graphemes import settled
 
@@ -62,7 +64,7 @@ def first(token: Token, n: int) -> Token | None:
     if n <= 0 or n >= token.n_tokens:
         return token if n > 0 else None
     if token.delta is not None or token.logprobs is not None:
-        return Token(token.text, n, token.delta, token.logprobs)  # half of a call is worth nothing
+        return structs.replace(token, n_tokens=n, ids=())  # half of a call is worth nothing
     kept, n_kept = "", 0
     for piece in words(token):
         if n_kept + piece.n_tokens > n:

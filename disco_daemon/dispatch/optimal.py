@@ -30,11 +30,12 @@ from ..types import Plan, Side
 from .policy import PolicyInput
 from .table import RequestContext, Table
 
+# Both are chosen on the halves of recorded traces that policies are fitted to: `python -m benchmarks.constants`.
 KAPPA = 0.058  # s of mean a second of the worst 1 % is worth; docs/design.md#policies
 CVAR_SHARE = 0.01  # of the requests: the worst 1 %, by which we are judged …
-# … and those that are looked at: of a few hundred samples the worst 1 % are two or three, and fitted to them alone the
-# P99 of what comes next is 0.7 % higher. The weight of each second in the tail is the same.
-TAIL_SHARE = 0.0133
+# … and those that are looked at: of a few hundred samples the worst 1 % are two or three, too few to be fitted to. The
+# weight of each second in the tail is the same.
+TAIL_SHARE = 0.02
 # Weights of the CVaR that are tried where the server is scarce, in kappas: the least is taken whose tail is worth it.
 SERVER_WEIGHTS = (0.0, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 TAIL_FOR_MEAN = 0.5  # how far the CVaR may rise over Algorithm 3's, as a share of what the mean falls below its
@@ -53,19 +54,20 @@ MU_RANGE = (1e-6, 1e4)  # s per unit of budget: below it the budget is free, abo
 
 @dataclass(frozen=True, slots=True)
 class Optimal:
-    """`kappa` weighs the CVaR against the mean."""
+    """`kappa` weighs the CVaR against the mean; `tail_share` of the requests are looked at for it."""
 
     kappa: float = KAPPA
     max_buckets: int = MAX_BUCKETS
     learns: bool = True
     name: str = "optimal"
+    tail_share: float = TAIL_SHARE
 
     def fit(self, inputs: PolicyInput) -> Table:
         """The table for `inputs`, with a ladder of budgets around its own."""
         return (self._device if inputs.constrained is Side.DEVICE else self._server)(inputs)
 
     def _device(self, inputs: PolicyInput) -> Table:
-        problem = _Problem.of(inputs, self.kappa, self.max_buckets)
+        problem = _Problem.of(inputs, self.kappa, self.max_buckets, self.tail_share)
         tau = problem.best_tau(inputs.budget)
         cost = problem.cost(tau)
         prices = np.geomspace(MU_RANGE[1], MU_RANGE[0], LADDER)
@@ -81,7 +83,8 @@ class Optimal:
         )
 
     def _server(self, inputs: PolicyInput) -> Table:
-        problem, best, order = self._of_server(_Problem.of(inputs, self.kappa, self.max_buckets), inputs.budget)
+        whole = _Problem.of(inputs, self.kappa, self.max_buckets, self.tail_share)
+        problem, best, order = self._of_server(whole, inputs.budget)
         spent = np.concatenate([[0.0], problem.tokens.ravel()[order].cumsum()])
         spent[-1] = 1.0
         rungs = np.unique(
@@ -151,9 +154,10 @@ class _Problem:
     mean: FloatArray
     spend: FloatArray
     kappa: float
+    tail_share: float
 
     @classmethod
-    def of(cls, inputs: PolicyInput, kappa: float, max_buckets: int) -> _Problem:
+    def of(cls, inputs: PolicyInput, kappa: float, max_buckets: int, tail_share: float) -> _Problem:
         contexts = inputs.contexts or Contexts(np.empty(0), np.ones(1), (inputs.server,))
         lengths = inputs.lengths.in_buckets(max_buckets)
         device_s = np.interp(lengths.values, inputs.lengths.values, inputs.device_s)
@@ -173,6 +177,7 @@ class _Problem:
             mean=np.stack([curve.mean_below(grid + device_s[:, None]) for curve in contexts.curves]),
             spend=tokens[:, :, None] * starts[:, None, :],
             kappa=kappa,
+            tail_share=tail_share,
         )
 
     @property
@@ -183,7 +188,7 @@ class _Problem:
     @property
     def start_weight(self) -> float:
         """The weight of a second of tau itself."""
-        return self.weight * TAIL_SHARE
+        return self.weight * self.tail_share
 
     def device_ttft_s(self, tokens: int) -> float:
         """T_d of an idle, loaded device, s; beyond the longest bucket in proportion."""

@@ -182,4 +182,7 @@ def _least(x: Amount, y: Amount) -> Amount:
 
 def _most(x: Amount, y: Amount) -> Amount:
     """The higher of both, lane by lane."""
-    return -_least(-x, -y)
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        higher: Amount = np.maximum(x, y)
+        return higher
+    return max(x, y)

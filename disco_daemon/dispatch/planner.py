@@ -26,6 +26,7 @@ DEVICE_ENOUGH = 20  # first tokens of the device before anything can be called u
 UNRELIABLE = 0.5  # a server that fails more often is asked, to see whether it is back, but not waited for
 QUANTILES = (0.05, 0.5, 0.9, 0.95, 0.99)  # of F, shown in `disco status`
 N_PICTURE = 64  # lengths in the picture of w(l): a terminal's width
+READY = Readiness()  # a side of which nothing is said
 REFIT_EVERY = 10  # finished answers; a fit takes some 10 ms of another thread
 
 
@@ -93,7 +94,7 @@ class Planner:
 
     def plan(self, length: int, readiness: Mapping[Side, Readiness]) -> Planned:
         """Commit to the start delays of a prompt of `length` tokens; the budget it may use is reserved."""
-        device = readiness.get(Side.DEVICE, Readiness())
+        device = readiness.get(Side.DEVICE, READY)
         if device.prefill_tps is not None and self.knowledge.use_measured_speed(device.prefill_tps):
             self._n_new += REFIT_EVERY
         if (server := readiness.get(Side.SERVER)) is not None:
@@ -120,7 +121,7 @@ class Planner:
         """Return the plan for now; commits to nothing."""
         if not self.policy.learns:
             return self.table.plan(length, RequestContext(self.budget, waited_s=waited_s))
-        device, server = (readiness.get(side, Readiness()) for side in Side)
+        device, server = readiness.get(Side.DEVICE, READY), readiness.get(Side.SERVER, READY)
         if server.down_s > 0 and device.down_s <= 0:
             return Plan(0.0, math.inf)
         if self.knowledge.server.availability() < UNRELIABLE:

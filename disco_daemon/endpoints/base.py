@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Any, Protocol, runtime_checkable
 
 from ..types import (
+    Capabilities,
     CaughtUp,
     Continuation,
     Embedding,
@@ -74,6 +75,15 @@ class Selective(Protocol):
         ...
 
 
+@runtime_checkable
+class Forgetful(Protocol):
+    """An endpoint that remembers for a while what it was refused."""
+
+    def forget(self) -> None:
+        """Ask again for all that was refused."""
+        ...
+
+
 class Endpoint(Protocol):
     """A place where answers come from. A new one is one file that implements this."""
 
@@ -88,6 +98,11 @@ class Endpoint(Protocol):
         ...
 
     @property
+    def capabilities(self) -> Capabilities:
+        """What it can do beside an answer in text; a request that asks for more is not for it."""
+        ...
+
+    @property
     def continuation(self) -> Continuation:
         """How well it continues a partial answer."""
         ...
@@ -98,7 +113,7 @@ class Endpoint(Protocol):
         ...
 
     def refuses(self, request: GenerationRequest) -> str | None:
-        """Why this endpoint can never serve such a request (a missing capability), or None."""
+        """Why this endpoint can never serve such a request, beside the capabilities that it lacks; or None."""
         ...
 
     def overlap_of(self, request: GenerationRequest) -> str | None:

@@ -13,7 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..continuations import METHODS, RAW_METHODS
+from ..net import without_credentials
 from ..types import Continuation, GenerationRequest, Json, Treatment, field_of
+from .base import Resumption
 
 CHAT = "/chat/completions"
 COMPLETIONS = "/completions"
@@ -127,6 +129,25 @@ class Way:
     def of(profile: Profile) -> Way:
         """The result of a probe."""
         return Way(profile.method, profile.fallback, profile.trust, profile.vocab)
+
+
+def profile_name(base_url: str, model: str) -> str:
+    """Return the key of a server's profile: address and model, no credentials."""
+    return f"{without_credentials(base_url)} {model}"
+
+
+def resumption(way: Way, *, is_tried: bool) -> Resumption:
+    """Return how sure it is that a server goes on exactly this way; `is_tried`: by a probe, or the user's word."""
+    if not is_tried or way.trust is not Continuation.EXACT:
+        return Resumption.UNSURE
+    return Resumption.HELPED if way.fallback == "none" else Resumption.ALONE
+
+
+def known_resumption(setting: str, base_url: str, profile: Profile | None) -> Resumption:
+    """Return the same by the setting of a server, and by what a probe has found where that leaves it open."""
+    if setting == "auto" and profile is not None:
+        return resumption(Way.of(profile), is_tried=True)
+    return resumption(Way.from_setting(setting, base_url), is_tried=setting != "auto")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from ..engine.supervisor import Engine, EngineState
 from ..engine.tool_rules import offered
 from ..errors import EndpointError
 from ..tools.format import ToolError
+from ..tools.formats import GENERIC
 from ..types import (
+    Capabilities,
     CaughtUp,
     Continuation,
     Embedding,
@@ -27,10 +29,14 @@ from ..types import (
     Refusal,
     Side,
     Token,
+    Tools,
     Treatment,
     Usage,
+    chat_logprobs,
+    choice_of,
     form_parameter,
     ignored,
+    n_choices,
     named,
     refused_tools,
     response_format,
@@ -38,8 +44,13 @@ from ..types import (
 )
 from .base import Controls, Resumption
 from .chat_prompt import for_template
+from .choices import Event, several
 
-Event = Token | CaughtUp | Paused | Finish
+# What the engine can do with any model.
+ENGINE = Capabilities(
+    forced_tools=True, json_schema=True, images=False, logprobs=True, n=True, fim=False,
+    continuation=True,
+)  # fmt: skip
 LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
 
 
@@ -69,8 +80,17 @@ class Device:
         """The engine that computes."""
         return self._engine
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """The engine's, with the context that its model has, and the format in which it calls tools, once loaded."""
+        info = self._engine.info
+        tools = None
+        if info is not None and info.tool_format:
+            tools = Tools.GENERIC if info.tool_format == GENERIC.name else Tools.NATIVE
+        return replace(ENGINE, context_length=self.n_ctx, max_output=self.n_ctx, tools=tools)
+
     def refuses(self, request: GenerationRequest) -> str | None:
-        """Text in, text, JSON or calls of functions out: no images or log-probabilities yet."""
+        """Text in, text, JSON or calls of functions out, and the fields that `types.fields` has it take."""
         if not request.text_only:
             return "the device takes plain text messages only"
         if not isinstance(request.extra.get("chat_template_kwargs"), Mapping | None):
@@ -149,11 +169,19 @@ class Device:
         """Goes right on."""
         del request
 
-    async def generate(
+    def generate(
         self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Run the answer on the engine; waits for the rest of a load first."""
+        """Run the answer on the engine, or several; waits for the rest of a load first."""
         controls = controls or Controls()
+        if (n := n_choices(request.extra)) > 1:
+            ask = lambda index, own, orders: self._answer(choice_of(request, index), own, orders)  # noqa: E731
+            return several(n, ask, usage, controls)
+        return self._answer(request, usage, controls)
+
+    async def _answer(
+        self, request: GenerationRequest, usage: Usage, controls: Controls
+    ) -> AsyncGenerator[Event, None]:
         with self._note_failure():
             if not self.ready:
                 await self._wait_for_load(usage)
@@ -168,12 +196,11 @@ class Device:
                             usage.prompt_tokens, usage.cached_tokens = progress.n_prefilled, progress.n_cached
                             if progress.caught_up and answer.up_to_date:
                                 yield CaughtUp()
-                        case wire.TextPiece(text=text, n_tokens=n_tokens, ids=ids, thought=thought, alone=alone):
-                            usage.completion_tokens += n_tokens
-                            usage.reasoning_tokens += n_tokens * thought
+                        case wire.TextPiece() as piece:
+                            usage.completion_tokens += piece.n_tokens
+                            usage.reasoning_tokens += piece.n_tokens * piece.thought
                             if not answer.outdated:
-                                token = _thought_token(text, n_tokens) if thought else Token(text, n_tokens, ids=ids)
-                                yield msgspec.structs.replace(token, alone=True) if alone else token
+                                yield _token(piece)
                         case wire.CallPiece() as piece:
                             usage.completion_tokens += piece.n_tokens
                             ending = "tool_calls"
@@ -283,9 +310,12 @@ def _at_once() -> float:
     return 0.0
 
 
-def _thought_token(text: str, n_tokens: int) -> Token:
-    """Return a thought that precedes the answer, in the form of llama-server and DeepSeek."""
-    return Token("", n_tokens, {"reasoning_content": text})
+def _token(piece: wire.TextPiece) -> Token:
+    """Return a piece of an answer; a thought that precedes it has the form of llama-server and DeepSeek."""
+    if piece.thought:
+        return Token("", piece.n_tokens, {"reasoning_content": piece.text}, alone=piece.alone)
+    logprobs = chat_logprobs(piece.likelihoods) if piece.likelihoods else None
+    return Token(piece.text, piece.n_tokens, None, logprobs, piece.ids, piece.alone)
 
 
 def _call_token(piece: wire.CallPiece) -> Token:

@@ -7,7 +7,18 @@ from typing import Any
 
 from ..errors import EndpointError
 from ..net import without_credentials
-from ..types import CaughtUp, Continuation, Finish, GenerationRequest, PromptLength, Readiness, Side, Token, Usage
+from ..types import (
+    Capabilities,
+    CaughtUp,
+    Continuation,
+    Finish,
+    GenerationRequest,
+    PromptLength,
+    Readiness,
+    Side,
+    Token,
+    Usage,
+)
 from .base import Controls, Resumption
 
 
@@ -17,6 +28,7 @@ class Off:
     can_hold = False
     resumption = Resumption.UNSURE
     continuation = Continuation.NONE
+    capabilities = Capabilities()
 
     def __init__(
         self, base_url: str, model: str, why: str, side: Side = Side.SERVER, *, known_since: float = 0.0

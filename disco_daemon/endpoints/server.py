@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..clock import Clock, SystemClock
@@ -14,6 +14,8 @@ from ..continuations import METHODS, RAW_METHODS
 from ..errors import EndpointError
 from ..net import is_plain, without_credentials
 from ..types import (
+    UNKNOWN,
+    Capabilities,
     CaughtUp,
     Continuation,
     Finish,
@@ -24,14 +26,19 @@ from ..types import (
     Side,
     Token,
     Usage,
+    most_tokens,
+    n_choices,
+    wanted,
 )
+from . import told
 from .base import Controls, Resumption
 from .bill import Bill, finds
-from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words
+from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
 from .hedge import ServerEvents, hedged
 from .plainhttp import NotPrivateError
+from .server_capabilities import ServerCapabilities
 from .server_client import ServerClient, look_up_private
-from .server_errors import ServerErrors
+from .server_errors import ServerErrors, refusal_of
 from .stream import Bytes, EventStream, Patience, Reader, most_bytes
 
 __all__ = ["Server", "ServerConfig"]
@@ -39,6 +46,8 @@ __all__ = ["Server", "ServerConfig"]
 log = logging.getLogger("disco.server")
 
 USAGE_TIMEOUT_S = 1.0  # after finish_reason; the answer is whole, only the bill is missing
+# What was wrong when a server has no list of models, or none that can be read.
+TELLS_NOTHING = ("not_found", "refused", "unauthorized", "redirected", "garbage", "endless")
 MAX_REASON = 32  # characters of a finish_reason; OpenAI's longest has 14
 
 Chunks = AsyncIterator[dict[str, Any]]
@@ -51,7 +60,10 @@ Render = Callable[[GenerationRequest], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/handoff.md."""
+    """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/handoff.md.
+
+    The user has `chosen` what it can do, and price lists have it as `listed`, each as far as it is known.
+    """
 
     base_url: str
     model: str
@@ -61,6 +73,8 @@ class ServerConfig:
     continuation: str = "auto"
     stream_usage: bool = True
     insecure: bool = False  # the key may go to any host by plain http
+    chosen: Capabilities = UNKNOWN
+    listed: Capabilities = UNKNOWN
 
 
 class Server:
@@ -85,6 +99,7 @@ class Server:
         self.config = config
         self.last_error: str | None = None
         self.n_failures = 0
+        self._known = ServerCapabilities(self._clock, config.chosen, config.listed)
         self._doubted = False  # whether a bill of this server has been doubted in the log
         self.adapters: dict[str, str] = {}  # a server has models, and its own names for them
         self._tokens = tokens
@@ -98,7 +113,7 @@ class Server:
     @property
     def name(self) -> str:
         """The key of a profile: address and model, no credentials."""
-        return f"{without_credentials(self.config.base_url)} {self.model}"
+        return profile_name(self.config.base_url, self.model)
 
     @property
     def continuation(self) -> Continuation:
@@ -108,10 +123,7 @@ class Server:
     @property
     def resumption(self) -> Resumption:
         """Sure where its exact way to continue was tried here, or is the user's word."""
-        proven = self.profile is not None or self.config.continuation != "auto"
-        if not proven or self._way.trust is not Continuation.EXACT:
-            return Resumption.UNSURE
-        return Resumption.HELPED if self._way.fallback == "none" else Resumption.ALONE
+        return resumption(self._way, is_tried=self.profile is not None or self.config.continuation != "auto")
 
     @property
     def should_probe(self) -> bool:
@@ -157,6 +169,45 @@ class Server:
             client, self._client = self._client, None
             await client.close()
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """All that is known of it."""
+        known = self._known.known
+        return replace(known, continuation=self._way.method != "none") if self._way.known else known
+
+    @property
+    def should_inquire(self) -> bool:
+        """Whether it has not told what it can do, or long ago."""
+        return self._known.is_due
+
+    async def inquire(self) -> None:
+        """Ask what it tells of its model: its list of models, llama-server's properties. Nothing of it is an error."""
+        if self._client is None:
+            return
+        try:
+            with self._errors.translate():
+                found = await self._ask_models(self._client)
+        except EndpointError as e:
+            log.debug("the %s does not tell what it can do: %s", self.side, e.reason)
+            if e.reason not in TELLS_NOTHING:
+                return  # it may later
+            found = UNKNOWN
+        self._known.tell(found)
+
+    async def _ask_models(self, client: ServerClient) -> Capabilities:
+        base_url = self.config.base_url.rstrip("/")
+        entry = await asyncio.to_thread(told.entry_of, await client.get(f"{base_url}/models"), self.model)
+        if entry is None:
+            return UNKNOWN
+        if not told.is_llama_server(entry):
+            return told.of_entry(entry)
+        props = await client.get(f"{base_url.removesuffix('/v1')}/props")
+        return told.of_props(props).over(told.of_entry(entry))
+
+    def forget(self) -> None:
+        """Forget what it refused: it is asked again for all of it."""
+        self._known.forget()
+
     def refuses(self, request: GenerationRequest) -> str | None:
         """A server takes every chat, except to continue where it has no way to."""
         if request.prompt is not None:
@@ -171,7 +222,8 @@ class Server:
 
     def readiness(self) -> Readiness:
         """Nothing to load; down for as long as it asked to be left alone, and asked once only for a day after a 429."""
-        return Readiness(down_s=self._errors.down_s, hedgeable=self._errors.hedgeable)
+        n_ctx = self.capabilities.context_length
+        return Readiness(down_s=self._errors.down_s, n_ctx=n_ctx, hedgeable=self._errors.hedgeable)
 
     async def count(self, request: GenerationRequest) -> PromptLength | None:
         """Unknown: servers do not tell before they bill."""
@@ -190,6 +242,7 @@ class Server:
             "failures": self.n_failures,
             "down_s": round(self.readiness().down_s, 1),
             "last_error": self.last_error,
+            **self._known.status(),
         }
 
     # --- one answer ----------------------------------------------------------------------------------------------
@@ -206,12 +259,12 @@ class Server:
         self, request: GenerationRequest, usage: Usage, method: str | None = None, *, noted: bool = False
     ) -> ServerEvents:
         """Generate with a continuation method to try; a failure is not `noted`. For the probe."""
-        with self._note_failure() if noted else nullcontext(), self._errors.translate():
+        with self._note_failure(request) if noted else nullcontext(), self._errors.translate():
             refusal = self.refuses(request) if method is None else None
             if refusal is not None:
                 raise self._errors.error("no_continuation", refusal)
             began = self._clock.now()
-            limit = request.sampling.max_tokens
+            limit = most_tokens(request)
             patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s, limit)
             async with AsyncExitStack() as stack:
                 stack.callback(patience.close)
@@ -221,7 +274,7 @@ class Server:
                 stream = EventStream(body, patience, most_bytes(limit))
                 chunks = await stack.enter_async_context(aclosing(stream.objects()))
                 bill = Bill(usage, asked.body, limit)
-                reader = Reader(ids_back="return_token_ids" in asked.body)
+                reader = Reader(ids_back="return_token_ids" in asked.body, n_choices=n_choices(request.extra))
                 async for chunk in chunks:
                     for event in self._read(chunk, bill, reader, began):
                         if isinstance(event, Finish):
@@ -256,7 +309,7 @@ class Server:
     async def _compose(self, request: GenerationRequest, method: str | None) -> Ask:
         """Compose the request. Raises EndpointError when the device cannot give what the method needs."""
         # With stop strings a server may hold text back whose ids it has told already.
-        ids_back = self._way.vocab and not request.sampling.stop
+        ids_back = self._way.vocab and not request.sampling.stop and n_choices(request.extra) == 1
         if not request.answer_so_far:
             return chat(request, "none", ids_back=ids_back)
         chosen = method or self._way.method
@@ -298,7 +351,7 @@ class Server:
                 bill.count_token(token, reader.n_tokens, counted=told is not None)
                 yield token
             if choice.get("finish_reason"):
-                yield Finish(self._errors.show(str(choice["finish_reason"]), MAX_REASON))
+                yield from reader.end(choice, self._errors.show(str(choice["finish_reason"]), MAX_REASON))
 
     def _doubt(self, bill: Bill) -> None:
         """Log once what of a bill cannot be true."""
@@ -308,11 +361,28 @@ class Server:
             log.warning("the %s's usage is not taken as it says: %s (told once)", self.side, odd)
 
     @contextmanager
-    def _note_failure(self) -> Iterator[None]:
+    def _note_failure(self, request: GenerationRequest) -> Iterator[None]:
         try:
             yield
         except EndpointError as e:
+            if (lack := self._learn(e, request)) is not None:
+                raise lack from e
             if not e.your_fault:
                 self.n_failures += 1
                 self.last_error = str(e)
+            if e.reason == "unreachable":  # it may be another one when it is back
+                self._known.forget()
             raise
+
+    def _learn(self, error: EndpointError, request: GenerationRequest) -> EndpointError | None:
+        """Return the error for a refusal that says what the server lacks, which is remembered; None for others."""
+        status, document = refusal_of(error)
+        understood = self._known.learn(status, document, str(error), request)
+        if understood is None:
+            return None
+        if understood.capability is None:
+            message, param, code = str(error), "messages", "context_length_exceeded"
+        else:
+            param, code = wanted(request)[understood.capability], "unsupported"
+            message = f"the {self.side} does not support {understood.capability.words} ('{param}'): {error}"
+        return EndpointError(self.side, "refused", message, your_fault=True, param=param, code=code)

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 from ..net import hostname, is_address, is_loopback
 from .plainhttp import PrivateResolver, confine
 from .server_errors import HTTP_ERRORS, connection_drop
-from .stream import Bytes
+from .stream import Bytes, Endless
 
 log = logging.getLogger("disco.server")
 
@@ -24,6 +24,8 @@ CONNECT_TIMEOUT_S = 5.0  # a server that cannot be reached; the device goes on m
 CLOSE_TIMEOUT_S = 1.0  # closing a stream whose server does not react
 LOOKUP_TIMEOUT_S = 1.0  # at the start, of a name that a key would be sent to by plain http
 MAX_ERROR = 64 * 1024  # bytes read of an answer that is an error; a message takes some hundred
+ASK_TIMEOUT_S = 10.0  # what a server tells of its models
+MAX_TOLD = 16 * 2**20  # bytes of that; OpenRouter's list of all its models takes less than one
 _CODINGS = ("", "identity", "gzip", "deflate")  # zlib makes a thousand bytes of one at most, of 16 KiB at a time
 
 
@@ -66,6 +68,21 @@ class ServerClient:
         response = stream.response
         coded = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
         return response.aiter_bytes() if coded else response.aiter_raw()
+
+    async def get(self, url: str) -> bytes:
+        """Return what is at a page of the server, bounded in size and time. Raises its client's errors."""
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            stream = await self._client.get(url, cast_to=object, stream=True, stream_cls=_CHUNKS)
+            try:
+                told = bytearray()
+                async for part in stream.response.aiter_bytes():
+                    told += part
+                    if len(told) > MAX_TOLD:
+                        msg = f"more than {MAX_TOLD} bytes"
+                        raise Endless(msg)
+                return bytes(told)
+            finally:
+                await _close(stream)
 
     async def _post(self, path: str, body: dict[str, Any]) -> openai.AsyncStream[Any]:
         """Send a request; what comes back is open, and nothing of it is read.

@@ -139,6 +139,12 @@ class ServerErrors:
         return EndpointError(self._side, reason, f"the server said {status}: {text}", retry_after_s=after_s)
 
 
+def refusal_of(error: EndpointError) -> tuple[int, object]:
+    """Return the HTTP status that an error is made of, and the document that came with it; (0, None) if none is."""
+    said = error.__cause__
+    return (said.status_code, said.body) if isinstance(said, openai.APIStatusError) else (0, None)
+
+
 def connection_drop(e: BaseException) -> BaseException | None:
     """Return the error by which the server closed the connection before it answered; None if it did not.
 

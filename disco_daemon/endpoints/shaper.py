@@ -20,7 +20,18 @@ from typing import Any
 from ..clock import Clock
 from ..engine.supervisor import Engine
 from ..errors import ConfigError
-from ..types import CaughtUp, Embedding, Finish, GenerationRequest, Paused, PromptLength, Readiness, Token, Usage
+from ..types import (
+    Capabilities,
+    CaughtUp,
+    Embedding,
+    Finish,
+    GenerationRequest,
+    Paused,
+    PromptLength,
+    Readiness,
+    Token,
+    Usage,
+)
 from .base import Controls
 from .device import Device
 
@@ -69,6 +80,11 @@ class Shaped:
     def adapters(self) -> Mapping[str, str]:
         """Return that of the endpoint behind."""
         return self._inner.adapters
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return those of the endpoint behind."""
+        return self._inner.capabilities
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """Return that of the endpoint behind."""

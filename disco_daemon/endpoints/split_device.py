@@ -14,9 +14,21 @@ from typing import Any, Protocol
 from ..engine import wire
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError, EndpointError
-from ..types import Embedding, GenerationRequest, Readiness, Refusal, Side, SplitWish, Usage, tool_use
+from ..types import (
+    Embedding,
+    GenerationRequest,
+    Readiness,
+    Refusal,
+    Side,
+    SplitWish,
+    Usage,
+    n_choices,
+    tool_use,
+    top_logprobs,
+)
 from .base import Controls, Endpoint
-from .device import Device, Event
+from .choices import Event
+from .device import Device
 from .split_rules import SplitRules, resolve, why_not
 
 TRY_AGAIN_S = 1.0  # for which a device without its partner is left alone, if there is a server
@@ -140,7 +152,8 @@ class SplitDevice(Device):
 
     def _whole_for(self, request: GenerationRequest) -> Device | None:
         """Return the whole model, if it is here and the request is for it."""
-        whole = self.whole if request.private or request.adapter else None
+        needs_whole = request.private or request.adapter or _whole_field(request)
+        whole = self.whole if needs_whole else None
         return None if whole is None or whole.engine.state is EngineState.FAILED else whole
 
     @property
@@ -168,6 +181,8 @@ class SplitDevice(Device):
             return found
         if request.drawing.mirostat:
             return Refusal("mirostat goes by all that it drew, and here two machines draw: leave it out", "mirostat")
+        if field := _whole_field(request):
+            return Refusal(f"{field} is for a whole model, and this machine has a part of one: leave it out", field)
         if tool_use(request.extra) is not None:
             return Refusal(
                 "calls of tools are for a device that has its whole model, and here two machines draw", "tools"
@@ -298,6 +313,13 @@ class SplitDevice(Device):
         await self._link.close()
         if self.whole is not None:
             await self.whole.close()
+
+
+def _whole_field(request: GenerationRequest) -> str:
+    """Return the field that only a whole model can honour; empty if there is none."""
+    if top_logprobs(request.extra) is not None:
+        return "logprobs"
+    return "n" if n_choices(request.extra) > 1 else ""
 
 
 async def _load(whole: Device) -> None:

@@ -8,9 +8,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from ..clock import Deadline
-from ..types import Json, Token
+from ..types import Finish, Json, Token
+from ..types.drawing import MAX_CHOICES
 from .counting import tokens_in, tokens_of_delta
 
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
@@ -191,10 +193,12 @@ class Reader:
     """Chunks of one answer as Tokens; both kinds of chunks, a chat's `delta` and a raw completion's `text`.
 
     How many tokens a chunk has, its ids or log-probabilities tell, or a usage block that comes with it; else its text.
-    `n_tokens` were given out so far.
+    `n_tokens` were given out so far. Of `n_choices` each has an index.
     """
 
-    def __init__(self, *, ids_back: bool = False) -> None:
+    def __init__(self, *, ids_back: bool = False, n_choices: int = 1) -> None:
+        self._open = set(range(n_choices))
+        self._is_one = n_choices == 1
         self.ending = "stop"  # the finish_reason of an answer whose server tells none, but that it is whole
         self._ids_back = ids_back
         self._ids: tuple[int, ...] = ()  # of chunks whose text is still to come: a character cut in two
@@ -217,7 +221,16 @@ class Reader:
         self.n_tokens += found.n_tokens
         if found.delta and "tool_calls" in found.delta:
             self.ending = "tool_calls"
-        return found
+        return found if self._is_one else structs.replace(found, index=_index(choice), delta=found.delta or {})
+
+    def end(self, choice: dict[str, Any], reason: str) -> list[Token | Finish]:
+        """Return the end of a choice, which is that of the answer if it is the last one. Raises TypeError."""
+        if self._is_one:
+            return [Finish(reason)]
+        self._open.discard(index := _index(choice))
+        if self._open:
+            return [Token("", 0, {}, index=index, ended=reason)]
+        return [Token("", 0, {}, index=index), Finish(reason)]  # it may have said nothing
 
     def _with_ids(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
         """The same with its ids."""
@@ -284,6 +297,14 @@ def _count_named(logprobs: Json | None) -> int:
     """Return the number of tokens that have log-probabilities; 0 if none has."""
     told = logprobs.get("content") if logprobs else None
     return len(told) if isinstance(told, list) else 0
+
+
+def _index(choice: dict[str, Any]) -> int:
+    """The number of a choice. Raises TypeError for what is none."""
+    index = choice.get("index")
+    if type(index) is not int or not 0 <= index < MAX_CHOICES:
+        raise TypeError("a choice without a number")
+    return index
 
 
 def _ids(choice: dict[str, Any]) -> tuple[int, ...]:

@@ -15,13 +15,17 @@ class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class RangeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of a model's layers from `first` up to `last` (exclusive) of `of`; `hosts` compute them, 0 is home."""
+    """The file of a model's layers from `first` up to `last` (exclusive) of `of`; `hosts` compute them, 0 is home.
+
+    Where several do, `shares` says which share of the sequences each is to have; without it, all the same.
+    """
 
     path: str
     first: int
     last: int
     of: int
     hosts: tuple[int, ...] = (0,)
+    shares: tuple[float, ...] = ()
 
 
 # --- daemon -> engine ---------------------------------------------------------------------------------------------

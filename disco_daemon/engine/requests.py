@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from ..types import Append, Delivery, GenerationRequest, Hold, Order, Pace, ToolUse, response_format, tool_use
+from ..types import (
+    Append,
+    Delivery,
+    GenerationRequest,
+    Hold,
+    Order,
+    Pace,
+    ToolUse,
+    response_format,
+    tool_use,
+    top_logprobs,
+)
 from . import wire
 
 
@@ -50,6 +61,7 @@ def generate_message(request_id: str, request: GenerationRequest, *, hold: bool)
         mode=request.split.mode or "exact",
         theta=request.split.theta,
         goes_on=request.split.goes_on,
+        top_logprobs=top_logprobs(request.extra),
     )
 
 

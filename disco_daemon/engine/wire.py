@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import AS_USUAL, Drawing, SplitMode, ToolUse
+from ..types import AS_USUAL, Drawing, Likelihood, SplitMode, ToolUse
 from .fleet_wire import BreakOffMove as BreakOffMove
 from .fleet_wire import FleetUsage as FleetUsage
 from .fleet_wire import HostUsage as HostUsage
@@ -110,7 +110,8 @@ class Generate(Message, frozen=True, kw_only=True):
     `adapter` names the one that is applied, if any. `template_args` are for the chat template. Nothing computed for a
     `private` request goes to disk. Of a model over two machines `mode` says who decides a token: the partner (exact),
     the exit where it is as sure as `theta` (confident), or the exit (alone), and then nothing goes to the partner.
-    `goes_on`: the exit alone goes on while the partner is gone.
+    `goes_on`: the exit alone goes on while the partner is gone. With each token its log-probability is told, and those
+    of the `top_logprobs` likeliest in its place (None: neither).
     """
 
     id: str
@@ -138,6 +139,7 @@ class Generate(Message, frozen=True, kw_only=True):
     mode: SplitMode = "exact"
     theta: float | None = None
     goes_on: bool = False
+    top_logprobs: int | None = None
 
 
 class HoldAnswer(Message, tag="Hold", frozen=True, kw_only=True):
@@ -246,7 +248,7 @@ class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
     """Text of `n_tokens` further tokens, cut at whole code points; a `thought` is not part of the answer.
 
     `ids` of all tokens since the last piece with ids, if the text up to here is exactly theirs; else none. `alone`: by
-    the exit of a first range, with nobody to judge it.
+    the exit of a first range, with nobody to judge it. `likelihoods` are of the tokens that begin in the text.
     """
 
     id: str
@@ -255,6 +257,7 @@ class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
     ids: tuple[int, ...] = ()
     thought: bool = False
     alone: bool = False
+    likelihoods: tuple[Likelihood, ...] = ()
 
 
 class CallPiece(Message, tag="Call", frozen=True, kw_only=True):

@@ -84,7 +84,7 @@ class Knowledge:
                 self._learn_device(attempt, max(1, outcome.prompt_tokens - attempt.usage.cached_tokens))
         if outcome.prompt_tokens > 0:
             self.prompts.add(outcome.prompt_tokens)
-        if (generated := sum(outcome.tokens.values())) > 0:
+        if outcome.choices == 1 and (generated := sum(outcome.tokens.values())) > 0:
             is_cut = outcome.finish_reason not in WHOLE
             self.outputs.add(generated, censored=is_cut, prompt=max(0, outcome.prompt_tokens))
 

@@ -9,6 +9,7 @@ half a second. A few samples far beyond all others do not move it: they are of a
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
@@ -23,15 +24,19 @@ NEW_KIND = 10  # samples beyond a gap of BEYOND are a kind of its own that has b
 class Silences:
     """The first tokens lately seen; what was only known to take longer is none of them."""
 
-    __slots__ = ("_bound_s", "_seen")
+    __slots__ = ("_bound_s", "_ordered", "_seen")
 
     def __init__(self, seen_s: Iterable[float] = ()) -> None:
         self._seen = deque(seen_s, maxlen=REMEMBERED)
+        self._ordered = sorted(self._seen)  # kept so, since a plan that sorts them takes twice as long
         self._bound_s: float | None = None
 
     def add(self, ttft_s: float) -> None:
         """Take one more."""
+        if len(self._seen) == REMEMBERED:
+            del self._ordered[bisect_left(self._ordered, self._seen[0])]
         self._seen.append(ttft_s)
+        insort(self._ordered, ttft_s)
         self._bound_s = None
 
     @property
@@ -46,9 +51,9 @@ class Silences:
         return list(self._seen)
 
     def _bound(self) -> float:
-        longest = sorted(self._seen)[: -NEW_KIND - 1 : -1]
+        longest = self._ordered[: -NEW_KIND - 1 : -1]
         known = longest[0]
         for above, below in pairwise(longest):
-            if above > max(LEAST_S, BEYOND * below):
+            if above > LEAST_S and above > BEYOND * below:
                 known = below
         return max(LEAST_S, BEYOND * known)

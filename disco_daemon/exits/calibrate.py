@@ -2,7 +2,8 @@
 
 A confidence is made of three numbers of the exit's own distribution (`signals`), by logistic regression, and then by
 a monotone table that says what share of tokens with that score was right (isotonic regression, pool adjacent
-violators). Sources: Guo et al., arXiv 1706.04599 (calibration error); Zadrozny and Elkan, KDD 2002 (isotonic).
+violators), where each step of the table is drawn to what the regression says there: 1,500 verdicts are few for a table.
+Sources: Guo et al., arXiv 1706.04599 (calibration error); Zadrozny and Elkan, KDD 2002 (isotonic).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Doubles = NDArray[np.float64]
 N_BINS = 15  # of a calibration error, as in its source
 N_STEPS = 30  # of Newton's method; it needs fewer than ten
 LEAST = 100  # tokens, to calibrate from
-POOL = 40  # tokens at least stand behind each step of the table
+POOL = 40  # tokens at least stand behind each step of the table,
+DRAWN = 40.0  # and as if so many more were as likely right as the regression says
 PRIOR = 4.0  # the strength of the coefficients' prior, in tokens
 WINDOW = 1500  # verdicts that are remembered in use
 EVERY = 50  # verdicts, between two fits in use
@@ -125,15 +127,15 @@ def _logistic(rows: Doubles, labels: Doubles, prior: Doubles) -> Doubles:
 
 def _isotonic(scores: Doubles, agrees: NDArray[np.bool_]) -> tuple[Doubles, Doubles]:
     """Return scores in order and the share that is right at each: never falling, each from POOL tokens or more."""
-    order = np.argsort(scores, kind="stable")
+    order, likely = np.argsort(scores, kind="stable"), 0.5 * (1 + np.tanh(0.5 * scores))
     n_pools = max(1, len(order) // POOL)
     pools: list[tuple[float, float, float]] = []  # sum of labels, sum of scores, tokens
     for part in np.array_split(order, n_pools):
-        pool = (float(agrees[part].sum()), float(scores[part].sum()), float(len(part)))
+        n = len(part) + DRAWN
+        pool = (float(agrees[part].sum() + DRAWN * likely[part].mean()), float(n * scores[part].mean()), n)
         while pools and pools[-1][0] / pools[-1][2] >= pool[0] / pool[2]:
             last = pools.pop()
             pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
         pools.append(pool)
-    # One right and one wrong token are added to each, so that none is certain.
-    shares = np.clip([(right + 1) / (n + 2) for right, _, n in pools], _EDGE, 1 - _EDGE)
+    shares = np.clip([right / n for right, _, n in pools], _EDGE, 1 - _EDGE)
     return np.array([total / n for _, total, n in pools]), np.maximum.accumulate(shares)

@@ -188,9 +188,12 @@ class FleetController:
         if now < self._looked_s + LOOK_AGAIN_S:
             return
         self._looked_s = now
-        peak = max(n for _, n in self._loads)
-        fleet = replace(seen.fleet, load=replace(seen.fleet.load, n_sequences=peak))
-        yield from POLICIES[self.policy](fleet, seen.state.placement, eligible)[:1]
+        yield from POLICIES[self.policy](self.at_peak(seen.fleet), seen.state.placement, eligible)[:1]
+
+    def at_peak(self, fleet: FleetModel) -> FleetModel:
+        """Return the fleet under the busiest load of late, for which plans are made."""
+        peak = max((n for _, n in self._loads), default=fleet.load.n_sequences)
+        return replace(fleet, load=replace(fleet.load, n_sequences=peak))
 
     def _may(self, now: float, step: FleetStep) -> bool:
         """Whether a step undoes nothing that was just done, and is not one too many of its kind."""

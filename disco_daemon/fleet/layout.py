@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from ..arrays import FloatArray
 from ..types import LayerRange
 from .costs import CostSample
 from .placement import ModelModules, Placement
@@ -88,6 +89,19 @@ class FleetLayout:
         """The modules' hosts: home's first range, each inner layer, home's last range."""
         masks = [sum(1 << host for host in one.hosts) for one in self.inner for _ in range(one.first, one.last)]
         return Placement((1, *masks, 1))
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether some layers are at several hosts."""
+        return any(len(one.hosts) > 1 for one in self.inner)
+
+    def shares(self, by_module: FloatArray) -> tuple[tuple[float, ...], ...]:
+        """Return for each inner range which share of the sequences each of its hosts is to have.
+
+        `by_module` is as a forecast has it, [modules, hosts]. A range with one host needs none.
+        """
+        rows = ((one.hosts, by_module[one.first - self.first + 1]) for one in self.inner)
+        return tuple(tuple(round(float(row[host]), 3) for host in hosts if len(hosts) > 1) for hosts, row in rows)
 
     def after(self, placement: Placement) -> FleetLayout:
         """Return the layout in which the inner layers lie as in `placement`, in as few ranges as can be.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..smallfile import open_regular
-from .gguf import Header, read_header, shard, shard_names
+from .gguf import Header, read_header, shard, shard_names, with_shards
 
 # Bytes of a file: the shape is in the first kilobytes; most vocabularies end within 8 MiB, all known ones within 64.
 QUICK, *LONGER = (1 << 20, 1 << 23, 1 << 26)
@@ -68,6 +68,12 @@ def examine(path: Path, *, quick: bool = False) -> ModelFile:
 def is_model(found: ModelFile) -> bool:
     """Whether the file is a model, or would be if it were intact, and no other kind of GGUF."""
     return not _what_else(found.header)
+
+
+def whole_header(path: Path) -> Header:
+    """Return the header of a model's first file, with the tensors of all its parts. Raises OSError, ValueError."""
+    first, *others = (_header(part, quick=False) for part in with_shards([path]))
+    return replace(first, tensors=tuple(tensor for header in (first, *others) for tensor in header.tensors))
 
 
 def template(header: Header) -> Template:

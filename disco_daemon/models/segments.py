@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 
 from ..types import LayerRange
 from .gguf import Header, Tensor, Value
+from .rounding import may_interleave
 
-FORMAT = 1  # of the segments' files; part of their names
+FORMAT = 2  # of the segments' files; part of their names
 _LAYER = re.compile(r"^blk\.(?P<layer>\d+)\.(?P<rest>.+)$")
+INTERLEAVES = "disco.segment.interleaves"  # key: whether weights of the whole model may be, where all rows round alike
 CALIBRATION = "disco.exit.calibration"  # key of a text in the header of a range with an exit
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _NO_VOCABULARY = "none"  # llama.cpp's tokenizer of a model without one
@@ -274,6 +276,7 @@ def _keys(head: bytes, header: Header, layers: LayerRange) -> Iterator[bytes]:
     yield from new.values()
     for name, number in (("first", layers.first), ("last", layers.last), ("of", layers.of)):
         yield _key(f"disco.segment.{name}", _U32, number)
+    yield _key(INTERLEAVES, _U32, int(may_interleave(header)))
 
 
 def _counted(header: Header, layers: LayerRange) -> Iterator[tuple[str, bytes]]:

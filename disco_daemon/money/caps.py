@@ -274,11 +274,13 @@ def server_bound(
     return price.cost_usd(prompt, answer * max(1, choices))
 
 
-def device_bound(prefill_j: float, decode_j: float, prompt_tokens: int, max_tokens: int | None, context: int) -> float:
+def device_bound(
+    prefill_j: float, decode_j: float, prompt_tokens: int, max_tokens: int | None, context: int, choices: int = 1
+) -> float:
     """Return the most energy a request can take on the device, Wh, at these J per token; no token counts as cached."""
     room = max(0, context - prompt_tokens)
     answer = room if max_tokens is None else min(max_tokens, room)
-    return (prefill_j * prompt_tokens + decode_j * answer) / J_PER_WH
+    return (prefill_j * prompt_tokens + decode_j * answer * choices) / J_PER_WH
 
 
 def since(now: float, tz: tzinfo) -> tuple[date, date]:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from ..continuations import CONTINUATIONS
 from ..errors import ConfigError
 from ..net import hostname, is_http_url, is_loopback, without_credentials
+from ..types import UNKNOWN, Capabilities, Capability
 
 ANY = "*"  # the entry for every model of a server that has no entry of its own
 _SNAPSHOT = re.compile(r"[-@](\d{4})-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])$")
@@ -33,7 +34,11 @@ _SERVER_KEYS = {
     "closing_stops_billing", "closing_source",
     "as_of", "source", "notes", "models",
 }  # fmt: skip
-_MODEL_KEYS = {"input", "cached_input", "output", "as_of", "source", "aliases", "notes"}
+_MODEL_KEYS = {
+    "input", "cached_input", "output", "as_of", "source", "aliases", "notes",
+    "context_length", "max_output", "capabilities",
+}  # fmt: skip
+_CAPABILITIES = [capability.value for capability in Capability if capability is not Capability.CONTINUATION]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,8 @@ class Price:
     """Price of one model, $ per million tokens, with the day on which `source` said so.
 
     `cached_input` is for prompt tokens that the server found in its cache. `known` is False for a stand-in: the dearest
-    price known of each kind. `entry` is where it was found: `openai: gpt-4o-mini`.
+    price known of each kind. `entry` is where it was found: `openai: gpt-4o-mini`. `capabilities` is what the list says
+    that the model can do.
     """
 
     input: float
@@ -51,6 +57,7 @@ class Price:
     as_of: date | None = None
     known: bool = True
     entry: str = ""
+    capabilities: Capabilities = UNKNOWN
 
     def cost_usd(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
         """Cost of a request, $. `cached_tokens` are some of `prompt_tokens`, as OpenAI's `usage` counts them."""
@@ -312,7 +319,25 @@ class _PriceListReader:
         as_of = self.day({**defaults, **entry}, where)
         if not own and not (source and as_of):
             raise self.error(where[:-1], "needs `as_of` and `source`, here or at the top of the file")
-        return Price(costs["input"], cached, costs["output"], source or self.file, as_of, entry=name)
+        capabilities = self.capabilities(entry, where)
+        return Price(costs["input"], cached, costs["output"], source or self.file, as_of, True, name, capabilities)
+
+    def capabilities(self, entry: Mapping[str, Any], where: str) -> Capabilities:
+        found = entry.get("capabilities", {})
+        if not isinstance(found, Mapping):
+            raise self.error("capabilities", "must be a table such as {tools = true, images = false}", where)
+        self.known(found, _CAPABILITIES, f"{where}capabilities.")
+        for name, value in found.items():
+            if not isinstance(value, bool):
+                raise self.error(name, f"must be true or false, not {value!r}", f"{where}capabilities.")
+        lengths = {name: self.length(entry, name, where) for name in ("context_length", "max_output")}
+        return Capabilities.of(found, **lengths)
+
+    def length(self, entry: Mapping[str, Any], key: str, where: str) -> int | None:
+        value = entry.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise self.error(key, f"= {value!r} is no number of tokens such as 128000", where)
+        return value
 
     def amount(self, entry: Mapping[str, Any], key: str, where: str) -> float:
         value = entry.get(key)

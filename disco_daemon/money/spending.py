@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..errors import EndpointError
-from ..types import Attempt, GenerationRequest, Side, finite
+from ..types import Attempt, GenerationRequest, Side, finite, n_choices
 from .caps import CapLimits, CapRefusal, Caps, Reservation, device_bound, server_bound, sooner
 from .catalog import Price
 from .exchange import DEFAULT_FLOOR, Power, Regime, effective, regime
@@ -32,9 +32,9 @@ class CostBound:
     @classmethod
     def of(cls, request: GenerationRequest, n_prompt: int, n_before: int = 0) -> CostBound:
         """The bound on one start, for a prompt of `n_prompt` tokens and `n_before` of the answer."""
-        max_tokens, choices = request.sampling.max_tokens, request.extra.get("n")
+        max_tokens = request.sampling.max_tokens
         left = None if max_tokens is None else max(1, max_tokens - n_before)
-        return cls(n_prompt + n_before, left, choices if isinstance(choices, int) and choices > 1 else 1)
+        return cls(n_prompt + n_before, left, n_choices(request.extra))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Spending:
         if side is Side.SERVER:
             return server_bound(self.price, bound.prompt_tokens, bound.max_tokens, choices=bound.choices)
         joules = self.prices.joules(self.speeds.prefill_tps, self.speeds.decode_tps)
-        return device_bound(*joules, bound.prompt_tokens, bound.max_tokens, self._context)
+        return device_bound(*joules, bound.prompt_tokens, bound.max_tokens, self._context, choices=bound.choices)
 
 
 def spent_by(attempt: Attempt) -> float:

@@ -14,6 +14,7 @@ from ..arrays import FloatArray, IntArray
 from ..errors import ConfigError
 
 TTFT_COLUMNS = ("ttft_s", "ttft_est_s", "latency_s")  # the first that a file has is taken
+LENGTH_COLUMNS = (("prompt_tokens", "output_tokens"), ("in_tok", "out_tok"))  # the latter in files of arrivals
 MIN_ROWS = 10  # a trace shorter than this is left out: nothing can be fitted on half of it
 MAX_TOKENS = 1_000_000  # of a prompt or an answer: longer is a unit error
 SORTED_BY = "category"  # a file with this column has its rows sorted by it: halves of a trace would be different tasks
@@ -84,16 +85,33 @@ def read_traces(folder: Path, select: Iterable[str] = ("*",)) -> list[LatencyTra
 def read_requests(folder: Path) -> Requests:
     """The first CSV file in `folder` or its `common` with prompt and output lengths. Raises ConfigError."""
     for path in [*_files(folder / "common"), *_files(folder)]:
-        names, rows = _read(path)
-        if {"prompt_tokens", "output_tokens"} <= names:
-            pairs = [[_number(path, r, c) for c in ("prompt_tokens", "output_tokens")] for r in rows]
-            if not pairs:
-                msg = f"{path} has no rows of lengths"
-                raise ConfigError(msg)
-            lengths = np.clip(np.array(pairs), 1, MAX_TOKENS).astype(np.int64)
-            return Requests(lengths[:, 0], lengths[:, 1])
+        if (found := _lengths(path, LENGTH_COLUMNS[:1])) is not None:
+            return found
     msg = f"no CSV file in {folder} or {folder / 'common'} has the columns prompt_tokens and output_tokens"
     raise ConfigError(msg)
+
+
+def read_lengths(path: Path) -> Requests:
+    """The prompt and output lengths in one CSV file, which may be one of arrivals. Raises ConfigError."""
+    if (found := _lengths(path, LENGTH_COLUMNS)) is None:
+        either = ", or ".join(" and ".join(pair) for pair in LENGTH_COLUMNS)
+        msg = f"{path} has no columns {either}"
+        raise ConfigError(msg)
+    return found
+
+
+def _lengths(path: Path, columns: Iterable[tuple[str, str]]) -> Requests | None:
+    """Return the lengths in the first pair of these columns that a file has; None if it has none of them."""
+    names, rows = _read(path)
+    pair = next((pair for pair in columns if set(pair) <= names), None)
+    if pair is None:
+        return None
+    if not rows:
+        msg = f"{path} has no rows of lengths"
+        raise ConfigError(msg)
+    found = np.array([[_number(path, row, column) for column in pair] for row in rows])
+    lengths = np.clip(found, 1, MAX_TOKENS).astype(np.int64)
+    return Requests(lengths[:, 0], lengths[:, 1])
 
 
 def _read(path: Path) -> tuple[set[str], list[dict[str, str]]]:

@@ -47,6 +47,8 @@ def look(path: Path) -> HistoryFacts:
 def profile(path: Path, name: str) -> dict[str, Any] | None:
     """Return the daemon's findings on a server, JSON, or None. Blocks on disk. Raises Unavailable."""
     with _opened(path) as connection:
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'profiles'").fetchone():
+            return None  # a file of an older version
         row = connection.execute("SELECT state FROM profiles WHERE name = ?", (name,)).fetchone()
     try:
         found = json.loads(row[0]) if row is not None else None

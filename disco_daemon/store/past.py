@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from disco_daemon.errors import Unavailable
-from disco_daemon.types import Attempt, Outcome, Plan, Side, Usage
+from disco_daemon.types import Attempt, Delivery, Outcome, Plan, Side, Usage
 
 BUSY_TIMEOUT_S = 5.0  # as the history itself waits for another's transaction
 MOST = 20_000  # requests; as many as the history keeps by default
 
-# Columns that every version of the schema has; the texts are not among them.
+# Columns that every version of the schema has but for `{delivery}`; the texts are not among them.
 _REQUESTS = """
 SELECT id, request_id, created, model, policy, plan_device_s, plan_server_s, prompt_tokens, winner, finish_reason,
-  error, ttft_s, duration_s, handoffs, device_tokens, server_tokens, cost_usd, energy_j
+  error, ttft_s, duration_s, handoffs, device_tokens, server_tokens, cost_usd, energy_j, {delivery} AS delivery
 FROM requests WHERE created >= ? ORDER BY id DESC LIMIT ?
 """
 _SAMPLES = "SELECT * FROM ttft_samples WHERE request >= ? ORDER BY request, id"
@@ -36,13 +36,19 @@ def outcomes(path: Path, since: float = 0.0, limit: int = MOST) -> list[Outcome]
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S)) as connection:
             connection.row_factory = sqlite3.Row
-            rows = connection.execute(_REQUESTS, (since, max(0, limit))).fetchall()[::-1]
+            rows = connection.execute(_query(connection), (since, max(0, limit))).fetchall()[::-1]
             samples = connection.execute(_SAMPLES, (rows[0]["id"],)).fetchall() if rows else []
     except sqlite3.Error as error:
         msg = f"the history cannot be read: {error}"
         raise Unavailable(msg) from error
     attempts = {request: list(own) for request, own in groupby(samples, key=lambda sample: sample["request"])}
     return [_outcome(row, tuple(_attempts(row, attempts.get(row["id"], ())))) for row in rows]
+
+
+def _query(connection: sqlite3.Connection) -> str:
+    """Return the query for requests of this file's schema: the oldest ones do not say how an answer was delivered."""
+    columns = {row["name"] for row in connection.execute("PRAGMA table_info(requests)")}
+    return _REQUESTS.format(delivery="delivery" if "delivery" in columns else "NULL")
 
 
 def _outcome(row: Mapping[str, Any], attempts: tuple[Attempt, ...]) -> Outcome:
@@ -63,6 +69,7 @@ def _outcome(row: Mapping[str, Any], attempts: tuple[Attempt, ...]) -> Outcome:
         attempts=attempts,
         cost_usd=row["cost_usd"],
         energy_j=row["energy_j"],
+        delivery=Delivery(row["delivery"] or Delivery.RESERVE),
     )
 
 

@@ -1,11 +1,14 @@
 """The frozen values that travel between the rooms. Nothing here does I/O."""
 
+from .capabilities import UNKNOWN, Capabilities, Capability, Tools, together
+from .choices import choice_of, most_tokens, n_choices
 from .content import is_text, text_of
 from .drawing import AS_USUAL, Drawing, drawing_of
 from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
 from .layers import LayerRange
+from .likelihood import Likelihood, TextLogprobs, chat_logprobs, top_logprobs
 from .needs import Refusal, WishError, form_parameter, ignored, is_for_a_server, named, response_format
 from .orders import Append, CaughtUp, Hold, Order, Pace, Paused
 from .outcome import (
@@ -24,14 +27,18 @@ from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, 
 from .rest import GENERATED, ExpectedRest, rest_at
 from .split import SplitMode, SplitWish
 from .tools import ToolUse, refused_tools, tool_use
+from .wanted import lacking, wanted
 
 __all__ = [
     "AS_USUAL",
     "BOTH",
     "FIELDS",
     "GENERATED",
+    "UNKNOWN",
     "Append",
     "Attempt",
+    "Capabilities",
+    "Capability",
     "CaughtUp",
     "Continuation",
     "Delivery",
@@ -48,6 +55,7 @@ __all__ = [
     "Json",
     "LayerRange",
     "LedgerEntry",
+    "Likelihood",
     "Order",
     "Outcome",
     "Pace",
@@ -62,11 +70,15 @@ __all__ = [
     "Side",
     "SplitMode",
     "SplitWish",
+    "TextLogprobs",
     "Token",
     "ToolUse",
+    "Tools",
     "Treatment",
     "Usage",
     "WishError",
+    "chat_logprobs",
+    "choice_of",
     "drawing_of",
     "field_of",
     "finite",
@@ -74,10 +86,16 @@ __all__ = [
     "ignored",
     "is_for_a_server",
     "is_text",
+    "lacking",
+    "most_tokens",
+    "n_choices",
     "named",
     "refused_tools",
     "response_format",
     "rest_at",
     "text_of",
+    "together",
     "tool_use",
+    "top_logprobs",
+    "wanted",
 ]

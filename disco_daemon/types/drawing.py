@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from .fields import Json
+from .likelihood import MAX_TOP
 from .needs import WishError as WishError
 from .needs import forms, schema_of
 from .tools import check_tools
@@ -22,6 +23,7 @@ MAX_IDS = 1024  # token ids in one list: each is looked up for every token; Open
 MAX_BIAS = 100.0  # OpenAI's; beyond it a token is banned or forced in any case
 MAX_BREAKERS = 16  # sequence breakers of DRY; llama.cpp has 4, and looks each up in the vocabulary, in 3 ms
 MAX_BREAKER = 40  # characters, as llama.cpp
+MAX_CHOICES = 8  # answers to one request
 ALL = -1  # tokens: all there are
 REPEAT_WINDOW = 64  # tokens that `repeat_penalty` looks back on, as in llama.cpp
 BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
@@ -32,6 +34,7 @@ Window = Annotated[int, Meta(ge=ALL, le=MAX_COUNT)]
 Factor = Annotated[float, Meta(gt=0, le=100)]
 Strength = Annotated[float, Meta(ge=0, le=100)]
 Base = Annotated[float, Meta(ge=1, le=100)]
+Top = Annotated[int, Meta(ge=0, le=MAX_TOP)]
 Ids = Annotated[tuple[Count, ...], Meta(max_length=MAX_IDS)]
 Bias = tuple[Count, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]]
 Breaker = Annotated[str, Meta(min_length=1, max_length=MAX_BREAKER)]
@@ -142,6 +145,7 @@ class Wishes(msgspec.Struct):
     ignore_eos: bool | None = None
     stop_token_ids: Ids | None = None
     logit_bias: dict[str, float | bool] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     response_format: FormWish | None = None
     json_schema: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -152,8 +156,8 @@ class Wishes(msgspec.Struct):
     parallel_tool_calls: bool | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
-    logprobs: bool | int | None = None
-    top_logprobs: Count | None = None
+    logprobs: bool | Top | None = None
+    top_logprobs: Top | None = None
     modalities: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -177,6 +181,8 @@ def drawing_of(parameters: Json) -> Drawing:
     """
     wishes = msgspec.convert(dict(parameters), Wishes)
     _check_forms(parameters, wishes)
+    if wishes.top_logprobs and wishes.logprobs in (None, False):
+        raise WishError("'top_logprobs' needs 'logprobs': set it to true.", "top_logprobs")
     check_tools(parameters)
     found: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(wishes, name)) is not None}
     found["typical_p"] = _one(wishes, "typical_p", "typ_p")

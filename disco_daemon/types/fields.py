@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from .capabilities import Capability
+
 Json = Mapping[str, Any]
 
 
@@ -43,7 +45,8 @@ class Field:
     `own`: this daemon reads it, and puts it into the server's request itself. `draws`: it says how tokens are drawn, so
     it belongs to a raw continuation as well. `renders`: it is for the chat template. `stays`: an answer under it is
     never continued by the other side. `ids`: it has token ids, which mean something else in another vocabulary.
-    `nothing` are values that ask for nothing, as null always does. `note` is for the documents.
+    `nothing` are values that ask for nothing, as null always does. `capability` is what an endpoint has to have to take
+    it (`types.wanted`). `note` is for the documents.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Field:
     stays: bool = False
     ids: bool = False
     nothing: tuple[Any, ...] = ()
+    capability: Capability | None = None
     note: str = ""
 
     def asks(self, value: Any) -> bool:
@@ -79,7 +83,6 @@ _TABLE = (
     *_all("stream stream_options return_token_ids continue_final_message", _H, _H, own=True),
     *_all("max_tokens max_completion_tokens", _H, own=True, nothing=(-1,), note="-1: no limit"),
     *_all("temperature top_p seed stop frequency_penalty presence_penalty", _H, own=True),
-    Field("n", _R, _R, own=True, nothing=(1,), note="a race has one winner"),
     Field("disco", _H, _H, own=True, note="stays here"),
     Field("add_generation_prompt", _R, nothing=(True,), note="honoured with `continue_final_message`"),
     # How tokens are drawn.
@@ -101,10 +104,14 @@ _TABLE = (
     Field("stop_token_ids", _H, draws=True, stays=True, ids=True, nothing=([],), note=_WHOSE),
     Field("logit_bias", _H, draws=True, stays=True, ids=True, nothing=({},), note=_WHOSE),
     # The form of the answer.
-    Field("response_format", _H, stays=True, nothing=({"type": "text"},), note="`json_object`, `json_schema`"),
-    *_all("json_schema guided_json guided_choice", _H, stays=True),
     Field(
-        "structured_outputs", _H, stays=True,
+        "response_format", _H, stays=True, nothing=({"type": "text"},), capability=Capability.JSON_SCHEMA,
+        note="`json_object`, `json_schema`",
+    ),
+    *_all("json_schema guided_json", _H, stays=True, capability=Capability.JSON_SCHEMA),
+    Field("guided_choice", _H, stays=True),
+    Field(
+        "structured_outputs", _H, stays=True, capability=Capability.JSON_SCHEMA,
         note="`json`, `json_object` and `choice`; the device refuses others",
     ),
     *_all("grammar regex ebnf structural_tag guided_regex guided_grammar", _F, nothing=_OFF),
@@ -114,22 +121,39 @@ _TABLE = (
     *_all("chat_template_kwargs reasoning_effort enable_thinking think", _H, renders=True),
     Field("reasoning", _H, renders=True, note="`effort` and `enabled`; other keys keep the device away"),
     Field("thinking", _H, renders=True, note="`type`; other keys keep the device away"),
-    # Tools; the device refuses some: docs/tools.md.
-    Field("tools", _H, renders=True, stays=True, nothing=([],), note='functions; harmless with `tool_choice: "none"`'),
+    # How many answers, and what is told of the tokens.
     Field(
-        "tool_choice", _H, renders=True, stays=True, nothing=("none", "auto"),
+        "n", _H, draws=True, stays=True, nothing=(1,), capability=Capability.N,
+        note="up to 8; not for an answer that the client has begun; a device over two machines refuses it, unless it "
+        "has the whole model too",
+    ),
+    Field(
+        "logprobs", _H, stays=True, nothing=(False,), capability=Capability.LOGPROBS,
+        note="of the model's own distribution, before anything that draws tokens by it; a device over two machines: "
+        "as `n`",
+    ),
+    Field(
+        "top_logprobs", _H, stays=True, nothing=(0,), capability=Capability.LOGPROBS,
+        note="with `logprobs`; up to 20",
+    ),
+    # Tools; the device refuses some: docs/tools.md.
+    Field(
+        "tools", _H, renders=True, stays=True, nothing=([],), capability=Capability.TOOLS,
+        note='functions; harmless with `tool_choice: "none"`',
+    ),
+    Field(
+        "tool_choice", _H, renders=True, stays=True, nothing=("none", "auto"), capability=Capability.FORCED_TOOLS,
         note="also `required`, one function, `allowed_tools`; the device refuses others",
     ),
     Field("parallel_tool_calls", _H, renders=True, nothing=(True,)),
     # What the device cannot do.
-    Field("functions", _R, nothing=([],), note='harmless with `function_call: "none"`'),
-    Field("function_call", _R, nothing=("none", "auto")),
-    Field("logprobs", _R, nothing=(False,)),
-    Field("top_logprobs", _R, nothing=(0,)),
+    Field("functions", _R, nothing=([],), capability=Capability.TOOLS, note='harmless with `function_call: "none"`'),
+    Field("function_call", _R, nothing=("none", "auto"), capability=Capability.FORCED_TOOLS),
     Field("prompt_logprobs", _R, nothing=(False,)),
     Field("modalities", _R, nothing=(["text"], [])),
     *_all("audio web_search_options", _R, nothing=(False,)),
-    *_all("echo suffix", _R, nothing=_OFF),
+    Field("echo", _R, nothing=_OFF),
+    Field("suffix", _R, nothing=_OFF, capability=Capability.FIM),
     Field("best_of", _R, nothing=(1,)),
     # What changes nothing of a device's answer.
     *_all(

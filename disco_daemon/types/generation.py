@@ -69,8 +69,8 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 
     `ids` are the token ids in the vocabulary of the endpoint that made it, where they are known and where the text up
     to here is exactly theirs; a piece in the middle of something has none, and the next one carries all since. `alone`:
-    made by a model's lower layers, with nobody to judge it. Tokens stay as long as their answer, hundreds of thousands
-    with many readers, and can be in no cycle: the garbage collector does not walk them.
+    made by a model's lower layers, with nobody to judge it. Of several choices each has its `index`, and a `delta`, if
+    an empty one, so that it stays whole; `ended`: why it ends before others. The garbage collector skips all tokens.
     """
 
     text: str
@@ -79,6 +79,8 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     logprobs: Json | None = None
     ids: tuple[int, ...] = ()
     alone: bool = False
+    index: int = 0
+    ended: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

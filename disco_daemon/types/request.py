@@ -70,7 +70,8 @@ class GenerationRequest:
     `pace_tps` `None` is the configured default; the first token is expected after `expected_ttft_s`, s, the rest by
     `expected_rest` (`types.rest`). `adapter` is a LoRA adapter of the device, the only endpoint then. What is `private`
     stays on this machine, and not on its disk. `split` is for a device over two machines. The side that it `prefers`
-    begins alone, the other one is there if that fails; servers may bill `max_cost_usd` for it.
+    begins alone, the other one is there if that fails; servers may bill `max_cost_usd` for it. What the client's API
+    has and no chat, its translation `left_out`: names for `ignored`.
     """
 
     request_id: str
@@ -93,6 +94,7 @@ class GenerationRequest:
     prefers: Side | None = None
     drawing: Drawing = AS_USUAL
     max_cost_usd: float | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def template_args(self) -> dict[str, Any]:

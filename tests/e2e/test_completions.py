@@ -120,7 +120,7 @@ async def test_control_tokens_spelled_in_a_prompt_are_only_text(device: DaemonPr
         ({}, "prompt"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": "a", "echo": True}, "echo"),
-        ({"prompt": "a", "logprobs": 1}, "logprobs"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "disco": {"route": "server"}}, "disco"),
         ({"prompt": "a", "disco": {"pace_tps": -1}}, "disco.pace_tps"),
         ({"prompt": [2**31 - 1]}, None),

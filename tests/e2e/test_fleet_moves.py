@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -129,6 +130,28 @@ def test_boundaries_move_while_answers_are_written(home: HomeLlama, folder: Path
     assert [move.error for move in list(home.moves)[n_before:]] == [""] * len(wanted)
     assert home.cut == list(zip(wanted[-1].ranges[1:-1], HOSTS, strict=True))
     assert all(len(host.segments) == n for host, n in zip(home.hosts.values(), (2, 1, 0), strict=True))
+
+
+def test_replicas_have_their_shares_of_the_answers_and_flights_become_alike(
+    home: HomeLlama, folder: Path, expected: dict[str, str]
+) -> None:
+    core = Core(home, HomeBatcher)
+    batcher, flights = core.batcher, list[set[int]]()
+    assert isinstance(batcher, HomeBatcher)
+    ask_all(core)
+    batcher.begin_move(replace(ends_of(folder, BOUNDS, ((0, 1), (1,), (0,))), shares=((0.5, 0.5), (), ())))
+    while home.is_moving:
+        batcher.look()
+    leg = home._legs[0]
+
+    def look(_: int) -> None:
+        if len(leg.pins) == len(core.admission.sequences) == 4:
+            assert sorted(map(leg.replica_of, leg.pins)) == [0, 0, 1, 1]
+            flights.extend({leg.replica_of(seq) for _, seq in flight.places} for flight in home._flights)
+
+    assert core.run(look) == expected
+    assert len(flights) > 20
+    assert {len(replicas) for replicas in flights[8:]} == {1}, "the two of a replica go together"
 
 
 def test_a_host_is_lost_after_its_cells_were_moved_and_its_layers_became_others(

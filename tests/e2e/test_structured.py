@@ -34,10 +34,10 @@ async def device(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Daem
         yield daemon
 
 
-async def asked(device: DaemonProcess, **more: Any) -> Any:
+async def asked(device: DaemonProcess, max_tokens: int = 60, **more: Any) -> Any:
     messages: Any = [{"role": "user", "content": "Which animal has four legs, and how many?"}]
     return await device.client.chat.completions.create(
-        model="disco/device", messages=messages, temperature=0, max_tokens=60, **more
+        model="disco/device", messages=messages, temperature=0, max_tokens=max_tokens, **more
     )
 
 
@@ -62,6 +62,35 @@ async def test_a_schema_that_cannot_be_obeyed_is_the_clients_fault(device: Daemo
     with pytest.raises(openai.BadRequestError, match="json_object or json_schema"):
         await asked(device, response_format={"type": "xml"})
     assert (await asked(device)).choices[0].message.content
+
+
+FAMILY = "👩\u200d👩\u200d👧\u200d👦"
+RARE = f'{FAMILY} 𓀀𓁐 ᚠ日\n"\\\t\u0085'  # more than one token each, or what JSON, or a grammar, writes as an escape
+
+
+async def test_emoji_and_rare_scripts_come_out_whole_streamed_and_whole(device: DaemonProcess) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {FAMILY: {"const": RARE}}, "required": [FAMILY]}
+    schema |= {"additionalProperties": False}
+    whole = await asked(device, 200, response_format=formatted(schema))
+    assert json.loads(whole.choices[0].message.content) == {FAMILY: RARE}
+    stream = await asked(device, 200, response_format=formatted({"enum": [RARE]}), stream=True)
+    pieces = [c.choices[0].delta.content or "" async for c in stream if c.choices]
+    assert json.loads("".join(pieces)) == RARE
+    chosen = await asked(device, 200, extra_body={"guided_choice": [RARE]})
+    assert chosen.choices[0].message.content == RARE
+
+
+async def test_a_limit_inside_a_character_shows_nothing_of_it(device: DaemonProcess) -> None:
+    messages: Any = [{"role": "user", "content": "Hi"}]
+    shown = set()
+    for limit in range(1, 10):
+        answer = await device.client.chat.completions.create(
+            model="disco/device", messages=messages, max_tokens=limit, response_format=formatted({"const": FAMILY})
+        )
+        shown.add(text := answer.choices[0].message.content or "")
+        assert f'"{FAMILY}"'.startswith(text)
+        assert answer.choices[0].finish_reason == "length"
+    assert len(shown) < 9, "some tokens complete no character"
 
 
 async def test_a_long_enum_is_obeyed(device: DaemonProcess) -> None:

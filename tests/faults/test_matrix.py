@@ -24,6 +24,7 @@ from tests.fixtures.matrix import (
     LATER,
     LONG,
     PATIENCE_S,
+    PROXIED,
     Asked,
     Fault,
     Stand,
@@ -46,7 +47,12 @@ STANDS: Mapping[str, Mapping[str, Any]] = {
         "device": True, "policy": "all-server", "prompt": LONG, "interval_s": 0.03, "ttft_s": 0.3,
         "more": ("--force-handoff", "1-2"),
     },
+    "the device rests while it hands over": {
+        "device": True, "policy": "all-device", "prompt": LONG, "pace_tps": 0.5, "more": ("--force-handoff", "3-6"),
+    },
 }  # fmt: skip
+# What a target may do while its source rests, one of each kind: it says nothing, breaks, or cannot be reached.
+WHILE_RESTING = ("silence", "a cut", "a proxy that lets nothing through")
 DYING_AT = 5  # chunks of a server whose answer is being taken over
 
 
@@ -147,6 +153,35 @@ async def test_in_a_handoff(who: str, fault: Fault, n: int, stands: Stands) -> N
     asked = await stand.under(fault, n)
     await stand.assert_kept(asked, fault)
     assert asked.heard.disco["moves"] or asked.heard.disco["handoffs"], "nothing moved"
+    await shown_up(stand)
+
+
+@matrix
+@pytest.mark.parametrize(
+    ("who", "fault", "n"),
+    [
+        *cases(
+            "before its first token",
+            {what: FIRST[what if what in PROXIED else f"{what} at once"] for what in WHILE_RESTING},
+            0,
+            ["the device rests while it hands over"],
+        ),
+        *cases(
+            "after its first token",
+            {what: LATER[what] for what in WHILE_RESTING},
+            1,
+            ["the device rests while it hands over"],
+        ),
+    ],
+)
+async def test_while_the_source_rests(who: str, fault: Fault, n: int, stands: Stands) -> None:
+    stand = await stands.get(who)
+    asked = await stand.under(fault, n)
+    await stand.assert_kept(asked, fault)
+    assert asked.heard.text == stand.reference, "the device could have gone on from where it rested"
+    first, *_ = asked.heard.disco["moves"]
+    assert (first["source"], first["paused"]) == ("device", True), "nothing rested"
+    assert (first["dropped"] is not None) == first["asked_again"] == (n == 0)
     await shown_up(stand)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.dispatch.optimal import CVAR_SHARE, KAPPA
+from disco_daemon.dispatch.optimal import CVAR_SHARE, KAPPA, TAIL_SHARE
 from disco_daemon.dispatch.paper import device_waits
 from disco_daemon.dispatch.paper_variants import ALPHAS, PaperText, PaperTuned, objective, proportional_waits
 from disco_daemon.dispatch.policy import PolicyInput
@@ -59,8 +59,8 @@ def test_the_objective_is_the_mean_and_what_the_worst_percent_is_worth() -> None
     inputs = inputs_of(rng.lognormal(0, 0.8, 4000).tolist(), [40], 0.5)
     waits = np.array([1.2])
     first = np.minimum(inputs.server.times.repeat(1), waits[0] + inputs.device_s[0])
-    worst = np.sort(first)[-round(0.0133 * len(first)) :]
-    expected = first.mean() + KAPPA / CVAR_SHARE * 0.0133 * worst.mean()
+    worst = np.sort(first)[-round(TAIL_SHARE * len(first)) :]
+    expected = first.mean() + KAPPA / CVAR_SHARE * TAIL_SHARE * worst.mean()
     assert objective(inputs, waits, KAPPA) == pytest.approx(expected, rel=0.01)
 
 

@@ -31,6 +31,8 @@ from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.spending import Speeds, Spending
 from disco_daemon.types import (
+    UNKNOWN,
+    Capabilities,
     CaughtUp,
     Continuation,
     Delivery,
@@ -69,6 +71,8 @@ class Scripted:
     known_since: float = 0.0
     adapters: Mapping[str, str] = field(default_factory=dict)
     asked: list[GenerationRequest] = field(default_factory=list)
+
+    capabilities: Capabilities = UNKNOWN
 
     def refuses(self, request: GenerationRequest) -> None:
         del request

@@ -24,7 +24,7 @@ from disco_daemon.scheduler.andes import Andes
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
 from disco_daemon.scheduler.jobs import TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.types import Drawing
+from disco_daemon.types import Drawing, Likelihood
 
 PIECES = (b"", b"a", b"b", b" ", b"\xe2", b"\x82\xac", b"ST", b"OP", b"x")  # token 0 ends an answer
 N_CTX = 40
@@ -195,6 +195,14 @@ class FakeLlama:
         drawn = oracle(self.logits[row])
         return among[drawn % len(among)] if among else drawn
 
+    def likelihood(self, row: int, token: int, n_top: int, among: Sequence[int], n_known: int) -> Likelihood:
+        """What is told of a token names its row: the tokens before it are its log-probability."""
+        before = self.logits[row]
+        assert token == (among[oracle(before) % len(among)] if among else oracle(before)), (
+            "of the row it was drawn from"
+        )
+        return Likelihood(PIECES_OF[token][n_known:], -float(len(before)), ((b"", 0.0),) * n_top)
+
     def forget(self, slot: int, from_pos: int = 0) -> None:
         del self.cells[slot][from_pos:]
 
@@ -343,10 +351,28 @@ class Bench:
                 data += b"".join(PIECES_OF[t] for t in p.ids)
                 assert not p.ids or data.decode() == text
 
+    def check_likelihoods(self, id_: str) -> None:
+        """Each token that the text shown has a part of is told, in its place, with the text in which it begins."""
+        n_top, text, data, places, n_last = self.given[id_].request.top_logprobs, "", b"", [], 0
+        for p in self.sent[self.given[id_].since :]:
+            if isinstance(p, wire.TextPiece) and p.id == id_:
+                text += p.text
+                data += b"".join(token.piece for token in p.likelihoods)
+                places += [token.logprob for token in p.likelihoods]
+                n_last = len(p.likelihoods[-1].piece) if p.likelihoods else n_last
+                assert all(len(token.top) == n_top for token in p.likelihoods)
+                if n_top is not None and "\N{REPLACEMENT CHARACTER}" not in text:
+                    shown = text.encode()
+                    assert data.startswith(shown)
+                    assert len(data) - n_last < len(shown)
+        assert places == sorted(set(places), reverse=True)
+        assert n_top is not None or not places
+
     def check_answer(self, id_: str) -> None:
         given, done, text = self.given[id_], self.done(id_), self.text(id_)
         whole, reason, n, n_prompt = given.expected()
         self.check_ids(id_)
+        self.check_likelihoods(id_)
         assert sum(p.n_tokens for p in self.of(wire.TextPiece) if p.id == id_) <= done.n_completion
         if done.reason == "cancelled" or id_ in self.shortened:
             assert whole.startswith(text) or id_ in self.shortened  # the end of a shortened answer shows what was held
@@ -376,6 +402,7 @@ adds = st.fixed_dictionaries(
         "exact": st.booleans(),
         "hold": st.booleans(),
         "max_tokens": st.integers(1, 12),
+        "top_logprobs": st.integers(0, 2),
         "stop": st.lists(st.sampled_from(["STOP", "a", "€", "xb", "b "]), max_size=2).map(tuple),
     },
 )

@@ -201,6 +201,7 @@ def test_the_most_a_request_can_cost_by_hand() -> None:
     assert server_bound(mini, 1000, 100, choices=3) == pytest.approx((1500 * 0.15 + 300 * 0.60) / 1e6)
     assert device_bound(0.03, 0.36, 1000, 100, 4096) == pytest.approx((30 + 36) / 3600)
     assert device_bound(0.03, 0.36, 4000, 1000, 4096) == pytest.approx((120 + 0.36 * 96) / 3600)
+    assert device_bound(0.03, 0.36, 1000, 100, 4096, choices=3) == pytest.approx((30 + 3 * 36) / 3600)
     assert device_bound(0.03, 0.36, 4000, None, 4096) == pytest.approx((120 + 0.36 * 96) / 3600)
 
 

@@ -14,13 +14,15 @@ from disco_daemon.conductor import conductor as room
 from disco_daemon.conductor.plan import LATE_LOAD, LATE_S, insured
 from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.errors import DiscoError, RequestError, Unavailable
-from disco_daemon.types import GenerationRequest, Plan, PromptLength, Readiness, Side
+from disco_daemon.types import UNKNOWN, GenerationRequest, Plan, PromptLength, Readiness, Side
 
 HELLO = ({"role": "user", "content": "hello"},)
 
 
 class Hanging:
     """The fault: an endpoint that counts for as long as the test likes, and can do nothing else."""
+
+    capabilities = UNKNOWN
 
     def __init__(self, side: Side) -> None:
         self.side = side

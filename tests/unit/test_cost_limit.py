@@ -32,6 +32,7 @@ from disco_daemon.money.cost_limit import MOST_SENT, billed, fit
 from disco_daemon.money.spending import CostBound, Speeds, Spending
 from disco_daemon.types import (
     BOTH,
+    UNKNOWN,
     CaughtUp,
     Continuation,
     Delivery,
@@ -99,7 +100,7 @@ class Billing:
     """An endpoint that makes, bills and fails by chance, and keeps to what it is asked for."""
 
     can_hold, model, known_since, adapters = False, "m", 0.0, dict[str, str]()
-    continuation = Continuation.EXACT
+    continuation, capabilities = Continuation.EXACT, UNKNOWN
 
     def __init__(self, side: Side, chance: random.Random) -> None:
         self.side, self.chance = side, chance

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from disco_daemon.config.schema import Config, PolicySettings, ServerSettings
-from disco_daemon.daemon.whatif import MAX_MODELS, REBUILD_AFTER, REBUILD_S, HistoryReplay, as_json
+from disco_daemon.config.schema import Config, HandoffSettings, PolicySettings, ServerSettings
+from disco_daemon.daemon.whatif import MAX_MODELS, REBUILD_AFTER, REBUILD_S, HistoryReplay, as_json, terms
+from disco_daemon.endpoints.continuation import Profile, Verdict
 from disco_daemon.errors import RequestError, Unavailable
 from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, Recorded
 from disco_daemon.simulate.dispatch.whatif import WhatIf, WhatIfTerms
@@ -99,6 +101,50 @@ async def test_another_value_of_the_tails_knob_is_fitted_to_the_same_history(
     assert made is not None
     assert made.past is not None
     assert len(made.past.models) == MAX_MODELS, "a slider that is moved for long fills no memory"
+
+
+def probed(**verdicts: str) -> dict[str, Any]:
+    """What a probe has found of the server: a verdict for each method, the first one the best."""
+    ways = [*verdicts, "none", "none"]
+    found = Profile(
+        f"{SERVER.base_url} m", 0.0, ways[0], ways[1], False, 200, {m: Verdict(v) for m, v in verdicts.items()}
+    )
+    return found.to_json()
+
+
+@pytest.mark.parametrize(
+    ("server", "found", "pause", "rests"),
+    [
+        ({}, None, True, False),
+        ({}, probed(continue_final_message="exact", prefix="exact"), True, True),
+        ({}, probed(continue_final_message="exact", prefix="exact"), False, False),
+        ({}, probed(continue_final_message="echoes"), True, False),
+        ({}, probed(token_ids="exact"), True, False),  # only with the device's help, and the device may hang
+        ({}, {"of": "another version"}, True, False),
+        ({"continuation": "prefix"}, None, True, True),
+        ({"continuation": "instruct"}, None, True, False),
+        ({"continuation": "none"}, probed(prefix="exact"), True, False),
+    ],
+)
+async def test_sources_rest_in_the_replay_where_they_would_in_the_daemon(
+    tmp_path: Path, server: dict[str, str], found: dict[str, Any] | None, pause: bool, rests: bool
+) -> None:
+    config = Config(server=msgspec.structs.replace(SERVER, **server), handoff=HandoffSettings(pause=pause))
+    assert terms(config, Recorded.of(history(60)), tmp_path, found).rests is rests
+
+
+async def test_what_a_probe_has_found_is_read_from_the_history(few: Setup) -> None:
+    found = probed(prefix="exact", assistant="exact")
+    with History(few.path) as file:
+        file.save_profile(found["server"], 0.0, found)
+        file.flush(WAIT_S)
+    await few.predict()
+    made = few.replay._made
+    assert made is not None
+    assert made.past is not None
+    assert made.past.terms.rests
+    await few.predict(config=Config(server=SERVER, handoff=HandoffSettings(pause=False)))
+    assert few.replay.n_builds == 2, "the rest is a setting that the model rests on"
 
 
 async def test_too_little_is_said_as_such_and_may_be_enough_a_request_later(tmp_path: Path) -> None:

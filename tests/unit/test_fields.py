@@ -12,6 +12,7 @@ import pytest
 from disco_daemon.api import openai
 from disco_daemon.api.sse import MAX_NAMED, headers
 from disco_daemon.clock import SystemClock
+from disco_daemon.conductor import ignored_by
 from disco_daemon.conductor import plan as planning
 from disco_daemon.endpoints.continuation import chat, completion
 from disco_daemon.endpoints.device import Device
@@ -33,9 +34,12 @@ from disco_daemon.types import (
     Refusal,
     Side,
     Treatment,
+    choice_of,
     field_of,
     ignored,
     is_for_a_server,
+    most_tokens,
+    n_choices,
     response_format,
 )
 from disco_daemon.types.drawing import BREAKERS, MAX_IDS, Wishes
@@ -76,7 +80,10 @@ ASKS: dict[str, Any] = {
     "documents": [{"text": "x"}], "search_parameters": {"mode": "on"}, "plugins": [{"id": "web"}],
     "data_sources": [{"type": "x"}], "include_reasoning": False,
 } | dict.fromkeys([name for name, row in FIELDS.items() if row.server is Treatment.IGNORED], "x")  # fmt: skip
-WITH: dict[str, dict[str, Any]] = {"tool_choice": {"tools": [TOOL]}, "parallel_tool_calls": {"tools": [TOOL]}}
+# What goes with a field that asks for something only together with another one.
+WITH: dict[str, dict[str, Any]] = {
+    "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [TOOL]}, "parallel_tool_calls": {"tools": [TOOL]},
+}  # fmt: skip
 OURS = {name for name, row in FIELDS.items() if row.own}
 EXTRA = [row for row in FIELDS.values() if not row.own]
 EACH = [pytest.param(row, id=row.name) for row in EXTRA]
@@ -129,7 +136,7 @@ def test_a_raw_continuation_has_the_fields_that_say_how_tokens_are_drawn(row: Fi
     assert sent.get(row.name) == (ASKS[row.name] if row.draws else None)
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"model", "prompt", "stream", "stream_options", "disco", "n"}))
+@pytest.mark.parametrize("name", sorted(OURS - {"model", "prompt", "stream", "stream_options", "disco"}))
 def test_what_this_daemon_reads_reaches_the_server_too(name: str) -> None:
     said = {"role": "assistant", "content": "Once"}
     more = {"messages": [*HI, said]} if name == "continue_final_message" else {}
@@ -166,7 +173,7 @@ def test_the_device_makes_of_a_field_what_the_table_says(row: Field) -> None:
     assert is_for_a_server(request.extra) == (row.device is Treatment.AWAY or row.ids)
     assert (row.name in request.needs) == row.binds
     changed = at_engine(request) != at_engine(without)
-    assert changed == (row.device is Treatment.HONOURED)
+    assert changed == (row.device is Treatment.HONOURED and row.name != "n")  # n such requests
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "temperature", "top_p", "seed", "stop", "frequency_penalty"])
@@ -246,6 +253,19 @@ def test_a_device_over_two_machines_draws_without_mirostat_and_calls_no_tools() 
         assert refusal.param == name
 
 
+def test_of_a_device_over_two_machines_only_the_whole_model_gives_choices_and_log_probabilities() -> None:
+    config = SimpleNamespace(exit=None, model_path=Path("none.gguf"))
+    engine = SimpleNamespace(config=config, clock=SystemClock(), state=None)
+    split = SplitDevice(cast("Any", engine), cast("Any", None), "m", (4, 4), rules=SplitRules())
+    wishes: tuple[dict[str, Any], ...] = ({"logprobs": True}, {"n": 2})
+    for wish in wishes:
+        refusal = split.refuses(asked(**wish))
+        assert isinstance(refusal, Refusal)
+        assert [refusal.param] == [*wish]
+    split.whole = Device(cast("Any", engine), "m")
+    assert all(split.refuses(asked(**wish)) is None for wish in wishes)
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [({"ignore_eos": True}, "ignore_eos"), ({"min_tokens": 3}, "min_tokens")],
@@ -299,9 +319,43 @@ def test_a_schema_is_one_whatever_it_is_called(more: dict[str, Any]) -> None:
     assert response_format(asked(**more).extra) == {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 
 
+@pytest.mark.parametrize(
+    ("more", "n"),
+    [
+        ({}, None), ({"logprobs": False}, None), ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 4}, 4), ({"logprobs": 0}, 0), ({"logprobs": 5}, 5),
+    ],
+)  # fmt: skip
+def test_log_probabilities_are_told_as_many_as_are_asked_for(more: dict[str, Any], n: int | None) -> None:
+    assert at_engine(asked(**more)).top_logprobs == n
+    assert at_engine(continued(**more)).top_logprobs == n
+
+
+def test_the_first_choice_is_the_answer_itself_and_the_others_have_seeds_of_its() -> None:
+    one, three = asked(seed=5), asked(seed=5, n=3)
+    assert (n_choices(one.extra), n_choices(three.extra)) == (1, 3)
+    choices = [choice_of(three, i) for i in range(3)]
+    assert choices[0] == one
+    assert len({choice.sampling.seed for choice in choices}) == 3
+    assert choices == [choice_of(three, i) for i in range(3)], "it is the same again"
+    assert [choice_of(asked(n=3), i) for i in range(3)] == [asked()] * 3, "by chance"
+    assert (most_tokens(three), most_tokens(asked(n=3, max_tokens=4))) == (None, 12)
+
+
 # --- bad values ---------------------------------------------------------------------------------------------------
 
 BAD: dict[str, list[Any]] = {
+    "model": [3, None], "prompt": [3, "", [], [""], [-1], [1.5], {}, ["a", "b"]],
+    "messages": [
+        "x", [], [3], [{}], [{"role": "nobody", "content": "Hi"}], [{"role": "user"}],
+        [{"role": "user", "content": []}], [{"role": "user", "content": [{}]}], [{"role": "user", "content": ["Hi"]}],
+        [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": 3}],
+    ],
+    "stream": ["yes"], "stream_options": ["x", []], "return_token_ids": [1], "continue_final_message": ["x", True],
+    "add_generation_prompt": ["x", 0], "max_tokens": [0, -2, "x", 1.5], "max_completion_tokens": [0, -2, "x"],
+    "temperature": [-1, 3, "x"], "top_p": [2, -1], "seed": [1.5, "x"], "stop": [3, [3], ["x"] * 99],
+    "frequency_penalty": [3, "x"], "presence_penalty": [-3],
+    "disco": ["x", {"route": "nobody"}, {"unknown": 1}, {"max_cost_usd": -1}],
     "top_k": [1.5, "3", -2, 2**31], "min_p": [-0.1, 1.1, "x"], "typical_p": [2], "typ_p": [-1],
     "repeat_penalty": [0, 101, "x"], "repetition_penalty": [0], "repeat_last_n": [-2, 1.5],
     "xtc_probability": [2], "xtc_threshold": [-1], "dry_multiplier": [-1], "dry_base": [0.5],
@@ -311,6 +365,7 @@ BAD: dict[str, list[Any]] = {
     "ignore_eos": [1, "yes"], "stop_token_ids": [3, [-1], ["a"], [0] * (MAX_IDS + 1)],
     "logit_bias": [[1], {"a": 1}, {"1": "x"}, {"1": True}, {"-1": 1}, {"1": None}, {str(2**31): 1},
                    {str(i): 1 for i in range(MAX_IDS + 1)}],
+    "n": [0, 9, -1, 1.5, "2"],
     "response_format": ["json", {}, [], {"type": 3}], "json_schema": ["x", True], "guided_json": [3, "{", "3"],
     "guided_choice": ["yes", [], [1], [""]],
     "structured_outputs": ["x", [1], {"choice": []}, {"json": 3}, {"json": "["}, {"json_object": 1}],
@@ -321,19 +376,33 @@ BAD: dict[str, list[Any]] = {
     ],
     "tool_choice": [3, [], "required", {"type": "function", "function": {"name": "nobody"}}],
     "parallel_tool_calls": ["yes"], "functions": [{}], "function_call": [3],
-    "logprobs": ["yes", 1.5], "top_logprobs": [-1, "x"], "modalities": ["text", [1]],
+    "logprobs": ["yes", 1.5, -1, 21], "top_logprobs": [-1, 21, "x", 2], "modalities": ["text", [1]],
     "chat_template_kwargs": ["x", []], "reasoning_effort": [3], "enable_thinking": ["no"], "think": [3],
     "reasoning": ["low", {"effort": 3}], "thinking": [True, {"type": "perhaps"}],
 }  # fmt: skip
 
 
-def test_every_field_that_is_read_has_bad_values() -> None:
-    assert BAD.keys() == set(Wishes.__struct_fields__)
+# Of these a text completion has none, and a chat has no prompt.
+OF_CHATS = {"messages", "max_completion_tokens", "continue_final_message", "add_generation_prompt"}
+
+
+@pytest.mark.parametrize("row", FIELDS.values(), ids=FIELDS)
+def test_a_field_has_bad_values_or_is_read_by_nobody_here(row: Field) -> None:
+    is_read = row.name in {*Wishes.__struct_fields__, *openai.ChatRequest.__struct_fields__, "prompt"}
+    assert is_read == (row.name in BAD)
+    if is_read:
+        return
+    assert row.device is not Treatment.HONOURED
+    odd = {"a": [{"b": None}]}  # of no field a value
+    body = chat(asked(**{row.name: odd}), "none").body
+    assert body.get(row.name) == (odd if row.server is Treatment.PASSED_ON else None)
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_a_bad_value_is_an_error_that_names_the_parameter(name: str, value: Any) -> None:
     for ask in (asked, continued):
+        if (ask is continued and name in OF_CHATS) or (ask is asked and name == "prompt"):
+            continue
         with pytest.raises(RequestError) as caught:
             ask(**{name: value})
         assert caught.value.status == 400
@@ -398,3 +467,10 @@ def test_the_header_of_ignored_fields_is_safe_whatever_they_are_called() -> None
 def test_a_field_of_another_spelling_is_not_in_the_table() -> None:
     assert field_of("Top_K").device is Treatment.AWAY
     assert field_of("guided_new").device is Treatment.FORM
+
+
+@pytest.mark.parametrize("side", Side)
+def test_what_a_translation_has_left_out_is_named_whoever_answers(side: Side) -> None:
+    endpoint = device() if side is Side.DEVICE else Server(ServerConfig("http://127.0.0.1:1/v1", "m", ""))
+    told = GenerationRequest("r", tuple(HI), extra={"base_url": "http://else"}, left_out=("tools.web_search",))
+    assert ignored_by(endpoint, told) == ["base_url", "tools.web_search"]

@@ -387,7 +387,7 @@ async def test_a_fetch_that_takes_long_gives_way_to_what_owners_want(
 ) -> None:
     places = Places()
     operator, moved = operator_of(tmp_path, places, monkeypatch)
-    moving = asyncio.create_task(operator._move(STEP))
+    moving = asyncio.create_task(operator._move(STEP, seen_of(MOMENT, CALM)))
     while not places.staged:
         await asyncio.sleep(0.001)
     change(operator, places)
@@ -403,7 +403,7 @@ async def test_a_step_fetches_then_moves_and_the_layout_is_the_new_one(
     places = Places()
     places.fetched.set()
     operator, moved = operator_of(tmp_path, places, monkeypatch)
-    report = await operator._move(STEP)
+    report = await operator._move(STEP, seen_of(MOMENT, CALM))
     assert report.error == ""
     [ranges] = moved.ranges
     assert [(one.first, one.last, one.hosts) for one in ranges] == [

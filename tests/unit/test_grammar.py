@@ -22,6 +22,32 @@ def test_any_object_and_a_schema_have_a_grammar() -> None:
     assert '\\"x\\"' in grammar_of(schema(POINT))
 
 
+@pytest.mark.parametrize("text", ["👩\u200d👦", "𓀀", "日本", "a\nb", 'say "a\\b"', "\u0085\x7f", "\ud83d"])
+def test_a_constant_and_a_name_are_spelled_by_their_characters(text: str) -> None:
+    grammar = grammar_of(schema({"type": "object", "properties": {text: {"enum": [text]}}}))
+    literals = [_ESCAPED.sub(_unescaped, literal) for literal in re.findall(r'"((?:\\.|[^"\\])*)"', grammar)]
+    assert [json.loads(literal) for literal in literals if literal.startswith('"') and len(literal) > 1] == [text, text]
+
+
+_ESCAPED = re.compile(r"\\U[0-9A-F]{8}|\\.")
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return chr(int.from_bytes(bytes.fromhex(escape[0][2:]))) if escape[0][1] == "U" else escape[0][1]
+
+
+def test_a_string_has_no_control_characters_and_no_half_of_an_escaped_character() -> None:
+    for grammar in (grammar_of(schema({"type": "string"})), grammar_of({"type": "json_object"})):
+        (signs, escape) = re.findall(r'(\[\^"\\\\[^]]*\]) \|\s+"\\\\" .* \| "u" (\(.*?\))\)', grammar)[0]
+        assert signs == r'[^"\\\x7F\x00-\x1F]'
+        four = re.compile(escape.replace(" ", ""))
+        assert [h for h in ("d83d", "DFFF", "d7ff", "e000", "00e9", "D8") if four.fullmatch(h)] == [
+            "d7ff",
+            "e000",
+            "00e9",
+        ]
+
+
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [

@@ -27,6 +27,7 @@ def typed(text: str) -> list[list[str]]:
 
 def test_there_are_how_tos() -> None:
     assert {page.stem for page in PAGES} == {
+        "howto-codex",
         "howto-editors",
         "howto-offline",
         "howto-openai",

@@ -26,6 +26,7 @@ from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.spending import Speeds, Spending
 from disco_daemon.types import (
+    UNKNOWN,
     Continuation,
     Finish,
     GenerationRequest,
@@ -46,7 +47,7 @@ class Faulty:
 
     continuation, resumption, can_hold = Continuation.NONE, Resumption.UNSURE, False
     model, adapters = "m", dict[str, str]()
-    known_since = 0.0
+    known_since, capabilities = 0.0, UNKNOWN
 
     def __init__(self, side: Side, first_s: float | None, load_s: float = 0.0, close_s: float = 0.0) -> None:
         self.side, self.first_s, self.load_s, self.close_s = side, first_s, load_s, close_s

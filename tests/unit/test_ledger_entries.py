@@ -42,7 +42,7 @@ class Embedder:
     """A device that takes a second of the clock, and half a second of computing, for each text but a bad one."""
 
     side, model = Side.DEVICE, "tiny"
-    adapters = continuation = can_hold = resumption = known_since = (
+    adapters = continuation = can_hold = resumption = known_since = capabilities = (
         False  # an endpoint is known by the names of all that it can do
     )
     refuses = overlap_of = may_serve = readiness = count = generate = status = str
@@ -97,8 +97,8 @@ async def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     clock, metrics = StoppedClock(), Metrics()
     clock.at = BEGAN
 
-    def endpoints(*made_of: Any) -> dict[Side, Any]:
-        return {**make_endpoints(*made_of), Side.DEVICE: Embedder(clock)}
+    def endpoints(*made_of: Any, **more: Any) -> dict[Side, Any]:
+        return {**make_endpoints(*made_of, **more), Side.DEVICE: Embedder(clock)}
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(assembly, "make_endpoints", endpoints)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from disco_daemon.engine.hosts.kept_rows import KeptRows
-from disco_daemon.engine.hosts.legs import Leg
+from disco_daemon.engine.hosts.legs import HomeSegment, Leg
+from disco_daemon.engine.hosts.pool import HERE
+from disco_daemon.engine.hosts.view import HomeView
 from disco_daemon.types import LayerRange
 
 
@@ -29,3 +31,12 @@ def test_a_part_that_a_replica_has_been_given_is_not_all_that_there_is(order: in
 
 def test_a_leg_at_home_keeps_nothing() -> None:
     assert Leg(LayerRange(5, 15, 30), [SimpleNamespace(kept=None)]).cells() is None  # type: ignore[list-item]
+
+
+def test_a_range_of_which_home_has_two_copies_is_at_home_once() -> None:
+    """Where a lost host's replica was taken over by home, which has one already, a controller reckons with one host."""
+    model: Any = None
+    leg = Leg(LayerRange(5, 15, 30), [HomeSegment(model), HomeSegment(model)])
+    view = object.__new__(HomeView)
+    view._legs = [leg]
+    assert view.cut == [(leg.layers, (HERE,))]

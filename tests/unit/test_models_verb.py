@@ -253,7 +253,7 @@ def test_a_model_goes_with_its_segments_and_exits_after_asking(
     folder = config.data_path() / "segments"
     folder.mkdir()
     for path in (mine, other):
-        (folder / f"{_stem(path)}-0-24.v1.gguf").write_bytes(b"weights")
+        (folder / f"{_stem(path)}-0-24.v2.gguf").write_bytes(b"weights")
     assert disco("rm", str(mine)) == 1
     assert "--yes" in capsys.readouterr().err
     assert mine.exists()

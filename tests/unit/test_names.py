@@ -16,9 +16,10 @@ from disco_daemon.api.sse import bill, headers
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Api, Config
 from disco_daemon.errors import ConfigError, RequestError
-from disco_daemon.types import BOTH, Outcome, Plan, Readiness, Reason, Side
+from disco_daemon.types import BOTH, UNKNOWN, Capabilities, Outcome, Plan, Reason, Side, Tools
 
 WRITTEN, STARTED = 1_700_000_000.5, 1_790_000_000.25
+HERE = Capabilities(4096, 4096, tools=Tools.NONE, json_schema=True, images=False)
 DEVICE, SERVER = frozenset({Side.DEVICE}), frozenset({Side.SERVER})
 ALIASES = {
     "claude-*": "disco", "claude-haiku-*": "disco/device", "gpt-4o": "disco/server", "big": "gpt-4o", "lost": "nobody",
@@ -26,18 +27,16 @@ ALIASES = {
 }  # fmt: skip
 
 
-def endpoint(model: str, since: float, n_ctx: int | None, adapters: dict[str, str] | None = None) -> Any:
-    return SimpleNamespace(
-        model=model, known_since=since, readiness=lambda: Readiness(n_ctx=n_ctx), adapters=adapters or {}
-    )
+def endpoint(model: str, since: float, can: Capabilities, adapters: dict[str, str] | None = None) -> Any:
+    return SimpleNamespace(model=model, known_since=since, capabilities=can, adapters=adapters or {})
 
 
 def names(
-    aliases: dict[str, str] | None = None, *, private: bool = False, server_n_ctx: int | None = None
+    aliases: dict[str, str] | None = None, *, private: bool = False, server: Capabilities = UNKNOWN
 ) -> ModelNames:
     endpoints = {
-        Side.DEVICE: endpoint("SmolLM2", WRITTEN, 4096, {"french": "", "broken": "it is no adapter"}),
-        Side.SERVER: endpoint("gpt-4o", STARTED, server_n_ctx),
+        Side.DEVICE: endpoint("SmolLM2", WRITTEN, HERE, {"french": "", "broken": "it is no adapter"}),
+        Side.SERVER: endpoint("gpt-4o", STARTED, server),
     }
     conductor: Any = SimpleNamespace(endpoints=endpoints, context=SimpleNamespace(private=private))
     return ModelNames(conductor, ALIASES if aliases is None else aliases)
@@ -107,7 +106,13 @@ def test_a_card_has_a_date_and_the_context_where_that_is_known() -> None:
     assert by_id["disco/device"]["context_length"] == by_id["tuned"]["context_length"] == 4096
     assert "context_length" not in by_id["gpt-4o"]
     assert "context_length" not in by_id["disco"], "the server may have more"
-    assert names(server_n_ctx=128_000).card("disco")["context_length"] == 128_000
+    assert by_id["disco/device"]["capabilities"] == {"tools": "none", "json_schema": True, "images": False}
+    assert by_id["disco"]["capabilities"] == {"json_schema": True}, "of the rest the server may have more"
+    large = names(server=Capabilities(128_000, 16_384, tools=Tools.NATIVE, images=False)).card("disco")
+    assert (large["context_length"], large["max_output"]) == (128_000, 16_384)
+    assert large["capabilities"] == {"tools": "native", "json_schema": True, "images": False}
+    private = names(private=True, server=Capabilities(128_000, tools=Tools.NATIVE)).card("disco")
+    assert (private["context_length"], private["capabilities"]["tools"]) == (4096, "none"), "only the device may answer"
     assert names().card("claude-opus-9")["id"] == "claude-opus-9", "one that only a pattern has"
 
 

@@ -18,9 +18,22 @@ from disco_daemon.api.shapes import ChatShape, OpenAIShape, TextShape, error_bod
 from disco_daemon.api.sse import BodySink
 from disco_daemon.engine import framing, wire
 from disco_daemon.errors import ConfigError, DiscoError, EndpointError, RequestError
-from disco_daemon.types import BOTH, Attempt, Delivery, GenerationRequest, Outcome, Plan, Side, Token, Usage, is_text
+from disco_daemon.types import (
+    BOTH,
+    Attempt,
+    Delivery,
+    GenerationRequest,
+    Outcome,
+    Plan,
+    Side,
+    Token,
+    Usage,
+    is_text,
+    top_logprobs,
+)
 
 HI = [{"role": "user", "content": "Hi"}]
+BEGUN = {"role": "assistant", "content": "Once", "prefix": True}
 CHAT = ChatShape("1", 1_700_000_000, "disco")
 TEXT = TextShape("1", 1_700_000_000, "disco")
 
@@ -100,8 +113,6 @@ def whole(*tokens: Token, reason: str | None = "stop") -> dict[str, Any]:
         (body(stop=[1]), "stop[0]"),
         (body(frequency_penalty=-3), "frequency_penalty"),
         (body(presence_penalty=3), "presence_penalty"),
-        (body(n=2), "n"),
-        (body(n=0), "n"),
         (body(disco=None), "disco"),
         (body(disco={"route": "moon"}), "disco.route"),
         (body(disco={"rout": "device"}), "disco"),
@@ -123,6 +134,14 @@ def test_a_wrong_request_is_refused_and_the_parameter_named(data: bytes, param: 
     assert caught.value.param == param
     assert error_body(caught.value)["error"]["type"] == "invalid_request_error"
     assert str(caught.value)
+
+
+@pytest.mark.parametrize("more", [{"n": 0}, {"n": 9}, {"n": 2, "messages": [*HI, BEGUN]}])
+def test_an_answer_has_up_to_eight_choices_and_one_that_is_begun_has_one(more: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        generation(**more)
+    assert caught.value.param == "n"
+    assert generation(n=8).extra["n"] == 8
 
 
 json_values: st.SearchStrategy[Any] = st.recursive(
@@ -197,9 +216,9 @@ def test_text_parts_become_one_text_and_other_parts_stay() -> None:
     assert generation(messages=[{"role": "user", "content": text}]).text_only
 
 
-def test_extra_is_what_only_a_server_understands() -> None:
+def test_extra_is_what_a_server_gets_as_it_is() -> None:
     _, extra = openai.parse(body(tools=[], logit_bias={"1": 2}, seed=1, disco={}, n=1, return_token_ids=True))
-    assert extra == {"tools": [], "logit_bias": {"1": 2}}
+    assert extra == {"tools": [], "logit_bias": {"1": 2}, "n": 1}
 
 
 def test_the_options_arrive_where_they_belong() -> None:
@@ -288,15 +307,15 @@ def test_a_text_completion_is_for_the_device_alone(prompt: Any, read: Any) -> No
         ({"prompt": [2**31]}, "prompt"),
         ({"prompt": {"text": "Once"}}, "prompt"),
         ({"prompt": "Once", "echo": True}, "echo"),
-        ({"prompt": "Once", "logprobs": 0}, "logprobs"),
-        ({"prompt": "Once", "logprobs": 3}, "logprobs"),
+        ({"prompt": "Once", "logprobs": -1}, "logprobs"),
+        ({"prompt": "Once", "logprobs": 21}, "logprobs"),
         ({"prompt": "Once", "best_of": 2}, "best_of"),
         ({"prompt": "Once", "best_of": True}, "best_of"),
         ({"prompt": "Once", "suffix": "end"}, "suffix"),
         ({"prompt": "Once", "logit_bias": [1]}, "logit_bias"),
         ({"prompt": "Once", "max_tokens": 2, "min_tokens": 3}, "min_tokens"),
         ({"prompt": "Once", "max_tokens": 0}, "max_tokens"),
-        ({"prompt": "Once", "n": 2}, "n"),
+        ({"prompt": "Once", "n": 9}, "n"),
         ({"prompt": "Once", "disco": {"route": "server"}}, "disco"),
     ],
 )
@@ -308,7 +327,8 @@ def test_a_text_completion_that_cannot_be_honoured_is_refused(more: dict[str, An
 
 def test_a_text_completion_may_name_what_it_does_not_use() -> None:
     found = raw(prompt="Once", echo=False, logprobs=None, best_of=1, suffix="", n=1, user="me", max_tokens=-1)
-    assert found.extra == {"user": "me"}
+    assert found.extra == {"user": "me", "logprobs": None, "n": 1}
+    assert top_logprobs(found.extra) is None
     assert found.sampling.max_tokens is None, "as many as there will be"
     with pytest.raises(RequestError, match="device only"):
         openai.to_raw_generation(

@@ -33,7 +33,7 @@ def test_a_segment_is_written_once_and_used_again(source: Path, tmp_path: Path) 
     written = [path.stat().st_ino for path in paths]
     assert all(read_header(path.read_bytes()).whole for path in paths)
     assert [path.stat().st_ino for path in files.write(source, HALVES)] == written
-    assert [path.name.split("-")[-2:] for path in paths] == [["0", "2.v1.gguf"], ["2", "4.v1.gguf"]]
+    assert [path.name.split("-")[-2:] for path in paths] == [["0", "2.v2.gguf"], ["2", "4.v2.gguf"]]
 
 
 def test_below_all_layers_is_the_header_with_the_vocabulary(source: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_model_cut_short_leaves_nothing_behind(source: Path, tmp_path: Path) -
     source.write_bytes(source.read_bytes()[:-40])
     with pytest.raises(ConfigError, match="cannot be written"):
         SegmentFiles(tmp_path / "segments", PLENTY).write(source, HALVES)
-    assert [path.name.split("-")[-2:] for path in (tmp_path / "segments").iterdir()] == [["0", "2.v1.gguf"]]
+    assert [path.name.split("-")[-2:] for path in (tmp_path / "segments").iterdir()] == [["0", "2.v2.gguf"]]
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:

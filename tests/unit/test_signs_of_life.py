@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +20,11 @@ from disco_daemon.api.failures import shape_errors
 from disco_daemon.api.shapes import ChatShape
 from disco_daemon.api.signs import SignsOfLife
 from disco_daemon.api.sse import StreamSink
-from disco_daemon.clock import SystemClock
+from disco_daemon.clock import Clock, SystemClock
 from disco_daemon.errors import RequestError
 from disco_daemon.types import BOTH, Outcome, Plan, Side, Token
 from tests.fixtures.clock import StoppedClock
+from tests.fixtures.jumping import JumpingLoop
 
 PATIENCE_S = 30.0
 INTERVAL_S = 0.05
@@ -46,8 +49,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs, "SIGN_OF_LIFE_S", INTERVAL_S)
 
 
-@pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
+@asynccontextmanager
+async def serving(clock: Clock) -> AsyncIterator[Serve]:
     """Serve streams that `run` fills; their address."""
     runners = []
 
@@ -60,9 +63,7 @@ async def serve() -> AsyncIterator[Serve]:
             generation = openai.to_generation(asked, extra, "r", BOTH)
             return await answering.answer(request, asked, generation, kind("r", 0, "disco"))
 
-        served: Any = SimpleNamespace(
-            run=conduct, context=SimpleNamespace(endpoints={}, private=False, clock=SystemClock())
-        )
+        served: Any = SimpleNamespace(run=conduct, context=SimpleNamespace(endpoints={}, private=False, clock=clock))
         made = web.Application(middlewares=[shape_errors])
         made[answering.CONDUCTOR] = served
         made.router.add_get("/", answer)
@@ -75,6 +76,12 @@ async def serve() -> AsyncIterator[Serve]:
     yield serve
     for runner in runners:
         await runner.cleanup()
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    async with serving(SystemClock()) as serve:
+        yield serve
 
 
 @pytest.fixture
@@ -205,6 +212,37 @@ async def test_signs_between_many_tokens_cut_none_of_them(serve: Serve, session:
     said = [event["choices"][0]["delta"].get("content", "") for event in events(told) if event["choices"]]
     assert "".join(said) == "".join(words)
     assert told.count(KEEP_ALIVE) >= 4
+
+
+def test_while_a_prompt_is_read_for_a_minute_no_gap_on_the_wire_is_longer_than_eleven_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Everything as it is, but the loop's time, which jumps to the next timer when nothing else is left to do."""
+    monkeypatch.undo()
+    assert signs.SIGN_OF_LIFE_S == 10.0
+    loop = JumpingLoop()
+
+    async def run(sink: StreamSink) -> Outcome:
+        await asyncio.sleep(60.0)
+        sink.token(Token("One"), Side.SERVER)
+        return OUTCOME
+
+    async def heard() -> list[float]:
+        async with serving(loop) as serve, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout()) as session:
+            times = [loop.time()]
+            async with session.get(await serve(run)) as response:
+                while said := await response.content.readany():
+                    times.append(loop.time())
+                    assert KEEP_ALIVE in said or b"One" in said
+                assert response.status == 200
+            return times
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        times = runner.run(heard())
+    assert times[1] - times[0] <= 10.5
+    assert max(after - before for before, after in itertools.pairwise(times)) <= 11.0
+    assert 60.0 <= times[-1] - times[0] <= 61.0
+    assert len(times) >= 7
 
 
 def silence() -> tuple[Callable[[StreamSink], Awaitable[Outcome]], asyncio.Event]:

@@ -40,7 +40,15 @@ from disco_daemon.simulate.dispatch.evaluate import (
 from disco_daemon.simulate.dispatch.limits import best_p99, clairvoyant
 from disco_daemon.simulate.dispatch.online import evaluate_online
 from disco_daemon.simulate.dispatch.player import Phone, Played, Recent, Stream, play, play_paced
-from disco_daemon.simulate.traces import MIN_ROWS, MIN_TTFT_S, LatencyTrace, Requests, read_requests, read_traces
+from disco_daemon.simulate.traces import (
+    MIN_ROWS,
+    MIN_TTFT_S,
+    LatencyTrace,
+    Requests,
+    read_lengths,
+    read_requests,
+    read_traces,
+)
 from disco_daemon.types import Plan, Side
 from tests.fixtures.scheduling import estimated, first_token, observed, policy_input
 
@@ -188,6 +196,17 @@ def test_lengths_are_read_from_the_folder_that_is_common_first(tmp_path: Path) -
 def test_without_lengths_it_says_where_they_are_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="common has the columns prompt_tokens and output_tokens"):
         read_requests(tmp_path)
+
+
+def test_a_file_of_arrivals_has_lengths_too_where_it_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "arrivals.csv", "t_s,in_tok,out_tok", "0.1,1200,44", "0.2,7,0")
+    named = read_lengths(tmp_path / "arrivals.csv")
+    assert (named.prompt.tolist(), named.output.tolist()) == ([1200, 7], [44, 1])
+    with pytest.raises(ConfigError):
+        read_requests(tmp_path)  # nobody has said that these are the requests
+    write(tmp_path, "x.csv", "trace,ttft_s", "a,0.1")
+    with pytest.raises(ConfigError, match="prompt_tokens and output_tokens, or in_tok and out_tok"):
+        read_lengths(tmp_path / "x.csv")
 
 
 def test_an_empty_file_of_lengths_is_an_error_of_the_users(tmp_path: Path) -> None:

@@ -169,6 +169,18 @@ def test_a_kept_prefill_moves_sooner_and_a_finished_one_at_once() -> None:
     assert wait_s == pytest.approx(1 / 40)  # one token to prefill, and what comes meanwhile
 
 
+def test_a_move_is_decided_by_what_the_prompt_foretells_of_the_answer_unless_it_is_blind() -> None:
+    prompts = np.random.default_rng(5).integers(1, 120, 800)
+    scene = Scene.of(TRACE, Requests(prompts, np.where(prompts < 60, 30, 390)), SETUP)
+    costs = replace(costs_of(SERVER), device_prefill=1.2e-6)  # dear, so that only a long rest is worth it
+    sighted, blind = (HandoffTerms(scene, PHONE, costs, "paused", DEVICE, blind=is_blind) for is_blind in (False, True))
+    short, long = 20, 100
+    assert blind.looks(short) == blind.looks(long)
+    assert sighted.looks(short)[0][1] < blind.looks(short)[0][1] < sighted.looks(long)[0][1]
+    assert blind.decide(short, NOT_RUN)[0] < 30 <= sighted.decide(short, NOT_RUN)[0], "by then the answer has ended"
+    assert 0 < sighted.decide(long, NOT_RUN)[0] < blind.decide(long, NOT_RUN)[0]
+
+
 @pytest.mark.parametrize("constrained", Side)
 def test_the_server_of_the_decision_is_that_of_the_past_half(constrained: Side) -> None:
     """What comes in the second half must not be known."""

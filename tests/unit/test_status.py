@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from disco_daemon.cli.status import _endpoints, _energy, _engine, _fleet, _money, _speed
+from disco_daemon.cli.status import _endpoints, _energy, _engine, _fleet, _money, _refused, _speed
 
 STATS = {
     "running": 2, "paused": 1, "swapped": 1, "waiting": 3, "preemptions": 4, "saved_bytes": 3 * 2**20,
@@ -30,6 +30,16 @@ def test_what_is_on_disk_is_told_and_why_no_more_is() -> None:
     assert _engine(device | {"engine": full})[3].endswith("41 MiB; kv cannot be written")
     none = STATS | {"disk_texts": 0, "disk_bytes": 0, "disk_error": "another engine has it"}
     assert _engine(device | {"engine": none})[3] == "on disk      another engine has it"
+
+
+def test_what_a_server_has_refused_is_told_with_the_way_to_have_it_asked_again() -> None:
+    assert _refused({}) == _refused({"refused": []}) == []
+    tools = {"what": "forced_tools", "said": "it said 400:\x1b[2J no", "for_s": 7200}
+    first, second = _refused({"refused": [tools, {"what": "images", "said": "no", "for_s": 60}]})
+    assert first.startswith("refused      forced tools: it said 400:")
+    assert first.endswith("no (asked again in 2.0 h, or after `disco config reload`)")
+    assert "\x1b" not in first
+    assert second.startswith("             images: no")
 
 
 def test_an_engine_that_has_computed_nothing_yet_has_nothing_to_tell() -> None:

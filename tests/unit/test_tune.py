@@ -13,7 +13,14 @@ from disco_daemon.cli.tune import copy_path
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Config
-from disco_daemon.daemon.device import is_exact, knobs_for, make_autotuner, n_gpu_layers, save
+from disco_daemon.daemon.device import (
+    is_exact,
+    is_exact_but_for_rounding,
+    knobs_for,
+    make_autotuner,
+    n_gpu_layers,
+    save,
+)
 from disco_daemon.daemon.tasks.autotuner import Autotuner, TuneError
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.measure.search import Search, thread_counts
@@ -22,6 +29,7 @@ from disco_daemon.engine.supervisor import Engine
 from disco_daemon.errors import ConfigError
 from disco_daemon.profiling import tuned_profile
 from disco_daemon.profiling.tuned_profile import TunedProfiles, Wanted, choose_knobs, key_of
+from tests.fixtures.gguf import header, tensor
 
 START = Knobs(3, 3, 512)
 SPEED = Speed(1000.0, 50.0, 120.0)
@@ -238,11 +246,27 @@ def test_the_engine_gets_the_profile_that_fits(at_home: Path, model: Path) -> No
 
 def test_what_is_exact_computes_on_the_cpu_and_with_flash_attention(at_home: Path) -> None:
     exact = configured("[device]\nrounding = 'exact'\n", at_home)
-    assert (is_exact(exact), n_gpu_layers(exact.device)) == (True, 0)
+    assert (is_exact(exact, at_home), n_gpu_layers(exact.device)) == (True, 0)
     auto = configured("[device]\nflash_attn = 'off'\n[server]\nbase_url = 'http://h/v1'\nmodel = 'm'\n", at_home)
-    assert (is_exact(auto), n_gpu_layers(auto.device)) == (False, None)
+    assert (is_exact(auto, at_home), n_gpu_layers(auto.device)) == (False, None)
     some = configured("[device]\nn_gpu_layers = 7\n", at_home)
     assert n_gpu_layers(some.device) == 7
+
+
+@pytest.mark.parametrize(
+    ("packing", "auto", "but_for_rounding"), [(2, True, False), (8, True, False), (12, False, False), (1, False, True)]
+)
+def test_answers_are_exact_by_themselves_where_that_slows_no_prompt_down(
+    at_home: Path, packing: int, auto: bool, but_for_rounding: bool
+) -> None:
+    weights = [tensor("blk.0.ffn_up.weight", (256, 256), packing), tensor("blk.0.ffn_norm.weight", (256,), 0)]
+    (at_home / "m.gguf").write_bytes(header(tensors=weights))
+    server = "[server]\nbase_url = 'http://h/v1'\nmodel = 'm'\n"
+    assert is_exact(configured(server, at_home), at_home / "m.gguf") is auto
+    assert not is_exact(configured("", at_home), at_home / "m.gguf"), "nobody takes such an answer over"
+    wanted = configured("[device]\nrounding = 'exact'\n", at_home)
+    assert is_exact(wanted, at_home / "m.gguf")
+    assert is_exact_but_for_rounding(wanted, at_home / "m.gguf") is but_for_rounding
 
 
 @pytest.mark.parametrize(

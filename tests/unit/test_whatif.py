@@ -30,7 +30,7 @@ from disco_daemon.store import History
 from disco_daemon.store.migrations import migrate
 from disco_daemon.store.past import outcomes
 from disco_daemon.store.schema import MIGRATIONS
-from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
+from disco_daemon.types import Attempt, Delivery, Outcome, Plan, Readiness, Side, Usage
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
 K, C, DECODE_TPS, WATTS = 1 / 250, 0.03, 40.0, 15.0
@@ -101,13 +101,13 @@ def store(path: Path, past: list[Outcome]) -> Path:
 
 
 def test_what_was_recorded_comes_back_oldest_first_and_without_texts(tmp_path: Path) -> None:
-    past = [replace(outcome, prompt="secret", answer="secret") for outcome in history(30)]
+    past = [replace(outcome, prompt="secret", answer="secret") for outcome in paced(history(30), 0.5)]
     found = outcomes(store(tmp_path / "h.sqlite", past))
     assert [o.request_id for o in found] == [o.request_id for o in past]
     assert "secret" not in repr(found)
     for was, now in zip(past, found, strict=True):
-        assert (now.prompt_tokens, now.winner, now.ttft_s, now.plan) == (
-            was.prompt_tokens, was.winner, was.ttft_s, was.plan,
+        assert (now.prompt_tokens, now.winner, now.ttft_s, now.plan, now.delivery) == (
+            was.prompt_tokens, was.winner, was.ttft_s, was.plan, was.delivery,
         )  # fmt: skip
         assert {s: n for s, n in now.tokens.items() if n} == dict(was.tokens)
         assert [(a.side, a.ttft_s, a.censored, a.usage) for a in now.attempts] == [
@@ -320,9 +320,11 @@ def test_along_the_budget_the_ttft_never_rises_and_the_use_never_falls(name: str
 
 
 @settings(max_examples=60, deadline=None)
-@given(rates, rates, st.floats(0, 1), st.floats(0, 1), st.booleans())
-def test_any_two_settings_are_in_order(a: float, b: float, c: float, d: float, stops: bool) -> None:
-    told = PREPARED[stops]
+@given(
+    rates, rates, st.floats(0, 1), st.floats(0, 1), st.sampled_from(["closing stops billing", "it does not", "rests"])
+)
+def test_any_two_settings_are_in_order(a: float, b: float, c: float, d: float, terms: str) -> None:
+    told = PREPARED[terms]
     (low, high), (less, more) = sorted((a, b)), sorted((c, d))
     cheap, dear = told.predict(low, c), told.predict(high, c)
     assert dear.server_usd >= cheap.server_usd - 1e-12
@@ -332,7 +334,17 @@ def test_any_two_settings_are_in_order(a: float, b: float, c: float, d: float, s
     assert many.used >= few.used
 
 
-PREPARED = {stops: model(past=history(150, 5), stops_billing=stops) for stops in (True, False)}
+def paced(past: list[Outcome], share: float = 1.0) -> list[Outcome]:
+    """The same history, with a share of the answers shown at the reader's pace."""
+    draws = np.random.default_rng(1).random(len(past))
+    return [replace(o, delivery=Delivery.PACED) if d < share else o for o, d in zip(past, draws, strict=True)]
+
+
+PREPARED = {
+    "closing stops billing": model(past=history(150, 5)),
+    "it does not": model(past=history(150, 5), stops_billing=False),
+    "rests": model(past=paced(history(150, 5), 0.5), rests=True),
+}
 
 
 def test_a_race_costs_what_both_sides_process() -> None:
@@ -407,6 +419,55 @@ def test_a_move_costs_what_the_server_wrote_until_then_and_what_the_device_reads
     assert cell.device_wh == pytest.approx(60 * joules / 3600)
 
 
+def alike(prefill_tps: float, n: int = 60) -> list[Outcome]:
+    """The server is twice as fast as the device to a first token; the device reads at `prefill_tps` token/s."""
+    device_s = 100 / prefill_tps
+    past = [answered(i, 100, 400, device_s / 2, device_s, Plan(0.0, 0.0)) for i in range(n)]
+    read = Attempt(DEVICE, "smol", 0.0, device_s, False, Usage(100, 20, device_s + 20 / DECODE_TPS))
+    return [replace(o, attempts=(*o.attempts[:1], read)) if i % 2 else o for i, o in enumerate(past)]
+
+
+def test_a_server_that_may_rest_writes_no_more_than_its_slow_reader_needs() -> None:
+    """A device that reads more slowly than the server writes never catches up: only a rest lets an answer move."""
+    past = alike(40.0)
+    assert model(past=paced(past)).predict(0.01, 1.0).moved == 0
+    assert model(past=past, rests=True).predict(0.01, 1.0).moved == 0, "nobody read at a pace"
+    told = model(past=paced(past), rests=True)
+    cell, phone = told.predict(0.01, 1.0), told.recorded.phone
+    assert cell.moved == 1.0
+    by_server = round((cell.server_usd / 60 - 100 * 0.15e-6) / 0.60e-6)
+
+    def lasts(n: int) -> bool:
+        """Whether the reader's stock after `n` tokens lasts for both times, the device's and the server's own."""
+        since_s = (n - 1) / 60
+        missing = max(0.0, 100 - since_s * phone.prefill_tps)
+        device_s = 1.5 * (missing + n) / phone.prefill_tps
+        server_s = 0.5 + float(told.recorded.curve.quantile(0.95))
+        return n - 1 - math.floor(4.8 * since_s) > math.ceil(4.8 * device_s) + math.ceil(4.8 * server_s)
+
+    assert lasts(by_server)
+    assert not lasts(by_server - 1)
+    joules = WATTS * ((100 + by_server) / phone.prefill_tps + (400 - by_server) / phone.decode_tps)
+    assert cell.device_wh == pytest.approx(60 * joules / 3600)
+
+
+def test_of_answers_only_the_paced_ones_rest() -> None:
+    mixed, none, every = (
+        model(past=past, rests=True).predict(0.01, 1.0)
+        for past in (paced(alike(40.0), 0.5), alike(40.0), paced(alike(40.0)))
+    )
+    assert 0.3 < mixed.moved < 0.7
+    assert every.server_usd < mixed.server_usd < none.server_usd
+
+
+def test_a_rest_spares_what_the_server_writes_while_the_device_catches_up() -> None:
+    past = paced(alike(100.0))
+    going_on, resting = (model(past=past, rests=rests).predict(0.01, 1.0) for rests in (False, True))
+    assert going_on.moved == resting.moved == 1.0
+    assert resting.server_usd < going_on.server_usd
+    assert resting.mean_ttft_s == going_on.mean_ttft_s
+
+
 def test_nothing_moves_to_a_device_that_the_budget_limits() -> None:
     assert model(scarcer=DEVICE).predict(0.01, 0.2).moved == 0
 
@@ -453,7 +514,8 @@ def test_a_prediction_is_what_the_planner_then_gets(side: Side) -> None:
     assert cell.mean_ttft_s == pytest.approx(np.mean([o.ttft_s for o in really]), rel=0.05)
     bill = sum(PRICES.bill_usd(a) for o in really for a in o.attempts)
     assert cell.server_usd == pytest.approx(bill, rel=0.10)
-    assert cell.device_wh == pytest.approx(sum(o.energy_j for o in really) / 3600, rel=0.10)
+    # The replay's device has no noise, so it wins and loses close races otherwise: its energy is the least certain.
+    assert cell.device_wh == pytest.approx(sum(o.energy_j for o in really) / 3600, rel=0.20)
 
 
 def lived(rows: list[tuple[int, int, float, float]], side: Side, budget: float) -> list[Outcome]:

@@ -211,12 +211,11 @@ def _server(
 
 def _probe_verdict(config: Config, daemon: dict[str, Any] | None) -> Profile | None:
     """Return the probe's verdict on the server, from the running daemon or the history."""
-    from ...endpoints.continuation import Profile
+    from ...endpoints.continuation import Profile, profile_name
     from ...errors import Unavailable
-    from ...net import without_credentials
     from ...store import checkup
 
-    name = f"{without_credentials(config.server.base_url)} {config.server.model}"
+    name = profile_name(config.server.base_url, config.server.model)
     probed = (((daemon or {}).get("endpoints") or {}).get("server") or {}).get("probed")
     try:
         if probed is None and (path := _history_path(config)).exists():

@@ -1,4 +1,4 @@
-"""Finds out once how the server continues a partial answer, and remembers it."""
+"""Finds out what the server says of itself, and once how it continues a partial answer, which is remembered."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ STOP_TIMEOUT_S = 5.0  # to close a question; takes a moment
 
 
 class Prober:
-    """Owns the probing task. The first good answer of the server starts it: one that is down cannot be asked.
+    """Owns the probing task. The first good answer of the server starts a probe: one that is down cannot be asked.
 
-    `affordable` says whether a probe may cost something now; `book` is called with what a probe has used.
+    What the server tells without a question is asked for at the start, and after a good answer where it has not told
+    it, or a day ago. `affordable` says whether a probe may cost something now; `book` is called with what a probe has
+    used.
     """
 
     def __init__(
@@ -42,8 +44,9 @@ class Prober:
         self._clock = clock
         self._enabled = enabled
         self._answered = asyncio.Event()
-        self._pause, self._n_waiting = FIRST_PAUSE, 0
+        self._pause, self._n_waiting, self._may_probe = FIRST_PAUSE, 0, False
         self._probing: asyncio.Task[Profile | None] | None = None
+        self._inquiring: asyncio.Task[None] | None = None
 
     def restore(self) -> None:
         """Use the verdict of an earlier probe; blocks on disk."""
@@ -57,9 +60,14 @@ class Prober:
     def observe(self, outcome: Outcome) -> None:
         """Take a finished answer; never blocks."""
         served = any(a.side is Side.SERVER and not a.censored and a.error is None for a in outcome.attempts)
-        if served and self._enabled and self._due and self._affordable():
+        if not (served and self._enabled and self._affordable()):
+            return
+        if self._server.should_inquire:
+            self._answered.set()
+        if self._due:
             self._n_waiting -= 1
             if self._n_waiting <= 0:
+                self._may_probe = True
                 self._answered.set()
 
     @property
@@ -69,19 +77,31 @@ class Prober:
         return self._server.should_probe or (profile is not None and not profile.complete)
 
     async def run(self) -> None:
-        """Probe after good answers of the server, ever more rarely, until there is a verdict or a cancellation."""
+        """Inquire at once, and probe after good answers of the server, ever more rarely, until there is a verdict."""
         while True:
-            await self._answered.wait()
-            if self._affordable():  # checked once more: settings may have changed since
+            if self._enabled and self._server.should_inquire and self._affordable():
+                await self._inquire()
+            if self._may_probe and self._affordable():  # checked once more: settings may have changed since
                 await self._probe()
                 self._n_waiting, self._pause = self._pause, min(MAX_PAUSE, 2 * self._pause)
+            self._may_probe = False
             self._answered.clear()
+            await self._answered.wait()
 
     async def stop(self) -> None:
-        """End a probe that is under way: when this returns, it sends nothing more."""
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.wait([self._probing], timeout=STOP_TIMEOUT_S)
+        """End a question that is under way: when this returns, nothing more is sent."""
+        for task in (self._inquiring, self._probing):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task], timeout=STOP_TIMEOUT_S)
+
+    async def _inquire(self) -> None:
+        self._inquiring = asyncio.create_task(self._server.inquire(), name="inquiry")
+        try:
+            await asyncio.wait([self._inquiring])  # it bounds its own time
+        finally:
+            self._inquiring.cancel()
+            await asyncio.gather(self._inquiring, return_exceptions=True)
 
     async def _probe(self) -> None:
         spent = Usage()

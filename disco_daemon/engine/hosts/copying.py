@@ -16,7 +16,8 @@ from .link import HostGoneError, HostLink
 from .loading import BrokenOffError
 from .remote import RemoteHost, RemoteSegment
 
-ASKED_ROWS = 1024  # cells that are asked for and not there yet; whatever new tokens add is less, or it would not end
+ASKED_ROWS = 2048  # cells that are asked for and not there yet; whatever new tokens add is less, or it would not end
+FAR_ASKED_ROWS = 1024  # where some go over a line, on which rows of answers would wait behind them
 FAR_ROWS = 32  # cells that go to another machine at a time: what a slow line does not take holds home up
 LEFT_ROWS = 128  # cells that may be left to copy to each leg while no answer is computed: some ms
 
@@ -118,12 +119,18 @@ class CellCopies:
             if sum(end - start for _, (start, end, _) in left) <= LEFT_ROWS * len(self.joining):
                 return not self._copies  # the last ones are still on their way
             n_asked = sum(copy.end - copy.start for copy in self._copies)
-            if n_asked >= ASKED_ROWS:
+            if n_asked >= (most := self._most_asked()):
                 return False
             for joining, span in left:
-                if n_asked < ASKED_ROWS:
+                if n_asked < most:
                     self._ask(joining, span)
                     n_asked += span[1] - span[0]
+
+    def _most_asked(self) -> int:
+        """Return how many cells may be under way; home asks for more once a flight, so a move waits for few of them."""
+        legs = (*self.old, *(joining.leg for joining in self.joining))
+        is_far = any(_is_far(segment) for leg in legs for segment in leg.replicas)
+        return FAR_ASKED_ROWS if is_far else ASKED_ROWS
 
     def ask_all(self, spans: Sequence[Span]) -> None:
         """Ask for all that is missing. Raises BrokenOffError."""

@@ -88,7 +88,7 @@ class HomeLlama(HomeView):
         return first
 
     def _begin_legs(self) -> None:
-        self._legs = [self._pool.leg(*leg) for leg in self._ends.legs]
+        self._legs = [self._pool.leg(plan) for plan in self._ends.legs]
         self._spares.learn(self._ends)
         self._spares.follow(self._legs)
         for host in self.hosts.values():
@@ -290,6 +290,7 @@ class HomeLlama(HomeView):
             return
         old, self._legs, self._move, self._spans = self._legs, legs, None, []
         hand_over(old, legs)
+        self.send_held()  # before the old segments are freed, which may take the same processors
         stay = {id(segment) for leg in legs for segment in leg.replicas}
         for leg in old:
             for segment in leg.replicas:

@@ -38,6 +38,9 @@ class JoiningLeg:
     have: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.take_over()  # those that stay count where the others find their places
+
     @property
     def fresh(self) -> list[AnySegment]:
         """The segments that are new."""
@@ -76,7 +79,7 @@ class JoiningLeg:
             segment.clear()
 
     def take_over(self) -> None:
-        """Become one of the legs: the old one's flights have landed."""
+        """Have the sequences that stay at the old one's replicas."""
         if self.twin is not None:
             stay = {seq: segment for seq, segment in self.twin.pins.items() if segment in self.leg.replicas}
             self.leg.pins.update(stay)

@@ -1,7 +1,7 @@
 """A leg of the way through a model: a range of inner layers, and where it is computed.
 
 That is at one host, at several, each of which has the whole range and some of the sequences, or at home. A sequence is
-pinned to the replica that has its cells; a new one goes where the fewest are.
+pinned to the replica that has its cells; a new one goes by the replicas' shares.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from .cell_memory import SavedCells, bytes_of
 from .kept_rows import KeptRows
+from .placing import SequencesAtWork, next_replica
 from .remote import Places, RemoteSegment
 from .segment_runs import SegmentRuns
 
@@ -117,10 +118,15 @@ class FlightPart:
 
 @dataclass(eq=False, slots=True)
 class Leg:
-    """A range of layers, its replicas, and which of them has a sequence's cells."""
+    """A range of layers, its replicas, and which of them has a sequence's cells.
+
+    `shares` are those of the sequences `at_work` that each replica is to have; none: all the same.
+    """
 
     layers: LayerRange
     replicas: list[AnySegment]
+    shares: tuple[float, ...] = ()
+    at_work: SequencesAtWork = field(default_factory=SequencesAtWork)
     pins: dict[int, AnySegment] = field(default_factory=dict)
     _parts: dict[int, tuple[FlightPart, ...]] = field(default_factory=dict)
     _early: dict[tuple[int, int], FloatRows] = field(default_factory=dict)  # of parts of flights
@@ -130,6 +136,7 @@ class Leg:
     def send(self, flight: int, places: Places, rows: FloatRows) -> None:
         """Let a flight's rows be computed, each where its sequence is."""
         by_segment: dict[int, tuple[AnySegment, list[int]]] = {}
+        self.at_work.observe(flight, (seq for _, seq in places))
         for number, (_, seq) in enumerate(places):
             segment = self.place(seq)
             by_segment.setdefault(id(segment), (segment, []))[1].append(number)
@@ -174,17 +181,24 @@ class Leg:
     # --- cells ------------------------------------------------------------------------------------------------------
 
     def place(self, seq: int) -> AnySegment:
-        """Return the replica that has a sequence; a new one is pinned to the replica with the fewest."""
+        """Return the replica that has a sequence; a new one is pinned to the replica that lacks most of its share."""
         if (segment := self.pins.get(seq)) is None:
-            pinned = list(self.pins.values())
-            segment = self.pins[seq] = min(self.replicas, key=pinned.count)
+            pinned = [one for other, one in self.pins.items() if other in self.at_work]
+            at = next_replica(self.shares, [pinned.count(one) for one in self.replicas])
+            segment = self.pins[seq] = self.replicas[at]
         return segment
+
+    def replica_of(self, seq: int) -> int:
+        """Return the number of the replica that has a sequence; one that is nowhere yet comes behind all others."""
+        segment = self.pins.get(seq)
+        return next((at for at, one in enumerate(self.replicas) if one is segment), len(self.replicas))
 
     def forget(self, seq: int, start: int) -> None:
         """Take a sequence's cells from position `start` on."""
         self.place(seq).forget(seq, start)
         if start == 0:
             self.pins.pop(seq, None)
+            self.at_work.forget(seq)
 
     def share(self, source: int, seq: int, n: int, start: int = 0) -> None:
         """Let `seq` have the first `n` cells of `source`, or those from position `start` on."""
@@ -203,6 +217,7 @@ class Leg:
     def clear(self) -> None:
         """Free all cells."""
         self.pins.clear()
+        self.at_work.clear()
         for segment in self.replicas:
             segment.clear()
 

@@ -119,9 +119,9 @@ class HostLink:
             self._memories.discard(memory.number)
             self.tell(DropMemory(memory=memory.number))
 
-    def load(self, segment: int, load: Load) -> None:
-        """Let it load a segment in the background; `loaded` has it then."""
-        self.tell(LoadSegment(segment=segment, load=load))
+    def load(self, segment: int, load: Load, moves_states: bool | None = None) -> None:
+        """Let it load a segment in the background; `loaded` has it then. `moves_states`: if that is known already."""
+        self.tell(LoadSegment(segment=segment, load=load, moves_states=moves_states))
 
     def send(
         self,

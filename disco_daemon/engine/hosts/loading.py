@@ -126,7 +126,7 @@ class RemoteLoading:
                 return None
             self._link = link
             try:
-                link.load(number, self.segment.load)
+                host.load(self.segment)
             except HostGoneError as e:
                 host.lose(e)
                 raise BrokenOffError(str(e)) from e
@@ -136,7 +136,7 @@ class RemoteLoading:
             return None
         if isinstance(found, str):
             raise BrokenOffError(found)
-        host.moves_states = host.moves_states and found
+        host.loaded(found)
         host.segments[number] = self.segment
         return self.segment
 

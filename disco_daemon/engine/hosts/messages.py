@@ -50,10 +50,14 @@ class HostReady(HostMessage, frozen=True, kw_only=True):
 
 
 class LoadSegment(HostMessage, frozen=True, kw_only=True):
-    """Load these layers beside what is being computed; from then on they go by a number that is never used again."""
+    """Load these layers beside what is being computed; from then on they go by a number that is never used again.
+
+    `moves_states` is what another process of the same build has said of the model, so that nobody tries it out again.
+    """
 
     segment: int
     load: Load
+    moves_states: bool | None = None
 
 
 class SegmentLoaded(HostMessage, frozen=True, kw_only=True):

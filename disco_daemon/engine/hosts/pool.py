@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -13,9 +13,11 @@ from ..llama.segment import SegmentModel
 from ..llama.state import State
 from ..wire import Load
 from .cell_memory import SavedCells, bytes_of
+from .ends import LegPlan
 from .legs import AnySegment, HomeSegment, Leg
 from .link import HostGoneError, HostLink
 from .loading import HomeLoading, HostStart, Loading, RemoteLoading
+from .placing import SequencesAtWork
 from .recut import WantedLeg
 from .remote import OpenHost, RemoteHost, RemoteSegment
 
@@ -32,27 +34,27 @@ class HostPool:
     load: Load
     hosts: dict[int, RemoteHost]
     _n_segments: int = 0
+    _tried: dict[str, bool] = field(default_factory=dict)  # by build: whether cells can be cut by layers
+    _at_work: SequencesAtWork = field(default_factory=SequencesAtWork)
 
-    def leg(self, layers: LayerRange, path: str, numbers: tuple[int, ...]) -> Leg:
-        """Make a leg at these hosts, which begin later, or at home. Raises ModelError."""
-        load = self.load_of(layers, path)
+    def leg(self, plan: LegPlan) -> Leg:
+        """Make a leg at hosts, which begin later, or at home. Raises ModelError."""
+        layers, load = plan.layers, self.load_of(plan.layers, plan.path)
         replicas = list[AnySegment]()
-        for number in numbers:
+        for number in plan.hosts:
             if number == HERE:
                 replicas.append(HomeSegment(SegmentModel(load, layers)))
                 continue
             segment = self._segment(number, layers, load)
             segment.host.segments[segment.number] = segment
             replicas.append(segment)
-        return Leg(layers, replicas)
+        return Leg(layers, replicas, plan.shares, self._at_work)
 
-    def wanted(
-        self, present: Sequence[Leg], legs: Iterable[tuple[LayerRange, str, tuple[int, ...]]]
-    ) -> list[WantedLeg]:
+    def wanted(self, present: Sequence[Leg], legs: Iterable[LegPlan]) -> list[WantedLeg]:
         """Return for each leg the present one of its layers, and its replicas: those that stay, and those to load."""
         starts: dict[int, HostStart] = {}
         found = list[WantedLeg]()
-        for layers, path, numbers in legs:
+        for layers, path, numbers, shares in legs:
             twin = next((leg for leg in present if leg.layers == layers), None)
             stay = {} if twin is None else {number_of(segment): segment for segment in twin.replicas}
             load = self.load_of(layers, path)
@@ -65,7 +67,7 @@ class HostPool:
                 else:
                     start = starts.setdefault(number, HostStart())
                     replicas.append(RemoteLoading(self._segment(number, layers, load), start))
-            found.append(WantedLeg(layers, twin, replicas))
+            found.append(WantedLeg(layers, twin, replicas, shares, self._at_work))
         return found
 
     def load_of(self, layers: LayerRange, path: str) -> Load:
@@ -79,7 +81,8 @@ class HostPool:
     def _host(self, number: int) -> RemoteHost:
         if (host := self.hosts.get(number)) is None:
             opener = self.open_host if callable(self.open_host) else self.open_host[number]
-            host = self.hosts[number] = RemoteHost(number, opener, self.folders, self.n_embd)
+            host = RemoteHost(number, opener, self.folders, self.n_embd, tried=self._tried)
+            self.hosts[number] = host
         return host
 
 

@@ -155,8 +155,6 @@ class Host:
                 self._segments[number].put(behind, owners, start, end)
             case DropMemory(memory=memory):
                 os.close(self._memories.pop(memory))
-            case LoadSegment():
-                threading.Thread(target=self._load, args=(message,), name="loader", daemon=True).start()
             case ReleaseSegment(segment=number):
                 if (found := self._segments.pop(number, None)) is not None:
                     found.close()
@@ -178,8 +176,15 @@ class Host:
         """Take note of a memory, for the orders that come behind."""
         self._memories[memory] = fd
 
+    def load(self, order: LoadSegment) -> None:
+        """Load a segment beside what is computed, and hand it over; call it for an order that has just been read.
+
+        So it waits for no batch, neither before it begins nor before home is told: what home sends to the segment then
+        is behind the segment itself in the queue.
+        """
+        threading.Thread(target=self._load, args=(order,), name="loader", daemon=True).start()
+
     def _load(self, order: LoadSegment) -> None:
-        """Load a segment beside what is computed, and hand it over."""
         try:
             load = order.load if self.lent is None else self.lent.take(order.load)
             segment = SegmentModel(load, LayerRange(*load.layers))
@@ -188,8 +193,11 @@ class Host:
             self.orders.put(SegmentReady(order.segment, None))
             return
         if self._moves_states is None:
+            self._moves_states = order.moves_states
+        if self._moves_states is None:
             self._moves_states = moves_states(segment)
         self.orders.put(SegmentReady(order.segment, segment))
+        self.home.send(SegmentLoaded(segment=order.segment, moves_states=self._moves_states))
 
     def _take_over(self, ready: SegmentReady) -> None:
         if ready.number in self._released:
@@ -198,7 +206,6 @@ class Host:
                 ready.model.close()
         elif ready.model is not None:
             self._segments[ready.number] = ready.model
-            self.home.send(SegmentLoaded(segment=ready.number, moves_states=bool(self._moves_states)))
 
 
 def frames(home: HostSocket, descriptors: deque[int]) -> Iterator[Order]:
@@ -255,6 +262,8 @@ def serve(home: HostSocket, lent: LentHost | None = None) -> None:
                         home.send_if_free(SignOfLife())
                     case TakeMemory(memory=memory):
                         host.take_memory(memory, descriptors.popleft())
+                    case LoadSegment():
+                        host.load(order[0])
                     case _:
                         host.orders.put((order, time.perf_counter()))
         except (BadFrameError, OSError, IndexError) as e:

@@ -18,6 +18,7 @@ from .copying import CellCopies
 from .joining import JoiningLeg, Span
 from .legs import AnySegment, HomeSegment, Leg, keep_rows
 from .loading import HomeLoading, Loading, RemoteLoading
+from .placing import SequencesAtWork
 from .remote import RemoteHost, RemoteSegment
 
 
@@ -28,6 +29,8 @@ class WantedLeg:
     layers: LayerRange
     twin: Leg | None
     replicas: list[AnySegment | Loading]
+    shares: tuple[float, ...]
+    at_work: SequencesAtWork
 
 
 @dataclass(slots=True)
@@ -57,7 +60,7 @@ class Recut:
     joining: list[JoiningLeg] = field(default_factory=list)
     legs: list[Leg] = field(default_factory=list)  # as they will be; empty until all is loaded
     _cells: CellCopies | CellsAgain | None = None  # from when all is loaded
-    _added: list[tuple[Leg, list[AnySegment]]] = field(default_factory=list)  # legs with all that they will have
+    _added: list[tuple[Leg, list[AnySegment], tuple[float, ...]]] = field(default_factory=list)  # what legs will have
 
     @property
     def needs_landing(self) -> bool:
@@ -93,8 +96,8 @@ class Recut:
             cells.take()
         for joining in self.joining:
             joining.take_over()
-        for leg, replicas in self._added:
-            leg.replicas[:] = replicas
+        for leg, replicas, shares in self._added:
+            leg.replicas[:], leg.shares = replicas, shares
         cells.end()
         self.report.n_bytes, self.report.n_rows_again = cells.n_bytes, cells.n_rows_again
         return self.legs
@@ -152,10 +155,11 @@ class Recut:
         for leg in self.wanted:
             there = [one for one in leg.replicas if isinstance(one, RemoteSegment | HomeSegment)]
             if leg.twin is not None and all(one in there for one in leg.twin.replicas):
-                self._added.append((leg.twin, there))
+                self._added.append((leg.twin, there, leg.shares))
                 self.legs.append(leg.twin)
                 continue
-            self.joining.append(JoiningLeg(Leg(leg.layers, there), leg.twin))
+            new = Leg(leg.layers, there, leg.shares, leg.at_work)
+            self.joining.append(JoiningLeg(new, leg.twin))
             self.legs.append(self.joining[-1].leg)
         how = CellCopies if self.moves_states() else CellsAgain
         self._cells = how(self.old, self.joining)

@@ -40,6 +40,7 @@ class RemoteHost:
     segments: dict[int, RemoteSegment] = field(default_factory=dict)
     link: HostLink | None = None
     moves_states: bool = True  # what sequences have can be cut by layers, as far as is known
+    tried: dict[str, bool] = field(default_factory=dict)  # what processes of a build have said of that, for all hosts
     n_lost: int = 0
     n_lost_in_a_row: int = 0  # since it last sent rows
     replaced_s: float = 0.0  # that it took to replace the latest process that was lost
@@ -79,12 +80,23 @@ class RemoteHost:
             sock.close()
             raise
 
+    def load(self, segment: RemoteSegment) -> None:
+        """Let its process load a segment. Raises HostGoneError."""
+        assert self.link is not None
+        self.link.load(segment.number, segment.load, self.tried.get(self.link.build))
+
+    def loaded(self, moves_states: bool) -> None:
+        """Note what its process says of a segment that it has loaded."""
+        assert self.link is not None
+        self.tried[self.link.build] = moves_states
+        self.moves_states = self.moves_states and moves_states
+
     def begin(self) -> None:
         """Start its process, with all its segments and their cells. Raises HostGoneError."""
         began = time.perf_counter()
         link = self.link = self.connect()
         for segment in self.segments.values():
-            link.load(segment.number, segment.load)
+            self.load(segment)
         for segment in self.segments.values():
             segment.begin(link)
         self.replaced_s = time.perf_counter() - began
@@ -168,7 +180,7 @@ class RemoteSegment:
         link.wait(lambda: self.number in link.loaded)
         if isinstance(found := link.loaded[self.number], str):
             raise HostGoneError(found)
-        self.host.moves_states = self.host.moves_states and found
+        self.host.loaded(found)
         for step in self.kept.replay(self.air):
             match step:
                 case RowsAgain(places, rows):

@@ -36,7 +36,7 @@ class Spares:
 
     def learn(self, ends: Ends) -> None:
         """Learn the files of ranges."""
-        self._paths |= {layers: path for layers, path, _ in ends.legs}
+        self._paths |= {plan.layers: plan.path for plan in ends.legs}
 
     def follow(self, legs: Iterable[Leg]) -> None:
         """Begin to load the copies of these legs that are missing, and free those of others."""

@@ -6,6 +6,7 @@ from ...types import LayerRange
 from ..llama.model import Llama
 from .ends import Ends
 from .legs import HomeSegment, Leg
+from .placing import Route
 from .pool import number_of
 from .remote import RemoteHost
 
@@ -62,11 +63,20 @@ class HomeView(Llama):
         """The legs, or replicas of them, that are at home."""
         return [one for leg in self._legs for one in leg.replicas if isinstance(one, HomeSegment)]
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether a leg has several."""
+        return any(len(leg.replicas) > 1 for leg in self._legs)
+
+    def route(self, seq: int) -> Route:
+        """Return where a sequence's rows go: its replica of each leg that has several."""
+        return tuple(leg.replica_of(seq) for leg in self._legs if len(leg.replicas) > 1)
+
     def cells_of_legs(self) -> list[dict[int, int] | None]:
         """Return how many cells each sequence has in each leg, by what is kept here; None of legs that are here."""
         return [leg.cells() for leg in self._legs]
 
     @property
     def cut(self) -> list[tuple[LayerRange, tuple[int, ...]]]:
-        """The legs as they are: their layers and hosts."""
-        return [(leg.layers, tuple(map(number_of, leg.replicas))) for leg in self._legs]
+        """The legs as they are: their layers and hosts, each once, also where home has two copies."""
+        return [(leg.layers, tuple(dict.fromkeys(map(number_of, leg.replicas)))) for leg in self._legs]

@@ -20,10 +20,11 @@ from .ranges import bounded, has_bounds
 MAX_GRAMMAR = 256 * 1024  # characters of what a schema is turned into; llama.cpp reads that in milliseconds
 MAX_STEPS = 10_000  # schemas and rules looked at: references may lead to the same ones again and again
 MAX_ALIKE = 300  # rules whose names differ in nothing but signs; the converter tries one number after the other
+# An escape, and one of a whole character: a model would have to complete half of one beyond U+FFFF.
+ESCAPE = '"u" [0-9a-fA-F]{4}'
+WHOLE = '"u" ([0-9a-cA-Ce-fE-F] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2})'
 # A character of a string that is JSON: what JSON writes as an escape does not stand there as it is.
-_CHAR = BuiltinRule(
-    r'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F])', []
-)
+_CHAR = BuiltinRule(rf'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | {WHOLE})', [])
 _SIGNS = {'"': '\\"', "\\": "\\\\"}
 _BINDS = frozenset({
     "$ref", "oneOf", "anyOf", "allOf", "type", "const", "enum", "properties", "required", "additionalProperties",

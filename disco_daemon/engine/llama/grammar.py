@@ -12,8 +12,8 @@ from llama_cpp.llama_grammar import JSON_GBNF, RESERVED_NAMES
 
 from ...tools.grammar import Grammar, gbnf
 from ..schema import SchemaError, check
+from .converter import ESCAPE, WHOLE, Converter, literal, resolve
 from .converter import MAX_GRAMMAR as MAX_GRAMMAR
-from .converter import Converter, literal, resolve
 from .converter import GrammarError as GrammarError  # where everybody looks for it
 from .patterns import PatternError
 from .readings import MAX_READINGS, readings
@@ -42,7 +42,7 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
         raise GrammarError(str(e)) from e
     match response_format:
         case {"type": "json_object"}:
-            return str(JSON_GBNF)
+            return str(JSON_GBNF).replace(ESCAPE, WHOLE)
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
             return _of_schema(schema)
         case {"type": "choice", "choice": [*texts]}:

@@ -11,7 +11,7 @@ import llama_cpp
 import msgspec
 import numpy as np
 
-from ...types import LayerRange, ToolUse
+from ...types import LayerRange, Likelihood, ToolUse
 from ..wire import Generate, Load
 from . import gpu
 from .adapters import AdapterError, Adapters
@@ -19,9 +19,11 @@ from .context import context_params
 from .embedding import EmbeddingContext, EmbeddingError
 from .grammar import GrammarError, grammar_of
 from .hidden import FloatRows, HiddenRows
+from .likelihood import likeliest, log_probabilities
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
 from .refusals import FormatError, ModelError, ToolsError
+from .rounding import use_extra_buffers
 from .rows import Row, Rows
 from .sampler import Sampler
 from .sequences import N_SEQS_MAX, Sequences
@@ -76,7 +78,7 @@ class Llama(Sequences):
         quiet()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers or 0
-        params.use_extra_bufts = load.repack
+        params.use_extra_bufts = use_extra_buffers(load)
         if not load.n_gpu_layers and (why := _too_large(load.model_path)):
             msg = f"{load.model_path}: {why}"
             raise ModelError(msg)
@@ -214,6 +216,17 @@ class Llama(Sequences):
     def logits(self, row: int) -> FloatRows:
         """Return the logits of batch row `row`, [n_vocab]; they are valid until the next decode."""
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, row), (self.vocabulary.n_tokens,))
+
+    def likelihood(self, row: int, token: int, n_top: int, among: Sequence[int] = (), n_known: int = 0) -> Likelihood:
+        """Return the log-probability of a token that was drawn from batch row `row`, and the `n_top` likeliest.
+
+        Of those `among` it was drawn from, if these have ids; of their bytes the first `n_known` are text already.
+        """
+        ids = np.asarray(among) if among else np.arange(self.vocabulary.n_tokens)
+        found = log_probabilities(self.logits(row)[ids] if among else self.logits(row))
+        piece = self.vocabulary.piece
+        top = tuple((piece(int(ids[i]))[n_known:], float(found[i])) for i in likeliest(found, n_top))
+        return Likelihood(piece(token)[n_known:], float(found[ids == token][0]), top)
 
     def sampler(
         self, request: Generate, answer: Sequence[int] = (), grammar: str = "", prompt: Sequence[int] = ()

@@ -17,6 +17,7 @@ from .hidden import FloatRows, HiddenRows
 from .metadata import Metadata
 from .model import N_BATCH
 from .refusals import ModelError
+from .rounding import use_extra_buffers
 from .rows import Row, Rows
 from .sequences import N_SEQS_MAX, Sequences
 
@@ -28,7 +29,7 @@ class SegmentModel(Sequences):
         """Load the file of the range, `load.model_path`. Raises ModelError."""
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers or 0
-        params.use_extra_bufts = load.repack
+        params.use_extra_bufts = use_extra_buffers(load)
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
         if not self._model:
             msg = f"llama.cpp cannot load the layers {layers}: the model cannot be cut there, or memory is short"

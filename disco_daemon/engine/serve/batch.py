@@ -325,6 +325,8 @@ class Batcher:
             tokens = self.speculator.draw(s, draft, row)
         else:
             tokens = [self.llama.sample(s.draw.sampler, row, s.draw.candidates)]
+        if s.request.top_logprobs is not None:
+            s.draw.weigh(self.llama, tokens, row - len(draft), s.request.top_logprobs)
         self.counters.sample_s += self.clock() - began
         return tokens
 

@@ -13,6 +13,7 @@ from ...types import LayerRange
 from .. import wire
 from ..fleet_wire import FLIGHTS
 from ..hosts.home import HERE, Ends, HomeLlama
+from ..hosts.placing import next_flight
 from ..hosts.segment_runs import SegmentRuns
 from ..llama.refusals import ModelError
 from ..llama.rows import Row
@@ -33,7 +34,10 @@ def ends_of(parts: tuple[wire.RangeFile, ...]) -> Ends:
     except ValueError as e:
         raise ModelError(str(e)) from e
     hosts = tuple(tuple(number or HERE for number in part.hosts) for part in parts[1:-1])
-    return Ends(tuple(part.path for part in parts), ranges, hosts)
+    shares = tuple(part.shares for part in parts[1:-1])
+    if any(of and (len(of) != len(at) or min(of) < 0 or not sum(of)) for of, at in zip(shares, hosts, strict=True)):
+        raise ModelError("the hosts of a range have other shares than there are hosts, or none")
+    return Ends(tuple(part.path for part in parts), ranges, hosts, shares)
 
 
 @dataclass(slots=True)
@@ -189,10 +193,14 @@ class HomeBatcher(Batcher):
         return bool(batch.rows)
 
     def _candidates(self) -> list[Sequence]:
-        """Return half of the sequences: the others are in the air, or come next."""
+        """Return half of the sequences, those of like routes; the others are in the air, or come next."""
         here = [s for s in self.admission.resident if not s.is_away]
         runnable = [s for s in self.admission.resident if s.is_running or s.is_away]
-        half = {id(s) for s in [s for s in here if s.is_running][: -(-len(runnable) // FLIGHTS)]}
+        if self._home.has_replicas:
+            routes = [self._home.route(s.slot) for s in runnable]
+            half = {id(runnable[at]) for at in next_flight(routes, [not s.is_away for s in runnable], FLIGHTS)}
+        else:
+            half = {id(s) for s in [s for s in here if s.is_running][: -(-len(runnable) // FLIGHTS)]}
         return [s for s in here if not s.is_running or id(s) in half]
 
     def _depart(self, batch: Batch) -> None:
@@ -220,7 +228,6 @@ class HomeBatcher(Batcher):
         batch, departed = self._flights.popleft()
         began = self.clock()
         rc = self._home.arrive()
-        self._times.add(self._home.own[1], len(batch.rows), self._home.took_s)
         batch.ended_at = self.clock()
         batch.took_s = batch.ended_at - departed
         self.counters.busy_s += batch.ended_at - began
@@ -233,4 +240,6 @@ class HomeBatcher(Batcher):
             return
         batch.n_decoded = len(batch.shares)
         self._collect(batch)
+        # Home computes nothing while it draws the tokens, so that belongs to what its last range costs.
+        self._times.add(self._home.own[1], len(batch.rows), self._home.took_s + self.clock() - batch.ended_at)
         self._learn(batch)

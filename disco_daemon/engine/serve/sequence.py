@@ -11,14 +11,14 @@ import msgspec
 
 from ...scheduler.jobs import Job
 from ...scheduler.timeline import Timeline
-from ...types import rest_at
+from ...types import Likelihood, rest_at
 from .. import wire
 from ..kv.host_cache import Saved
 from ..llama.adapters import prefix_key
 from ..llama.sampler import Sampler
-from ..llama.text import TextStream
 from ..llama.vocabulary import Vocabulary
 from ..speculation.prompt_lookup import MODEL_PRIOR, Chance, PromptLookup
+from .unsent import Unsent
 
 if TYPE_CHECKING:
     from ..llama.model import Llama
@@ -115,35 +115,28 @@ class Prefill:
 class Draw:
     """How the next token is drawn: `n_drawn` were since the last order, `n_completion` in all.
 
-    While the last given token is being healed, `healed` has its bytes, and `candidates` may stand in its place.
+    While the last given token is being healed, `healed` has its bytes, and `candidates` may stand in its place. The
+    `likelihoods` of tokens just drawn are there if they are to be told.
     """
 
     sampler: Sampler | None = None
     healed: bytes = b""
     candidates: list[int] = field(default_factory=list)
+    likelihoods: list[Likelihood] = field(default_factory=list)
     n_drawn: int = 0
     n_completion: int = 0
+
+    def weigh(self, llama: Llama, tokens: list[int], row: int, n_top: int) -> None:
+        """Find the log-probabilities of tokens that were drawn one after the other, from the rows from `row` on."""
+        self.likelihoods = [
+            llama.likelihood(row + i, token, n_top, self.candidates, len(self.healed)) for i, token in enumerate(tokens)
+        ]
 
     def close(self) -> None:
         """Free the sampler; idempotent."""
         if self.sampler is not None:
             self.sampler.close()
             self.sampler = None
-
-
-@dataclass(slots=True)
-class Unsent:
-    """Tokens that were drawn and not sent yet, and the stream that makes text of them.
-
-    `has_ids`: the text since the last order is exactly that of the tokens drawn, so their `ids` may go with it.
-    `is_alone`: they are drawn from the exit's logits, as `wire.TextPiece` has it.
-    """
-
-    text: TextStream = field(default_factory=TextStream)
-    n_tokens: int = 0
-    ids: list[int] = field(default_factory=list)
-    has_ids: bool = True
-    is_alone: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -310,6 +303,7 @@ class Sequence:
     def take_token(self, token: int, piece: bytes, now: float, send: Send) -> bool:
         """Add a drawn token with its bytes, and send its text; False if it is just the one that was being healed."""
         draw, unsent = self.draw, self.unsent
+        likelihoods = [draw.likelihoods.pop(0)] if draw.likelihoods else []
         self.tokens.append(token)
         if draw.candidates:
             piece = piece[len(draw.healed) :]
@@ -322,6 +316,7 @@ class Sequence:
         draw.n_completion += 1
         unsent.n_tokens += 1
         unsent.ids.append(token)
+        unsent.likelihoods += likelihoods
         self.timeline.token(now)
         self.emit(unsent.text.feed(piece), send)
         return True
@@ -332,11 +327,21 @@ class Sequence:
         if thought := unsent.text.take_thought():
             send(wire.TextPiece(id=id_, text=thought, n_tokens=unsent.n_tokens, thought=True))
             unsent.n_tokens = 0
+        likelihoods = unsent.take_likelihoods(text) if thought or text else ()
         if text:
             ids: tuple[int, ...] = ()
             if unsent.has_ids and unsent.text.whole:
                 ids, unsent.ids = tuple(unsent.ids), []
-            send(wire.TextPiece(id=id_, text=text, n_tokens=unsent.n_tokens, ids=ids, alone=unsent.is_alone))
+            send(
+                wire.TextPiece(
+                    id=id_,
+                    text=text,
+                    n_tokens=unsent.n_tokens,
+                    ids=ids,
+                    alone=unsent.is_alone,
+                    likelihoods=likelihoods,
+                )
+            )
             unsent.n_tokens = 0
         for index, name, arguments in unsent.text.take_calls():
             send(wire.CallPiece(id=id_, index=index, name=name, arguments=arguments, n_tokens=unsent.n_tokens))

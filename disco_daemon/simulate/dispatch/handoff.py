@@ -62,7 +62,10 @@ def dear_usd_per_kwh(phones: Sequence[Phone], times: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class HandoffTerms:
-    """The terms of a decision about one phone and one trace, without the request."""
+    """The terms of a decision about one phone and one trace, without the request.
+
+    `blind`: the rest of an answer is expected as of all prompts together, whatever the length of its own.
+    """
 
     scene: Scene
     phone: Phone
@@ -70,6 +73,7 @@ class HandoffTerms:
     variant: str
     target: Side
     server_tps: float = SERVER_TPS
+    blind: bool = False
 
     @property
     def tps(self) -> tuple[float, float]:
@@ -83,7 +87,7 @@ class HandoffTerms:
 
     def looks(self, prompt: int) -> list[tuple[int, float]]:
         """Tokens generated at each look, and how many are then expected to come."""
-        curve = self.scene.answers.curve(prompt)
+        curve = self.scene.answers.curve(0 if self.blind else prompt)
         if curve not in self._looks:
             looks, at = [], 1
             while (remaining := float(curve.expected_remaining(at))) > 0:
@@ -236,12 +240,13 @@ def evaluate_handoffs(
     dearer: float = 2.0,
     server_tps: float = SERVER_TPS,
     published_prices: bool = False,
+    blind: bool = False,
 ) -> Iterator[Cell]:
     """Yield all cells, without handoff and with each variant. Raises ConfigError for a policy that is only a limit.
 
     Server-constrained cells price the device's energy as a household does; device-constrained ones at the rate of
     `dear_usd_per_kwh(phones, dearer)`. Servers generate `server_tps` token/s. With `published_prices` costs are the
-    paper's, and so is the longest answer; only its services and phones have them.
+    paper's, and so is the longest answer; only its services and phones have them. `blind` as in `HandoffTerms`.
     """
     if limits := [p for p in setup.policies if p in LIMITS]:
         msg = f"{limits[0]} is a limit, not a policy that could hand over"
@@ -260,7 +265,13 @@ def evaluate_handoffs(
                     else prices(phone, rates[constrained])
                 )
                 for name in setup.policies:
-                    yield from _cells(scene, phone, constrained, costs, name, setup, server_tps)
+                    played = play_policy(scene, phone, constrained, make(name, setup), name, setup)
+                    variants = [
+                        HandoffTerms(scene, phone, costs, variant, costs.cheaper, server_tps, blind)
+                        for variant in VARIANTS
+                        if costs.cheaper is not None
+                    ]
+                    yield from _cells(scene, phone, constrained, costs, name, setup, played, variants)
                 advance()
 
 
@@ -278,9 +289,9 @@ def _require_published(traces: Sequence[LatencyTrace], phones: Sequence[Phone]) 
 
 
 def _cells(
-    scene: Scene, phone: Phone, constrained: Side, costs: Costs, name: str, setup: EvaluationSetup, server_tps: float
-) -> Iterator[Cell]:
-    played = play_policy(scene, phone, constrained, make(name, setup), name, setup)
+    scene: Scene, phone: Phone, constrained: Side, costs: Costs, name: str, setup: EvaluationSetup, played: Played,
+    variants: Sequence[HandoffTerms],
+) -> Iterator[Cell]:  # fmt: skip
     base = [
         measure(scene.stream, scene.trace.name, phone, constrained, name, b, played, i, n_tested=scene.n_tested)
         for i, b in enumerate(setup.budgets)
@@ -288,11 +299,9 @@ def _cells(
     stay = request_usd(scene.stream, played, costs)
     for i, cell in enumerate(base):
         yield replace(cell, cost_usd=float(stay[:, i].mean()), largest_gap_s=1 / READER_TPS)
-    if costs.cheaper is None:
-        return
-    for variant in VARIANTS:
-        moved = move(HandoffTerms(scene, phone, costs, variant, costs.cheaper, server_tps), scene.stream, played)
-        yield from (_cell(cell, variant, moved, i) for i, cell in enumerate(base))
+    for terms in variants:
+        moved = move(terms, scene.stream, played)
+        yield from (_cell(cell, terms.variant, moved, i) for i, cell in enumerate(base))
 
 
 def _cell(cell: Cell, variant: str, moved: Moved, i: int) -> Cell:

@@ -26,7 +26,7 @@ STYLES = {
 NOTE = (
     "saved: 1 - cost with / cost without handoffs at the same place, mean, most and least over them; moved: share of\n"
     "the requests; delayed: tokens too late for the reader, per handoff; P99 and gap: the largest; published: most of\n"
-    "Fig. 7, at the paper's own prices (`--published-prices`); all of it is simulated, `paused` and `paper` only here"
+    "Fig. 7, at the paper's own prices (`--published-prices`); all of it is simulated, and `paper` nobody can have"
 )
 
 Saving = tuple[Cell, float]

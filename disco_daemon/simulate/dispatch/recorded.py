@@ -23,7 +23,7 @@ from ...estimation.knowledge import LEAST_S, SILENT, Knowledge
 from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
 from ...estimation.survival import Survival, complete, heavy_tail, kaplan_meier
-from ...types import Attempt, Outcome, Side
+from ...types import Attempt, Delivery, Outcome, Side
 from .player import Phone, Recent
 
 MIN_REQUESTS = 20  # of fewer, the slowest decide everything
@@ -56,7 +56,8 @@ class Recorded:
 
     `fresh` are the prompt's tokens that the device has to read, `output` the answer's. `server_s` is the server's TTFT,
     recorded or drawn; `score` how slow it was lately (`Contexts`); `draw` in [0, 1) splits a length between two rungs.
-    `bound` [2, n] marks requests that only the device, or only the server, may serve. `curve` is the server's TTFT, and
+    `bound` [2, n] marks requests that only the device, or only the server, may serve, and `paced` [n] those whose
+    answers were shown at the reader's pace. `curve` is the server's TTFT, and
     `contexts` the same given the recent ones. `n_drawn` TTFTs were made up; `n_left_out` rows are not replayed.
     """
 
@@ -67,6 +68,7 @@ class Recorded:
     score: FloatArray
     draw: FloatArray
     bound: BoolArray
+    paced: BoolArray
     lengths: LengthDistribution
     curve: Survival
     contexts: Contexts
@@ -117,6 +119,7 @@ class Recorded:
             score=_scores(Recent(predictor, np.full(3, math.log(server_s[0])), _cap(waited, seen)), server_s),
             draw=rng.random(len(kept)),
             bound=np.array([[_is_bound_to(o, side, models[side]) for o in requests] for side in Side]),
+            paced=np.array([o.delivery is Delivery.PACED for o in requests]),
             lengths=LengthDistribution.of(prompt),
             curve=estimator.curve(),
             contexts=estimate_contexts(*estimator.samples()),

@@ -12,8 +12,9 @@ daemon, the same server and device for all settings. What follows from that, and
   takes to keep it over any 200 requests is not played.
 
 Moves of a running answer to the cheaper device are played as the daemon decides them
-(`dispatch.migrate.is_worthwhile`); they keep this order as long as reading a token costs the device no more energy than
-writing one. Moves to the server, which few servers can continue, are not played.
+(`dispatch.migrate.is_worthwhile`), and so are the rests of servers whose readers have enough text in stock
+(`stock_to_rest` there); they keep this order as long as reading a token costs the device no more energy than writing
+one. Moves to the server, which few servers can continue, are not played.
 """
 
 from __future__ import annotations
@@ -25,8 +26,19 @@ import numpy as np
 
 from ...arrays import BoolArray, FloatArray, IndexArray
 from ...dispatch.make import make_policy
-from ...dispatch.migrate import Costs, Prospect, catch_up_s, is_worthwhile, margin, next_check
-from ...dispatch.mover import DECODE_TPS
+from ...dispatch.migrate import (
+    LATE,
+    MAX_RESERVE,
+    Costs,
+    Prospect,
+    catch_up_s,
+    gain,
+    is_worthwhile,
+    margin,
+    next_check,
+    stock_to_rest,
+)
+from ...dispatch.mover import DECODE_TPS, SLOW, UNTOLD_S
 from ...dispatch.policy import Policy, PolicyInput
 from ...dispatch.table import Table
 from ...money.exchange import threshold
@@ -37,6 +49,7 @@ from .recorded import Recorded
 
 JUST_BELOW = 1e-12  # of a budget, so that rounding does not let one request more in
 MOVE_BUCKETS = 24  # prompt lengths for which a move is decided
+NEVER = 2 * MAX_RESERVE  # tokens; a stock that is not there by then never is
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +93,8 @@ class WhatIfTerms:
 
     `scarcer` is the side that the user says is scarce, None for the dearer one. With `moves`, running answers go to the
     device where that pays. Where closing a stream does not end the bill (`stops_billing`), a server that was started
-    bills the whole answer, and leaving it saves nothing. The reader takes `pace_tps` token/s.
+    bills the whole answer, and leaving it saves nothing. The reader takes `pace_tps` token/s. With `rests` the server
+    of a move may be closed while a paced reader has text in stock: it is known to go on exactly.
     """
 
     prices: Prices
@@ -89,6 +103,7 @@ class WhatIfTerms:
     moves: bool = True
     stops_billing: bool = True
     pace_tps: float = READER_TPS
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +141,7 @@ class WhatIf:
         self._tables: dict[Side, Table] = {}
         self._ladders: dict[Side, tuple[FloatArray, FloatArray]] = {}
         self._moves: tuple[float, FloatArray, FloatArray] | None = None  # of the last rate: a slider of b keeps it
+        self._stocks: dict[float, int] = {}
         phone = recorded.phone
         self._joules = terms.prices.joules(phone.prefill_tps, phone.decode_tps)
 
@@ -278,30 +294,96 @@ class WhatIf:
             n = np.maximum(np.bincount(bucket, minlength=len(edges) + 1), 1)
             prompts, fresh = (np.bincount(bucket, a, len(edges) + 1) / n for a in (known.prompt, known.fresh))
             costs = Costs(**self._prices(usd_per_kwh).per_token(known.phone.prefill_tps, known.phone.decode_tps))
-            decided = np.array([self._decide(costs, *pair) for pair in zip(prompts, fresh, strict=True)])
-            self._moves = usd_per_kwh, decided[bucket, 0], decided[bucket, 1]
+            rests = known.paced if self.terms.rests else np.zeros(known.n, np.bool_)
+            begins, ends = np.zeros((2, known.n))
+            for may_rest in np.unique(rests).tolist():
+                of_bucket = [
+                    self._decide(_Move(costs, p, f, may_rest=may_rest)) for p, f in zip(prompts, fresh, strict=True)
+                ]
+                mine = rests == may_rest
+                begins[mine], ends[mine] = np.array(of_bucket)[bucket[mine]].T
+            self._moves = usd_per_kwh, begins, ends
         return self._moves[1:]
 
-    def _decide(self, costs: Costs, prompt: float, fresh: float) -> tuple[float, float]:
+    def _decide(self, move: _Move) -> tuple[float, float]:
         """Decide as the daemon would, look by look as the answer grows: the tokens when a move begins and ends.
 
         A device that lost the race goes on to read its prompt, as the daemon has it do when it foresees a move.
         """
-        if costs.cheaper is not Side.DEVICE:
+        if move.costs.cheaper is not Side.DEVICE:
             return 0.0, 0.0
-        known, server_tps = self.recorded, DECODE_TPS[Side.SERVER]
         generated = 1
-        while (remaining := known.answers.expected_remaining(generated, round(prompt))) > 0:
-            missing = max(0.0, fresh - (generated - 1) / server_tps * known.phone.prefill_tps)
-            wait_s = catch_up_s(missing + generated, known.phone.prefill_tps, server_tps)
-            prospect = Prospect(
-                Side.SERVER, Side.DEVICE, round(prompt), generated, round(max(0.0, prompt - missing)), remaining,
-                server_tps, known.phone.decode_tps, wait_s, wait_s, 0.0, exact_follow=True,
-            )  # fmt: skip
-            if is_worthwhile(prospect, costs, self.terms.pace_tps, margin=margin(0)):
-                return float(generated), generated + float(np.ceil(server_tps * wait_s - 1e-9))
-            generated = next_check(generated)
+        while (remaining := self.recorded.answers.expected_remaining(generated, round(move.prompt))) > 0:
+            goes_on = self._prospect(move, generated, remaining, DECODE_TPS[Side.SERVER])
+            if self._is_worthwhile(goes_on, move):
+                caught_up = generated + float(np.ceil(goes_on.source_tps * goes_on.prefill_s - 1e-9))
+                return float(generated), min(self._rests_at(move, generated, caught_up), caught_up)
+            # Where a move pays only if the server rests, it begins when there is the stock for that.
+            following = next_check(generated)
+            if move.may_rest and self._is_worthwhile(self._prospect(move, generated, remaining, 0.0), move):
+                at = self._rests_at(move, generated, following)
+                if at < following:
+                    return at, at
+            generated = following
         return 0.0, 0.0
+
+    def _is_worthwhile(self, prospect: Prospect, move: _Move) -> bool:
+        return is_worthwhile(prospect, move.costs, self.terms.pace_tps, margin=margin(0))
+
+    def _prospect(self, move: _Move, generated: int, remaining: float, server_tps: float) -> Prospect:
+        """Return the conditions of a move now, with a server that goes on at `server_tps`, or rests at 0."""
+        phone = self.recorded.phone
+        missing = max(0.0, move.fresh - (generated - 1) / DECODE_TPS[Side.SERVER] * phone.prefill_tps)
+        wait_s = catch_up_s(missing + generated, phone.prefill_tps, server_tps)
+        return Prospect(
+            Side.SERVER, Side.DEVICE, round(move.prompt), generated, round(max(0.0, move.prompt - missing)), remaining,
+            server_tps, phone.decode_tps, wait_s, SLOW * wait_s, 0.0, exact_follow=True,
+            p_again=0.0 if server_tps else LATE,
+        )  # fmt: skip
+
+    def _rests_at(self, move: _Move, first: int, end: float) -> float:
+        """Return the token from `first` on, before `end`, with which the server rests; infinite if none.
+
+        The reader's stock has to last (`_stocked`), and the rest has to gain something: that is looked at again with
+        each look at a move.
+        """
+        at = max(first, self._stocked(move.fresh)) if move.may_rest else NEVER
+        while at < end:
+            remaining = self.recorded.answers.expected_remaining(at, round(move.prompt))
+            rests, goes_on = (self._prospect(move, at, remaining, tps) for tps in (0.0, DECODE_TPS[Side.SERVER]))
+            if gain(rests, move.costs) > gain(goes_on, move.costs):
+                return float(at)
+            at = next_check(at)
+        return np.inf
+
+    def _stocked(self, fresh: float) -> int:
+        """Return the first token of the server's with which a paced reader has enough in stock for a rest; or NEVER.
+
+        The stock has to last until the device comes and, should it not, until the server is back. Here the device is
+        as fast as expected, so that no server is asked again.
+        """
+        if fresh not in self._stocks:
+            pace_tps, phone, server_tps = self.terms.pace_tps, self.recorded.phone, DECODE_TPS[Side.SERVER]
+            again95_s = UNTOLD_S + float(self.recorded.curve.quantile(0.95))
+            self._stocks[fresh] = NEVER
+            for n in range(1, NEVER):
+                since_s = (n - 1) / server_tps
+                wait_s = catch_up_s(max(0.0, fresh - since_s * phone.prefill_tps) + n, phone.prefill_tps, 0.0)
+                n_shown = 1 + int(pace_tps * since_s)  # the first one passes at once
+                if n - n_shown >= stock_to_rest(pace_tps, SLOW * wait_s, again95_s):
+                    self._stocks[fresh] = n
+                    break
+        return self._stocks[fresh]
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """The terms of moves of like answers: to prompts of `prompt` tokens, of which the device has to read `fresh`."""
+
+    costs: Costs
+    prompt: float
+    fresh: float
+    may_rest: bool
 
 
 def _nest(table: Table, side: Side) -> Table:

@@ -1,0 +1,116 @@
+"""What a server's refusal says that it lacks: a capability, or room for so long a prompt. Pure.
+
+Servers word it each in their own way, and words such as "tools" and "not supported" stand in many other errors too (a
+schema with an error in it). So only what is known to be said of a lack counts, and only for what the request asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..types import Capability
+
+STATUSES = (400, 404, 422, 500, 501)  # llama-server has a 500 for an image that it cannot see
+MAX_SAID = 2048  # characters of a refusal that are looked at; 3 ms at most
+_CODES = ("unsupported_parameter", "unknown_parameter")
+_TOO_LONG = ("context_length_exceeded", "exceed_context_size_error")  # OpenAI's code, llama-server's type
+_LENGTHS = range(16, 1 << 30)  # tokens of a context that may be true
+
+_TOOLS = r"(?:tools?|tool[_ ](?:choice|use|calls?|calling)|functions?|function[_ ]calls?|function calling)"
+_NAMES = {
+    Capability.TOOLS: _TOOLS,
+    Capability.FORCED_TOOLS: _TOOLS,
+    Capability.JSON_SCHEMA: r"(?:response_format|json[_ ]schemas?|structured outputs?|guided_json|guided decoding)",
+    Capability.IMAGES: r"(?:images?|image[_ ]urls?|vision|multi-?modal)(?: inputs?)?",
+    Capability.LOGPROBS: r"(?:(?:top_)?logprobs|log[- ]?probabilities)",
+    Capability.N: r"n",
+    Capability.FIM: r"(?:suffix|infill|fill-in-the-middle)",
+}
+_NOT = r"(?:is|are)(?: currently| yet)? ?n[o']t(?: currently| yet)?"
+_QUOTE = r"['\"`]?"
+_FIELD = r"(?:parameter|argument|field|key)s?"
+_THE_ITEM = rf"{_QUOTE}NAME\b(?![\[.])"  # not a part of it, such as tools[0]: that one is wrong by itself
+# How servers say that they lack what NAME stands for: each line is followed by what it was made for.
+_SAID = (
+    # OpenAI, vLLM, llama-server: logprobs are not supported, image input is not supported
+    rf"(?<![\w.\]])NAME{_QUOTE}(?: (?:param|parameter|input)s?)? {_NOT} (?:supported|available|enabled|implemented)\b",
+    # Ollama and others: the model does not support tools, or the 'logprobs' parameter
+    rf"n[o']t support (?:the |any )?(?:use of |using |provided )?(?:parameters? )?{_THE_ITEM}",
+    # OpenAI: Unrecognized request argument supplied; Mistral, Go, Rust: unknown field
+    rf"(?:unsupported|unrecognized|unknown|unexpected)[a-z ]{{0,24}} {_FIELD}(?: supplied)?:? {_THE_ITEM}",
+    # vLLM: "auto" tool choice requires --enable-auto-tool-choice; llama-server: tools param requires --jinja flag
+    r"NAME(?: param)? requires? --",
+    # OpenRouter, with a 404
+    rf"no endpoints found that support (?:the provided )?{_THE_ITEM}",
+    # pydantic
+    r"extra_forbidden\W+loc\W+body\W+NAME\b(?!\W+\d)",
+)
+_LACKS = {
+    capability: re.compile("|".join(one.replace("NAME", name) for one in _SAID), re.IGNORECASE)
+    for capability, name in _NAMES.items()
+}
+_NO_PICTURES = re.compile(r"is not a multimodal model|at most 0 images?\b", re.IGNORECASE)  # vLLM
+_LENGTH = re.compile(
+    r"(?:maximum context length|context (?:length|size|window)|configured limit of)\D{0,24}?(\d[\d,_]*)"
+    r"|> (\d+) maximum",
+    re.IGNORECASE,
+)
+_IS_TOO_LONG = re.compile(
+    r"maximum context length|exceeds? .{0,32}context|prompt is too long|input tokens exceed", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """What a refusal says: it lacks the capability, or has a context of so many tokens (0: it is too short)."""
+
+    capability: Capability | None = None
+    context_length: int | None = None
+
+
+def understand(status: int, document: object, asked: Collection[Capability]) -> Understood | None:
+    """Return what the error document of a refusal says of the server; None if nothing that is sure.
+
+    `asked` are the capabilities that the refused request asked for.
+    """
+    if status not in STATUSES:
+        return None
+    error = document.get("error", document) if isinstance(document, Mapping) else document
+    told: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
+    text = " ".join(_texts(error))[:MAX_SAID]
+    codes = (told.get("code"), told.get("type"))
+    if any(code in _TOO_LONG for code in codes) or _IS_TOO_LONG.search(text):
+        return Understood(context_length=_length(told, text))
+    param = told.get("param")
+    for capability in asked:
+        if capability not in _LACKS:
+            continue
+        is_named = isinstance(param, str) and re.fullmatch(_NAMES[capability], param, re.IGNORECASE) is not None
+        is_picture = capability is Capability.IMAGES and _NO_PICTURES.search(text) is not None
+        if (is_named and codes[0] in _CODES) or is_picture or _LACKS[capability].search(text):
+            return Understood(capability)
+    return None
+
+
+def _length(told: Mapping[str, Any], text: str) -> int:
+    """Return the tokens of the context that a refusal names, 0 if it names none that can be true."""
+    stated = told.get("n_ctx")
+    if isinstance(stated, int) and stated in _LENGTHS:
+        return stated
+    found = _LENGTH.search(text)
+    number = re.sub(r"\D", "", found[1] or found[2])[:12] if found else ""
+    return int(number) if number and int(number) in _LENGTHS else 0
+
+
+def _texts(error: object) -> Iterator[str]:
+    """Yield the texts of an error document: its message, or the details of each field."""
+    match error:
+        case str():
+            yield error
+        case {"message": str(message)}:
+            yield message
+        case {"detail": detail}:
+            yield detail if isinstance(detail, str) else repr(detail)[:MAX_SAID]

@@ -1,0 +1,31 @@
+"""How llama.cpp is to lay out and multiply a model's weights, so that exact answers are exact."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...models.files import whole_header
+from ...models.rounding import may_interleave
+from ...models.segments import INTERLEAVES
+from ..wire import Load
+
+TILED = "GGML_CPU_TILED_MM"  # llama.cpp's switch, in the environment, for kernels that round by the number of rows
+
+
+def use_extra_buffers(load: Load) -> bool:
+    """Return whether llama.cpp may lay weights out anew for this processor, as `use_extra_bufts` of a model has it.
+
+    Where answers are exact this also turns off kernels that round a row by how many there are, once for this process.
+    A range of layers does as the whole model.
+    """
+    if not load.exact or load.n_gpu_layers:
+        return load.repack
+    os.environ[TILED] = "0"
+    try:
+        header = whole_header(Path(load.model_path))
+    except (OSError, ValueError):  # llama.cpp says better what is wrong with a file
+        return load.repack
+    if (told := header.number(INTERLEAVES)) is not None:
+        return load.repack and bool(told)
+    return load.repack and may_interleave(header)

@@ -1,0 +1,42 @@
+"""Whether a row of numbers gets the same bits however many rows are computed with it, by how weights are packed. Pure.
+
+On a processor llama.cpp multiplies one row by one kernel and many rows by another. Of most packings both add up in the
+same order; of the others a token that was guessed, or read again after a handoff, is not to the bit the token that was
+drawn. Found with llama-cpp-python 0.3.36 on x86-64 with AVX-512, by models of each packing in batches of 1 to 70 rows;
+`tests/e2e/test_rounding.py` compares them on the processor at hand.
+"""
+
+from __future__ import annotations
+
+from .gguf import Header
+
+_F32, _F16, _BF16 = 0, 1, 30
+_Q2_K, _Q3_K, _Q4_K, _Q5_K, _Q6_K, _IQ4_NL = 10, 11, 12, 13, 14, 20
+FLOATS = frozenset({_F32, _F16, _BF16})  # matrices of them are multiplied by llamafile's kernels, from two rows on
+# Rows of these are interleaved for a kernel that takes four at a time, and rounds in another way than that for one.
+_INTERLEAVED_APART = frozenset({_Q2_K, _Q4_K})
+_PLAIN_APART = frozenset({_IQ4_NL})  # by llamafile's kernels, where they are not interleaved
+# Of these llama.cpp multiplies eight rows and more in tiles, unless it is told not to: three to four times as fast.
+TILED = frozenset({_Q2_K, _Q3_K, _Q4_K, _Q5_K, _Q6_K, 16, 17, 18, 19, 21, 22, 23, 29})
+
+
+def may_interleave(header: Header) -> bool:
+    """Whether a model's weights may be interleaved where all rows are to round alike."""
+    return _INTERLEAVED_APART.isdisjoint(_packings(header))
+
+
+def rounds_alike(header: Header) -> bool:
+    """Whether there is a way to compute a model in which all rows round alike."""
+    found = _packings(header)
+    return not found & FLOATS and (may_interleave(header) or not found & _PLAIN_APART)
+
+
+def is_free(header: Header) -> bool:
+    """Whether that way reads prompts as fast as any other. Of a prompt just the last row passes the output matrix."""
+    layers = _packings(header, "blk.")
+    return rounds_alike(header) and TILED.isdisjoint(layers) and _INTERLEAVED_APART.isdisjoint(layers)
+
+
+def _packings(header: Header, begin: str = "") -> frozenset[int]:
+    """Return the packings of weights that are multiplied, of those whose names begin so; vectors are not."""
+    return frozenset(t.packing for t in header.tensors if len(t.shape) > 1 and t.name.startswith(begin))
