@@ -101,9 +101,11 @@ class Device:
 
     def _refused_tools(self, request: GenerationRequest) -> Refusal | None:
         """Return why tools cannot be offered to this model; while it loads, as far as can be known."""
+        if request.prompt is not None:
+            return None  # nothing tells the model of them there
         if refusal := refused_tools(request.extra):
             return refusal
-        if (use := tool_use(request.extra)) is None or request.prompt is not None:
+        if (use := tool_use(request.extra)) is None:
             return None
         if request.drawing.goes_on:
             name = "ignore_eos" if request.drawing.ignore_eos else "min_tokens"

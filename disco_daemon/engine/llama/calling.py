@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ...tools.detect import TemplateTools
-from ...tools.format import Tool, ToolError, WrittenCall
+from ...tools.format import Tool, ToolError, WrittenCall, tools_of
 from ...tools.gemma import Gemma
 from ...tools.gpt_oss import GptOss
 from ...tools.mistral import N_ID, Mistral, MistralList
@@ -94,7 +94,7 @@ class Calling:
         key = msgspec.json.encode(use)
         if (known := self._grammars.get(key)) is not None:
             return known
-        tools = self._allowed(use)
+        tools = _allowed(self._offered(use), use)
         try:
             with strange_schemas():
                 calls = self._form.grammar(tools, parallel=use.parallel)
@@ -111,8 +111,12 @@ class Calling:
         return use is not None or isinstance(self._form, Gemma | GptOss)
 
     def text(self, use: ToolUse | None, inner: TextStream, stop: Sequence[str], given: str = "") -> CallingText:
-        """Make a stream that keeps calls apart from other text; `inner` makes text of bytes."""
-        return CallingText(inner, self._form.parser(self._allowed(use) if use is not None else ()), stop, given)
+        """Make a stream that keeps calls apart from other text; `inner` makes text of bytes.
+
+        The tools are those of a request that has a grammar.
+        """
+        tools = _allowed(tools_of(use.tools), use) if use is not None else ()
+        return CallingText(inner, self._form.parser(tools), stop, given)
 
     def mark(
         self, use: ToolUse, stream: TextStream, piece: Callable[[int], bytes], tokens: Callable[[str], list[int]]
@@ -126,8 +130,10 @@ class Calling:
         except ToolError as e:
             raise ToolsError(str(e)) from e
 
-    def _allowed(self, use: ToolUse) -> tuple[Tool, ...]:
-        return tuple(tool for tool in self._offered(use) if tool.name in use.allowed)
+
+def _allowed(tools: Sequence[Tool], use: ToolUse) -> tuple[Tool, ...]:
+    """Return the tools that may be called."""
+    return tuple(tool for tool in tools if tool.name in use.allowed)
 
 
 def _with_instructions(messages: list[Message], told: str) -> list[Message]:

@@ -28,6 +28,7 @@ _FAULTS = (
 
 
 INSTRUCTIONS = frozenset({"system", "developer"})  # roles
+_PLAIN = re.compile(r"[\w.:/-]*", re.ASCII)  # a name of which no control token can be made
 MAX_DATE = 200  # characters of a format for the date
 _SAMPLE = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"})
 Messages = Sequence[Mapping[str, Any]]
@@ -118,6 +119,9 @@ class ChatTemplate:
             told = {key: value if key == "content" else _guard(value, control, marks) for key, value in message.items()}
             if isinstance(content, str) and any(c in content for c in control):
                 told["content"] = _mark(content, marks)
+            for key in ("name", "tool_call_id"):  # templates may put one beside the other
+                if isinstance(name := message.get(key), str) and not _PLAIN.fullmatch(name):
+                    told[key] = _mark(name, marks)
             guarded.append(told)
         parts = [(self.render(guarded, args, _guard(tools, control, marks)), True)]
         for mark, content in marks.items():

@@ -345,7 +345,7 @@ class Sequence:
             unsent.n_tokens = 0
         for index, name, arguments in unsent.text.take_calls():
             send(wire.CallPiece(id=id_, index=index, name=name, arguments=arguments, n_tokens=unsent.n_tokens))
-            unsent.n_tokens = 0
+            unsent.n_tokens, unsent.likelihoods = 0, []  # which are told of text only
 
     def send_progress(self, send: Send, *, idle: bool = False) -> None:
         """Send how much of the prompt is computed; `idle`: no more is, before an order or room for it comes."""
