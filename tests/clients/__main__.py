@@ -28,7 +28,8 @@ VENV = ROOT / ".venv-clients"
 PATIENCE_S = 300.0  # for one library
 INSTALL_S = 600.0
 PYTHON = {
-    "openai": "openai_sdk", "langchain-openai": "langchain_sdk", "litellm": "litellm_sdk", "llm": "llm_sdk",
+    "anthropic": "anthropic_sdk", "openai": "openai_sdk", "langchain-openai": "langchain_sdk", "litellm": "litellm_sdk",
+    "llm": "llm_sdk",
     "instructor": "instructor_sdk", "pydantic-ai-slim": "pydantic_ai_sdk", "openai-agents": "openai_agents_sdk",
     "smolagents": "smolagents_sdk",
 }  # fmt: skip
