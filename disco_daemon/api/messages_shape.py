@@ -21,9 +21,10 @@ _ERRORS = {
 
 
 def error_body(error: DiscoError) -> dict[str, Any]:
-    """Return an error in Anthropic's shape."""
+    """Return an error in Anthropic's shape, with our own code beside it: it tells what this API has no type for."""
     kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    told = {"type": kind, "message": str(error)} | ({} if error.code is None else {"code": error.code})
+    return {"type": "error", "error": told}
 
 
 class _Blocks:

@@ -52,7 +52,7 @@ BAD: dict[str, tuple[Any, int, str | None]] = {
         400,
         "messages",
     ),
-    "two answers": ({"model": "disco", "messages": HELLO, "n": 2}, 400, "n"),
+    "nine answers": ({"model": "disco", "messages": HELLO, "n": 9}, 400, "n"),
     "an unknown model": ({"model": "gpt-9", "messages": HELLO}, 404, "model"),
     "a tool the device lacks": ({"model": "disco", "messages": HELLO, "tools": [{"type": "web_search"}]}, 400, "tools"),
 }

@@ -124,7 +124,7 @@ async def test_control_tokens_spelled_in_a_prompt_are_only_text(device: DaemonPr
         ({"prompt": "a", "disco": {"route": "server"}}, "disco"),
         ({"prompt": "a", "disco": {"pace_tps": -1}}, "disco.pace_tps"),
         ({"prompt": [2**31 - 1]}, None),
-        ({"prompt": "word " * 600}, None),
+        ({"prompt": "word " * 600}, "prompt"),
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format"),
         ({"prompt": "a", "logit_bias": [1]}, "logit_bias"),
         ({"prompt": "a", "top_k": "many"}, "top_k"),
