@@ -168,7 +168,6 @@ async def cut_in_mid_answer(pair: Pair) -> tuple[list[wire.TextPiece], wire.Spli
 
 
 async def test_an_answer_goes_on_alone_and_is_exact_again_when_the_partner_is_back(pair: Pair) -> None:
-    expected, _, _ = await usage_of(pair.edge, by("exact", 40))
     for _ in range(3):  # for an edge whose machine was held up, a verdict may be late without a cut
         pieces, use, n_cut, seen = await cut_in_mid_answer(pair)
         opened = [message for message in seen if isinstance(message, OpenAnswer)]
@@ -176,11 +175,13 @@ async def test_an_answer_goes_on_alone_and_is_exact_again_when_the_partner_is_ba
             break
         pair.wire.cut()
         pair.wire.join()
-    assert 8 <= n_cut <= 40
+    assert n_cut >= 8
     assert use.alone_from == n_cut
     ends = accumulate(piece.n_tokens for piece in pieces)
     at_cut = "".join(piece.text for piece, end in zip(pieces, ends, strict=True) if end <= n_cut)
     assert at_cut
+    # How many tokens eight verdicts decide depends on how far the edge drafts while it waits for one.
+    expected, _, _ = await usage_of(pair.edge, by("exact", n_cut))
     assert expected.startswith(at_cut)
     assert use.n_alone >= 4
     assert abs(sum(piece.n_tokens for piece in pieces if piece.alone) - use.n_alone) <= 1  # text may wait for its end
