@@ -63,7 +63,9 @@ def _refusal(side: Side, endpoint: Endpoint, request: GenerationRequest) -> str 
 
 def ignored_by(endpoint: object, request: GenerationRequest) -> list[str]:
     """Return the fields that an answer by an endpoint does not heed, and what its API's translation left out."""
-    if isinstance(endpoint, Selective):
+    if request.prompt is None and not request.extra:  # most requests
+        found: list[str] = []
+    elif isinstance(endpoint, Selective):
         found = endpoint.ignores(request)
     else:
         found = ignored(request.extra, on_device=False, is_raw=False)
@@ -72,7 +74,7 @@ def ignored_by(endpoint: object, request: GenerationRequest) -> list[str]:
 
 def is_left_alone(endpoint: object, request: GenerationRequest) -> bool:
     """Whether an endpoint is not asked while the other one can be: a field may mean what it does not know."""
-    return isinstance(endpoint, Selective) and is_for_a_server(request.extra)
+    return is_for_a_server(request.extra) and isinstance(endpoint, Selective)
 
 
 def planned_quality(request: GenerationRequest, context: AnswerContext) -> str | None:

@@ -179,6 +179,8 @@ def drawing_of(parameters: Json) -> Drawing:
 
     Raises WishError, or msgspec's ValidationError, for values that cannot be meant, of any field that the device reads.
     """
+    if not parameters:  # most requests
+        return AS_USUAL
     wishes = msgspec.convert(dict(parameters), Wishes)
     _check_forms(parameters, wishes)
     if wishes.top_logprobs and wishes.logprobs in (None, False):
