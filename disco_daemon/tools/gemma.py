@@ -26,7 +26,7 @@ from .grammar import (
     in_order,
     members,
 )
-from .reading import CallReader, NoCall, Steps, quoted
+from .reading import MarkedReader, NoCall, Steps, quoted
 from .schemas import resolved
 
 OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
@@ -188,7 +188,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 # --- the parser --------------------------------------------------------------------------------------------------
 
 
-class _GemmaReader(CallReader):
+class _GemmaReader(MarkedReader):
     def _call(self) -> Steps[None]:
         """Read a call, a thought, or the end of one that has none, as Gemma writes it now and then."""
         if (yield from self.try_take(END_CHANNEL)):

@@ -9,14 +9,14 @@ from typing import Any
 
 from .format import Tool, ToolParser, WrittenCall
 from .grammar import NOTHING, SPACE, Either, Grammar, JsonValue, Literal, Node, calls, in_order, optional
-from .reading import CallReader, NoCall, Steps
+from .reading import MarkedReader, NoCall, Steps
 from .schemas import python_words
 
 _OTHERS = ("id", "type")
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 says the latter
 
 
-class ObjectReader(CallReader):
+class ObjectReader(MarkedReader):
     """Reads `{"name": …, "arguments": {…}}`."""
 
     def call_object(self, *, may_lack_arguments: bool) -> Steps[None]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from .format import Tool, ToolParser, WrittenCall
 from .grammar import SPACE, Either, Grammar, Literal, Node, calls, in_order, members
 from .json_calls import json_or_python
-from .reading import CallReader, NoCall, Steps, quoted
+from .reading import MarkedReader, NoCall, Steps, quoted
 from .schemas import properties
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
@@ -75,7 +75,7 @@ def _written(value: object) -> str:
     return repr(value)
 
 
-class _Lfm2Reader(CallReader):
+class _Lfm2Reader(MarkedReader):
     def _call(self) -> Steps[None]:
         yield from self.take(OPEN)
         yield from self.space()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .format import Tool, ToolParser, WrittenCall
 from .grammar import SPACE, Either, Grammar, InOrder, Literal, Node, Until, calls, in_order, optional
 from .json_calls import CLOSE, OPEN, as_json, json_or_python
-from .reading import CallReader, NoCall, Steps, quoted
+from .reading import MarkedReader, NoCall, Steps, quoted
 from .schemas import TYPES, Property, properties, type_of, types_of
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -74,7 +74,7 @@ def _written(call: WrittenCall) -> str:
     return f"{OPEN}\n{FUNCTION}{call.name}>\n{shown}{END_FUNCTION}\n{CLOSE}"
 
 
-class _QwenCoderReader(CallReader):
+class _QwenCoderReader(MarkedReader):
     _collected = ""  # of an argument that is said when it is whole
 
     def _call(self) -> Steps[None]:

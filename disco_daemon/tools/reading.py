@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeVar
@@ -28,8 +29,8 @@ class NoCall(Exception):
     """What was read since the opening mark is no call, or no more of one."""
 
 
-class CallReader:
-    """A parser of answers with calls of the given tools; what a call looks like is for `_call` to say."""
+class CallReader(ABC):
+    """A parser of answers with calls of the given tools; what an answer looks like is for `_answer` to say."""
 
     def __init__(self, tools: Iterable[Tool], marks: Iterable[str], marks_at_start: Iterable[str] = ()) -> None:
         self.tools = {tool.name: tool for tool in tools}
@@ -64,22 +65,9 @@ class CallReader:
 
     # --- for formats to define -----------------------------------------------------------------------------------
 
-    def _call(self) -> Steps[None]:
-        """Read one or more calls from an opening mark on. Raises NoCall."""
-        raise NotImplementedError
-
+    @abstractmethod
     def _answer(self) -> Steps[None]:
         """Read the whole answer."""
-        at_start = bool(self._marks_at_start)
-        while (yield from self._next_mark(at_start=at_start)):
-            at_start = False
-            self._kept = self._at
-            n_before = self._n_calls
-            try:
-                yield from self._call()
-            except NoCall:
-                self._give_back(has_begun=self._n_calls > n_before)
-            self._kept = self._open = None
 
     def _give_back(self, *, has_begun: bool) -> None:
         """Make text of what was read for a call that is none, at least its first character."""
@@ -351,6 +339,27 @@ class CallReader:
             self.argue(text)
             return ""
         return said + text
+
+
+class MarkedReader(CallReader):
+    """A reader of answers whose calls begin with a mark in the midst of text; what follows is for `_call` to say."""
+
+    @abstractmethod
+    def _call(self) -> Steps[None]:
+        """Read one or more calls from an opening mark on. Raises NoCall."""
+
+    def _answer(self) -> Steps[None]:
+        """Read the whole answer."""
+        at_start = bool(self._marks_at_start)
+        while (yield from self._next_mark(at_start=at_start)):
+            at_start = False
+            self._kept = self._at
+            n_before = self._n_calls
+            try:
+                yield from self._call()
+            except NoCall:
+                self._give_back(has_begun=self._n_calls > n_before)
+            self._kept = self._open = None
 
 
 def quoted(text: str) -> str:
