@@ -24,6 +24,7 @@ _MOST_TEXT = 1 << 24
 _MOST_TENSORS = 1 << 17  # the largest models have some thousand
 _MOST_DIMS = 4  # GGML_MAX_DIMS
 _MOST_NUMBERS = 1 << 44  # in one tensor
+HEADER_BYTES = 64 << 20  # read of a file for its whole header: the largest vocabularies take 16 MB
 _ALIGNMENT = 32  # bytes, unless `general.alignment` says otherwise
 _LENGTH = struct.Struct("<Q")
 

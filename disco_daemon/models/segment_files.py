@@ -15,11 +15,10 @@ import psutil
 
 from ..errors import ConfigError
 from ..types import LayerRange
-from .gguf import Header, read_header
+from .gguf import HEADER_BYTES, Header, read_header
 from .segments import FORMAT, ExitTensor, FileSpan, GivenBytes, NotCuttableError, Segment, cut
 from .vocabulary import vocabulary_file
 
-HEADER_BYTES = 64 << 20  # read of a file for its whole header: the largest vocabularies take 16 MB
 SPARE_BYTES = 256 << 20  # left free on the disk for everything else
 CHUNK_BYTES = 8 << 20  # copied at a time where the file system cannot copy by itself
 _NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of copy_file_range: copy by hand

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...models.gguf import Header, joined, read_header, with_shards
+from ...models.gguf import HEADER_BYTES, Header, joined, read_header, with_shards
 from ...models.rounding import INTERLEAVES, may_interleave
 from ..wire import Load
 
-HEADER_BYTES = 64 << 20  # read of a file for its whole header: the largest vocabularies take 16 MB
 TILED = "GGML_CPU_TILED_MM"  # llama.cpp's switch, in the environment, for kernels that round by the number of rows
 
 

@@ -20,7 +20,7 @@ from ...exits.packing import PackedTensor, tensors_of
 from ...exits.prompts import PromptPart
 from ...exits.quality import tokens_per_round_trip
 from ...exits.training import train
-from ...models.gguf import Header, read_header, with_shards
+from ...models.gguf import HEADER_BYTES, Header, read_header, with_shards
 from ...program import end_with_stdin
 from ...types import LayerRange
 from ..llama import gpu
@@ -43,7 +43,6 @@ from .exit_messages import (
 )  # fmt: skip
 from .exit_rows import CELLS, ExitRows, RowCollector
 
-HEADER_BYTES = 64 << 20  # read of a file for its whole header
 SHARE = 12  # of the tokens to train on, one part each to calibrate and to judge
 AT_ONCE = 512  # rows whose logits are in memory at a time
 THETAS = (0.8, 0.9, 0.95)
