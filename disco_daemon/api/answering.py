@@ -8,17 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from ..conductor import Conductor, eligible, ignored_by, planned_quality, prompt_length
 from ..errors import DiscoError, ReaderGone
-from ..types import GenerationRequest, PromptLength
+from ..types import GenerationRequest
 from . import openai, sse
 from .connections import body
 from .failures import error_shape, failure, json_response, unexpected
 from .guard import CONFIG
 from .names import ModelNames, NamedModel
 from .shapes import AnswerShape
+
+BYTES_PER_TOKEN = 4  # of what an estimate counts beside the text: tools and calls, in JSON
 
 
 class Turnstile:
@@ -91,17 +94,24 @@ def conversation(
     return asked, replace(generation, adapter=model.adapter, left_out=tuple(left_out))
 
 
-async def prompt_size(
-    request: web.Request, raw: dict[str, Any], left_out: Sequence[str] = ()
-) -> tuple[PromptLength, GenerationRequest]:
-    """Return how long a conversation is as a prompt, and the conversation; nothing is sent anywhere.
+async def prompt_size(request: web.Request, raw: dict[str, Any]) -> tuple[int, bool]:
+    """Return the tokens of a conversation as a prompt, and whether they are an estimate; nothing is sent anywhere.
 
     Raises RequestError or Unavailable if nobody could answer it.
     """
-    _, generation = conversation(request, raw, left_out)
+    _, generation = conversation(request, raw)
     with request.app[CONDUCTOR].keeper.held() as context:
         generation, available = eligible(generation, context)
-        return await prompt_length(generation, available, context), generation
+        length = await prompt_length(generation, available, context)
+    beside = 0 if length.counted else unread_bytes(raw) // BYTES_PER_TOKEN
+    return length.tokens + beside, not length.counted
+
+
+def unread_bytes(chat: dict[str, Any]) -> int:
+    """Return the bytes of a chat's tools and calls, which are a part of the prompt and no text of a message."""
+    calls = [call for message in chat["messages"] for call in message.get("tool_calls") or ()]
+    found = [part for part in (chat.get("tools"), calls) if part]
+    return len(msgspec.json.encode(found)) if found else 0
 
 
 async def answer(

@@ -10,7 +10,6 @@ from .bodies import decoded
 from .failures import ERROR_SHAPES, json_response
 from .messages_request import to_chat
 from .messages_shape import MessagesShape, error_body
-from .responses_routes import BYTES_PER_TOKEN, unread_bytes
 
 PATH = "/v1/messages"
 
@@ -31,6 +30,5 @@ async def _message(request: web.Request) -> web.StreamResponse:
 async def _count(request: web.Request) -> web.Response:
     """POST /v1/messages/count_tokens: Count a request's tokens: exactly for the device, an estimate for a server."""
     asked = to_chat(decoded(await received(request)), counts=True)
-    length, _ = await answering.prompt_size(request, asked.chat)
-    beside = 0 if length.counted else unread_bytes(asked.chat) // BYTES_PER_TOKEN
-    return json_response({"input_tokens": length.tokens + beside, "disco": {"estimated": not length.counted}})
+    n_tokens, estimated = await answering.prompt_size(request, asked.chat)
+    return json_response({"input_tokens": n_tokens, "disco": {"estimated": estimated}})

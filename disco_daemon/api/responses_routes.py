@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from . import answering
@@ -16,7 +14,6 @@ from .responses import responses_error, to_chat
 from .responses_shape import ResponsesShape
 
 PATH = "/v1/responses"
-BYTES_PER_TOKEN = 4  # of what an estimate counts beside the text: tools and calls, in JSON
 
 
 def add_routes(app: web.Application) -> None:
@@ -35,14 +32,6 @@ async def _respond(request: web.Request) -> web.StreamResponse:
 async def _count(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens: Count a request's tokens: exactly for the device, an estimate for a server."""
     asked = to_chat(decoded(await received(request)))
-    length, _ = await answering.prompt_size(request, asked.chat)
-    beside = 0 if length.counted else unread_bytes(asked.chat) // BYTES_PER_TOKEN
-    told = {"object": "response.input_tokens", "input_tokens": length.tokens + beside}
-    return json_response(told | {"disco": {"estimated": not length.counted}})
-
-
-def unread_bytes(chat: dict[str, Any]) -> int:
-    """Return the bytes of a chat's tools and calls, which are a part of the prompt and no text of a message."""
-    calls = [call for message in chat["messages"] for call in message.get("tool_calls") or ()]
-    found = [part for part in (chat.get("tools"), calls) if part]
-    return len(msgspec.json.encode(found)) if found else 0
+    n_tokens, estimated = await answering.prompt_size(request, asked.chat)
+    told = {"object": "response.input_tokens", "input_tokens": n_tokens}
+    return json_response(told | {"disco": {"estimated": estimated}})

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.api import openai
+from disco_daemon.api.answering import unread_bytes
 from disco_daemon.api.codex import INSTRUCTIONS, codex_models
 from disco_daemon.api.responses import responses_error, to_chat
 from disco_daemon.api.responses_items import carried, uncarried
-from disco_daemon.api.responses_routes import unread_bytes
 from disco_daemon.errors import RequestError
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
