@@ -201,7 +201,7 @@ def _read_sse(data: bytes) -> None:
 def _read_bodies(data: bytes) -> None:
     for parse in (
         openai.parse,
-        openai.parse_completion,
+        lambda given: openai.parse_completion(bodies.decoded(given)),
         wishes.parse_adjustment,
         wishes.parse_server,
         lambda given: responses.to_chat(bodies.decoded(given)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,11 @@ import msgspec
 from aiohttp import web
 
 from ..conductor import Conductor, eligible, ignored_by, planned_quality, prompt_length
-from ..errors import DiscoError, ReaderGone
-from ..types import GenerationRequest
+from ..errors import DiscoError, ReaderGone, RequestError
+from ..types import GenerationRequest, Side
 from . import openai, sse
 from .connections import body
+from .embeddings import Given, Vectors
 from .failures import error_shape, failure, json_response, unexpected
 from .guard import CONFIG
 from .names import ModelNames, NamedModel
@@ -82,6 +84,35 @@ async def chat(
     """
     asked, generation = conversation(request, raw, left_out)
     return await answer(request, asked, generation, shape(generation.request_id, created(request), asked.model))
+
+
+async def complete(
+    request: web.Request, raw: dict[str, Any], shape: Shape, left_out: Sequence[str] = ()
+) -> web.StreamResponse:
+    """Continue a raw prompt that came as a text completion's JSON object, or was made one. Raises RequestError."""
+    asked, extra = openai.parse_completion(raw)
+    model = named(request, asked.model)
+    if Side.DEVICE not in request.app[CONDUCTOR].endpoints:
+        msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
+        raise RequestError(msg, code="unsupported")
+    generation = openai.to_raw_generation(asked, extra, new_id(), model.sides)
+    generation = replace(generation, adapter=model.adapter, left_out=tuple(left_out))
+    return await answer(request, asked, generation, shape(generation.request_id, created(request), asked.model))
+
+
+async def embed(request: web.Request, asked_model: str, texts: Sequence[Given], vectors: Vectors) -> web.Response:
+    """Answer with the vectors of texts, or of token ids, as `vectors` writes them. Raises RequestError."""
+    model = named(request, asked_model)
+    if Side.DEVICE not in model.sides or model.adapter:
+        msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
+        raise RequestError(msg, param="model", code="unsupported_value")
+    request_id, conductor = new_id(), request.app[CONDUCTOR]
+    device = conductor.endpoints.get(Side.DEVICE)
+    async with aclosing(conductor.embed(texts, asked_model, request_id)) as found:
+        async for embedding in found:
+            vectors.add(embedding)
+    headers = sse.headers(request_id, Side.DEVICE, model=device.model if device else None)
+    return web.Response(body=vectors.body(), headers=headers, content_type="application/json")
 
 
 def conversation(

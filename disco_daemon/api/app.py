@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-from dataclasses import replace
-
 from aiohttp import web
 
 from ..conductor import Conductor
@@ -17,14 +14,12 @@ from . import (
     embeddings,
     fleet,
     messages_routes,
-    openai,
     partner,
     responses_routes,
     servers,
-    sse,
     trace,
 )
-from .answering import CONDUCTOR, TURNSTILE, Turnstile, answer, created, named, names, new_id, received
+from .answering import CONDUCTOR, TURNSTILE, Turnstile, names, received
 from .bodies import decoded
 from .codex import codex_models
 from .connections import body, bounded
@@ -75,30 +70,13 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 async def _complete(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions: Continue a raw prompt, text or token ids, on the device."""
-    asked, extra = openai.parse_completion(await received(request))
-    request_id = new_id()
-    model = named(request, asked.model)
-    if Side.DEVICE not in request.app[CONDUCTOR].endpoints:
-        msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
-        raise RequestError(msg, code="unsupported")
-    generation = replace(openai.to_raw_generation(asked, extra, request_id, model.sides), adapter=model.adapter)
-    return await answer(request, asked, generation, TextShape(request_id, created(request), asked.model))
+    return await answering.complete(request, decoded(await received(request)), TextShape)
 
 
 async def _embed(request: web.Request) -> web.StreamResponse:
     """POST /v1/embeddings: Turn texts into vectors by the device's model: the mean of its last layer."""
-    asked, texts = embeddings.parse(await received(request))
-    model = named(request, asked.model)
-    if Side.DEVICE not in model.sides or model.adapter:
-        msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
-        raise RequestError(msg, param="model", code="unsupported_value")
-    request_id, vectors, conductor = new_id(), embeddings.Vectors(asked, len(texts)), request.app[CONDUCTOR]
-    device = conductor.endpoints.get(Side.DEVICE)
-    async with aclosing(conductor.embed(texts, asked.model, request_id)) as found:
-        async for embedding in found:
-            vectors.add(embedding)
-    headers = sse.headers(request_id, Side.DEVICE, model=device.model if device else None)
-    return web.Response(body=vectors.body(), headers=headers, content_type="application/json")
+    asked, texts = embeddings.parse(decoded(await received(request)))
+    return await answering.embed(request, asked.model, texts, embeddings.OpenAIVectors(asked, len(texts)))
 
 
 async def _adjust(request: web.Request) -> web.Response:

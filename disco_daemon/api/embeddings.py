@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ..errors import RequestError
 from ..types import Embedding
-from .bodies import convert, decoded
+from .bodies import convert
 from .openai import MAX_INT, MAX_TOKEN_ID, DiscoOptions
 
 MAX_INPUTS = 2048  # texts of one request, as OpenAI
@@ -32,9 +33,9 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     disco: DiscoOptions | UnsetType = UNSET
 
 
-def parse(body: bytes) -> tuple[EmbeddingsRequest, list[Given]]:
-    """Decode and check a request; return it with its texts or token ids. Raises RequestError."""
-    request = convert(decoded(body), EmbeddingsRequest)
+def parse(raw: dict[str, Any]) -> tuple[EmbeddingsRequest, list[Given]]:
+    """Check a request; return it with its texts or token ids. Raises RequestError."""
+    request = convert(raw, EmbeddingsRequest)
     if request.disco is not UNSET and request.disco.route == "server":
         raise RequestError("Embeddings are made by the device only.", param="disco", code="unsupported_value")
     inputs = _inputs(request.input)
@@ -65,14 +66,19 @@ def _inputs(given: Any) -> list[Given]:
     raise RequestError(msg, param="input", code="invalid_type")
 
 
-class Vectors:
-    """Collects the `n` vectors of one answer. Each becomes JSON at once: all together would hold up every stream."""
+class Vectors(ABC):
+    """Collects the `n` vectors of one answer, in an API's shape, with as many `dimensions` (None: all).
 
-    def __init__(self, request: EmbeddingsRequest, n: int) -> None:
-        self._request, self._n = request, n
-        self._body = bytearray(b'{"data":[')
+    Each becomes JSON at once: all together would hold up every stream.
+    """
+
+    begin = b""  # of the body, up to the first vector
+
+    def __init__(self, n: int, dimensions: int | None) -> None:
+        self._n, self._dimensions = n, dimensions
+        self._body = bytearray(self.begin)
         self._n_made = 0
-        self._n_tokens = 0
+        self.n_tokens = 0
 
     def add(self, embedding: Embedding) -> None:
         """Take the next vector.
@@ -80,9 +86,7 @@ class Vectors:
         Raises RequestError if it has fewer dimensions than requested, or if by the first one all will exceed
         MAX_RESPONSE.
         """
-        vector = shortened(embedding.vector, self._request.dimensions)
-        text: Any = base64.b64encode(vector).decode() if self._request.encoding_format == "base64" else _floats(vector)
-        item = msgspec.json.encode({"object": "embedding", "index": self._n_made, "embedding": text})
+        item = self._item(shortened(embedding.vector, self._dimensions), self._n_made)
         if max(len(self._body), len(item) * self._n) > MAX_RESPONSE:
             msg = (
                 f"{self._n} such vectors are more than the {MAX_RESPONSE} bytes of one response: ask for fewer at a "
@@ -92,14 +96,38 @@ class Vectors:
         self._body += b"," if self._n_made else b""
         self._body += item
         self._n_made += 1
-        self._n_tokens += embedding.n_tokens
+        self.n_tokens += embedding.n_tokens
 
     def body(self) -> bytearray:
         """Return the whole response; to be called once, for it may be large."""
-        usage = {"prompt_tokens": self._n_tokens, "total_tokens": self._n_tokens}
-        rest = msgspec.json.encode({"object": "list", "model": self._request.model, "usage": usage})
-        self._body += b"]," + rest[1:]
+        self._body += b"]," + msgspec.json.encode(self._rest())[1:]
         return self._body
+
+    @abstractmethod
+    def _item(self, vector: bytes, index: int) -> bytes:
+        """Return one vector (little-endian float32) as JSON."""
+
+    @abstractmethod
+    def _rest(self) -> dict[str, Any]:
+        """Return what stands beside the list of vectors; not empty."""
+
+
+class OpenAIVectors(Vectors):
+    """Vectors in OpenAI's shape."""
+
+    begin = b'{"data":['
+
+    def __init__(self, request: EmbeddingsRequest, n: int) -> None:
+        super().__init__(n, request.dimensions)
+        self._request = request
+
+    def _item(self, vector: bytes, index: int) -> bytes:
+        text: Any = base64.b64encode(vector).decode() if self._request.encoding_format == "base64" else floats(vector)
+        return msgspec.json.encode({"object": "embedding", "index": index, "embedding": text})
+
+    def _rest(self) -> dict[str, Any]:
+        usage = {"prompt_tokens": self.n_tokens, "total_tokens": self.n_tokens}
+        return {"object": "list", "model": self._request.model, "usage": usage}
 
 
 def shortened(vector: bytes, n: int | None) -> bytes:
@@ -114,10 +142,11 @@ def shortened(vector: bytes, n: int | None) -> bytes:
     if n > size:
         msg = f"This model's embeddings have {size} dimensions: 'dimensions' can be at most that."
         raise RequestError(msg, param="dimensions", code="unsupported_value")
-    numbers = _floats(vector[: 4 * n])
+    numbers = floats(vector[: 4 * n])
     length = math.sqrt(math.fsum(x * x for x in numbers)) or 1.0
     return struct.pack(f"<{n}f", *(x / length for x in numbers))
 
 
-def _floats(vector: bytes) -> tuple[float, ...]:
+def floats(vector: bytes) -> tuple[float, ...]:
+    """Return the numbers of a vector of little-endian float32."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)

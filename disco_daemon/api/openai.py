@@ -121,9 +121,9 @@ def parse_chat(raw: dict[str, Any]) -> tuple[ChatRequest, dict[str, Any]]:
     return request, extra
 
 
-def parse_completion(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
-    """Decode and check a text completion, as `parse`. Raises RequestError."""
-    request, extra = _read(decoded(body), CompletionRequest)
+def parse_completion(raw: dict[str, Any]) -> tuple[CompletionRequest, dict[str, Any]]:
+    """Check a text completion, as `parse_chat`. Raises RequestError."""
+    request, extra = _read(raw, CompletionRequest)
     for name, trivial in _TRIVIAL.items():
         value = getattr(request, name)
         if not any(type(value) is type(nothing) and value == nothing for nothing in trivial):

@@ -14,7 +14,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from disco_daemon.api.embeddings import MAX_INPUTS, EmbeddingsRequest, Vectors
+from disco_daemon.api.embeddings import MAX_INPUTS, EmbeddingsRequest, OpenAIVectors
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.embedding import PIECE, EmbeddingContext, EmbeddingError, Embeddings
 from disco_daemon.engine.llama.model import AbortFlag, Llama
@@ -185,9 +185,9 @@ def test_what_would_not_fit_into_a_response_is_refused_with_the_first_vector() -
     numbers, text = EmbeddingsRequest(model="m", input=""), EmbeddingsRequest(model="m", input="")
     text.encoding_format = "base64"
     with pytest.raises(RequestError, match="'encoding_format': 'base64'") as refused:
-        Vectors(numbers, MAX_INPUTS).add(vector)
+        OpenAIVectors(numbers, MAX_INPUTS).add(vector)
     assert (refused.value.status, refused.value.code) == (400, "response_too_large")
-    collected = Vectors(text, MAX_INPUTS)
+    collected = OpenAIVectors(text, MAX_INPUTS)
     for _ in range(3):
         collected.add(vector)
     told = json.loads(collected.body())

@@ -99,8 +99,7 @@ def asks(row: Field) -> GenerationRequest:
 
 
 def continued(**more: Any) -> GenerationRequest:
-    data = json.dumps({"model": "disco", "prompt": "Once"} | more).encode()
-    return openai.to_raw_generation(*openai.parse_completion(data), "r", BOTH)
+    return openai.to_raw_generation(*openai.parse_completion({"model": "disco", "prompt": "Once"} | more), "r", BOTH)
 
 
 def device(form: str = "hermes") -> Device:

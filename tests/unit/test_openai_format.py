@@ -47,8 +47,7 @@ def generation(**more: Any) -> GenerationRequest:
 
 
 def raw(**more: Any) -> GenerationRequest:
-    data = json.dumps({"model": "disco"} | more).encode()
-    return openai.to_raw_generation(*openai.parse_completion(data), "r", BOTH)
+    return openai.to_raw_generation(*openai.parse_completion({"model": "disco"} | more), "r", BOTH)
 
 
 def outcome(finish_reason: str | None = "stop") -> Outcome:
@@ -331,9 +330,7 @@ def test_a_text_completion_may_name_what_it_does_not_use() -> None:
     assert top_logprobs(found.extra) is None
     assert found.sampling.max_tokens is None, "as many as there will be"
     with pytest.raises(RequestError, match="device only"):
-        openai.to_raw_generation(
-            *openai.parse_completion(b'{"model": "x", "prompt": "a"}'), "r", frozenset({Side.SERVER})
-        )
+        openai.to_raw_generation(*openai.parse_completion({"model": "x", "prompt": "a"}), "r", frozenset({Side.SERVER}))
 
 
 @settings(max_examples=200)
