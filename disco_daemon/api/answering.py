@@ -92,7 +92,7 @@ async def complete(
     """Continue a raw prompt that came as a text completion's JSON object, or was made one. Raises RequestError."""
     asked, extra = openai.parse_completion(raw)
     model = named(request, asked.model)
-    if Side.DEVICE not in request.app[CONDUCTOR].endpoints:
+    if not asked.suffix and Side.DEVICE not in request.app[CONDUCTOR].endpoints:
         msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
         raise RequestError(msg, code="unsupported")
     generation = openai.to_raw_generation(asked, extra, new_id(), model.sides)

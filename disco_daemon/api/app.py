@@ -69,7 +69,7 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 
 async def _complete(request: web.Request) -> web.StreamResponse:
-    """POST /v1/completions: Continue a raw prompt, text or token ids, on the device."""
+    """POST /v1/completions: Continue a raw prompt, text or token ids, or fill the gap before a `suffix`."""
     return await answering.complete(request, decoded(await received(request)), TextShape)
 
 

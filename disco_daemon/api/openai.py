@@ -8,7 +8,19 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..errors import RequestError
-from ..types import Delivery, Drawing, GenerationRequest, Sampling, Side, SplitMode, SplitWish, n_choices
+from ..types import (
+    BOTH,
+    Delivery,
+    Drawing,
+    GenerationRequest,
+    Infill,
+    RawPrompt,
+    Sampling,
+    Side,
+    SplitMode,
+    SplitWish,
+    n_choices,
+)
 from ..types.drawing import WishError, drawing_of
 from .bodies import convert, decoded, invalid
 from .chat_messages import begun_text, check_message, flattened, has_text_only
@@ -78,16 +90,17 @@ class ChatRequest(AnswerRequest, kw_only=True):
 
 
 class CompletionRequest(AnswerRequest, kw_only=True):
-    """The same of a text completion; fields below `max_tokens` are accepted only with values that ask for nothing.
+    """The same of a text completion; `echo` and `best_of` are accepted only with values that ask for nothing.
 
-    Without `max_tokens` an answer has COMPLETION_TOKENS at most, with null it has no limit.
+    With a `suffix` the answer is what stands between `prompt` and that. Without `max_tokens` an answer has
+    COMPLETION_TOKENS at most, with null it has no limit.
     """
 
     prompt: Any
     max_tokens: Limit | None = COMPLETION_TOKENS
+    suffix: str | None = None
     echo: Any = None
     best_of: Any = None
-    suffix: Any = None
 
 
 _A = TypeVar("_A", bound=AnswerRequest)
@@ -96,7 +109,6 @@ _PREFER = "prefer-"
 _TRIVIAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
     "best_of": (None, 1),
-    "suffix": (None, ""),
 }
 
 
@@ -195,8 +207,13 @@ def to_generation(
 def to_raw_generation(
     request: CompletionRequest, extra: dict[str, Any], request_id: str, allowed: frozenset[Side]
 ) -> GenerationRequest:
-    """Return the endpoint-neutral form of a text completion, for the device, whose token ids it may use."""
-    if Side.DEVICE not in allowed:
+    """Return the endpoint-neutral form of a text completion, for the device, whose token ids it may use.
+
+    A gap may be filled by a server that is known to do so.
+    """
+    prompt = _raw_prompt(request)
+    sides = BOTH if isinstance(prompt, Infill) else frozenset({Side.DEVICE})
+    if not sides & allowed:
         msg = "Text completions are served by the device only: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
     limit = _limit(request.max_tokens)
@@ -206,8 +223,8 @@ def to_raw_generation(
         sampling=_sampling(request, limit),
         extra=extra,
         drawing=_drawing(extra, limit),
-        allowed=_allowed(request.options, frozenset({Side.DEVICE})),
-        prompt=_prompt(request.prompt),
+        allowed=_allowed(request.options, sides & allowed),
+        prompt=prompt,
         delivery=_delivery(request),
         pace_tps=request.options.pace_tps,
         private=request.options.private,
@@ -263,6 +280,16 @@ def _sampling(request: AnswerRequest, max_tokens: int | None) -> Sampling:
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
     )
+
+
+def _raw_prompt(request: CompletionRequest) -> RawPrompt:
+    """Return the one prompt: text, token ids, or a gap before a suffix. Raises RequestError."""
+    if not request.suffix:
+        return _prompt(request.prompt)
+    if not isinstance(request.prompt, str):
+        msg = "Invalid value for 'prompt': with a 'suffix' it has to be a text."
+        raise RequestError(msg, param="prompt", code="invalid_type")
+    return Infill(prefix=request.prompt, suffix=request.suffix)
 
 
 def _prompt(prompt: Any) -> str | tuple[int, ...]:

@@ -18,6 +18,7 @@ from ..types import (
     Attempt,
     GenerationRequest,
     HedgeResult,
+    Infill,
     Outcome,
     Plan,
     Reading,
@@ -31,6 +32,8 @@ from .eligible import ignored_by
 from .endpoint_run import EndpointRun, PromptSize
 from .plan import reason_of
 from .runs import EndpointRuns
+
+GAP = "▮"  # where the answer stands, in the history's text of a prompt with a suffix
 
 
 class Recorder:
@@ -245,6 +248,11 @@ def reading_of(arrivals: Sequence[float], began: float, expected_ttft_s: float, 
 
 def transcript(request: GenerationRequest) -> str:
     """The prompt as text, for a history that keeps it."""
-    if request.prompt is not None:
-        return request.prompt if isinstance(request.prompt, str) else f"{len(request.prompt)} token ids"
+    match request.prompt:
+        case str() as text:
+            return text
+        case Infill(prefix=prefix, suffix=suffix, begun=begun):
+            return f"{prefix}{begun}{GAP}{suffix}"
+        case tuple() as ids:
+            return f"{len(ids)} token ids"
     return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in request.messages)

@@ -23,6 +23,7 @@ from ..types import (
     Embedding,
     Finish,
     GenerationRequest,
+    Infill,
     Paused,
     PromptLength,
     Readiness,
@@ -42,14 +43,14 @@ from ..types import (
     response_format,
     tool_use,
 )
+from ..types.infill import WITH_TOKENS
 from .base import Controls, Resumption
 from .chat_prompt import for_template
 from .choices import Event, several
 
 # What the engine can do with any model.
 ENGINE = Capabilities(
-    forced_tools=True, json_schema=True, images=False, logprobs=True, n=True, fim=False,
-    continuation=True,
+    forced_tools=True, json_schema=True, images=False, logprobs=True, n=True, continuation=True,
 )  # fmt: skip
 LOAD_WAIT_S = 120.0  # a request that comes while the model loads; a first token later than this is no answer
 
@@ -82,12 +83,18 @@ class Device:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's, with the context that its model has, and the format in which it calls tools, once loaded."""
+        """The engine's, and once its model is loaded, the context, tools and tokens for gaps that this has."""
         info = self._engine.info
         tools = None
         if info is not None and info.tool_format:
             tools = Tools.GENERIC if info.tool_format == GENERIC.name else Tools.NATIVE
-        return replace(ENGINE, context_length=self.n_ctx, max_output=self.n_ctx, tools=tools)
+        return replace(
+            ENGINE,
+            context_length=self.n_ctx,
+            max_output=self.n_ctx,
+            tools=tools,
+            fim=None if info is None else info.fim,
+        )
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """Text in, text, JSON or calls of functions out, and the fields that `types.fields` has it take."""
@@ -97,6 +104,8 @@ class Device:
             return "chat_template_kwargs must be an object"
         if request.split.mode not in (None, "exact") or request.split.theta is not None:
             return Refusal("split_mode and theta are for a device over two machines, and this one is whole", "disco")
+        if isinstance(request.prompt, Infill) and self._engine.info is not None and not self._engine.info.fim:
+            return Refusal(f"the device's model has no tokens for filling in the middle; {WITH_TOKENS}", "suffix")
         return _refused_field(request) or _refused_form(request) or self._refused_tools(request)
 
     def _refused_tools(self, request: GenerationRequest) -> Refusal | None:

@@ -20,6 +20,7 @@ from ..types import (
     Continuation,
     Finish,
     GenerationRequest,
+    Infill,
     Paused,
     PromptLength,
     Readiness,
@@ -34,6 +35,7 @@ from . import told
 from .base import Controls, Resumption
 from .bill import Bill, finds
 from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
+from .gaps import fill, refuses_gap
 from .hedge import ServerEvents, hedged
 from .plainhttp import NotPrivateError
 from .server_capabilities import ServerCapabilities
@@ -210,6 +212,8 @@ class Server:
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """A server takes every chat, except to continue where it has no way to."""
+        if isinstance(request.prompt, Infill):
+            return refuses_gap(request, self.capabilities)
         if request.prompt is not None:
             return "a raw prompt is for the device's model only"
         if request.answer_so_far and self._way.method == "none":
@@ -310,6 +314,8 @@ class Server:
         """Compose the request. Raises EndpointError when the device cannot give what the method needs."""
         # With stop strings a server may hold text back whose ids it has told already.
         ids_back = self._way.vocab and not request.sampling.stop and n_choices(request.extra) == 1
+        if isinstance(request.prompt, Infill):
+            return fill(request, request.prompt, ids_back=ids_back)
         if not request.answer_so_far:
             return chat(request, "none", ids_back=ids_back)
         chosen = method or self._way.method

@@ -25,8 +25,7 @@ _PARAMETERS = {
 _FLAGS = {
     "function_calling": Capability.TOOLS,
     "vision": Capability.IMAGES,
-    "completion_fim": Capability.FIM,
-}  # Mistral's
+}  # Mistral's; its `completion_fim` is for a route of its own, which nobody asks here
 
 
 def entry_of(body: bytes, model: str) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import AS_USUAL, Drawing, Likelihood, SplitMode, ToolUse
+from ..types import AS_USUAL, Drawing, Likelihood, RawPrompt, SplitMode, ToolUse
 from .fleet_wire import BreakOffMove as BreakOffMove
 from .fleet_wire import FleetUsage as FleetUsage
 from .fleet_wire import HostUsage as HostUsage
@@ -90,7 +90,7 @@ class Count(Message, frozen=True, kw_only=True):
 
     id: str
     messages: list[dict[str, Any]]
-    prompt: str | tuple[int, ...] | None = None
+    prompt: RawPrompt | None = None
     ids: bool = False
     answer: str = ""
     answer_ids: tuple[int, ...] = ()
@@ -102,7 +102,7 @@ class Count(Message, frozen=True, kw_only=True):
 class Generate(Message, frozen=True, kw_only=True):
     """Prefill prompt and `answer_so_far`, then generate, unless `hold` asks to wait for an AppendText.
 
-    The prompt is the rendered `messages`, or in their place a raw `prompt`: text without control tokens, or token ids.
+    The prompt is the rendered `messages`, or in their place a raw `prompt`: plain text, token ids, or a gap.
     `answer_ids` are the ids of `answer_so_far` where they are known; else its last token is healed. `max_tokens` counts
     from the end of `answer_so_far` on, appended tokens included. The reader takes `pace_tps` token/s (None: as fast as
     they come) and expects the first after `ttft_s`, s; `rest` is the ExpectedRest. `response_format` is a form as
@@ -126,7 +126,7 @@ class Generate(Message, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     drawing: Drawing = AS_USUAL
-    prompt: str | tuple[int, ...] | None = None
+    prompt: RawPrompt | None = None
     answer_ids: tuple[int, ...] = ()
     pace_tps: float | None = None
     ttft_s: float | None = None
@@ -186,7 +186,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     `n_ctx` and `n_cells` are as large as memory allowed; `bytes_per_token` of the KV cache. `adapters` has the reason
     why each is missing, empty if it is loaded. `n_gpu_layers` are on the GPU (-1 = all). `confined` lists the rights
     that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits. `tool_format` is
-    the name of the form in which the chat template has tools called.
+    the name of the form in which the chat template has tools called; `fim`: it has tokens for filling in the middle.
     """
 
     model: str
@@ -201,6 +201,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     confined: list[str] = []
     build: str = ""
     tool_format: str = ""
+    fim: bool = False
 
 
 class LoadFailed(Message, frozen=True, kw_only=True):

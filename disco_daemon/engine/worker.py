@@ -145,6 +145,7 @@ class Worker:
                 confined=confined.in_force,
                 build=build() + ("" if load.exact else FAST),
                 tool_format=llama.vocabulary.calling.name,
+                fim=llama.vocabulary.infill.is_there,
             )
         )
         if self._relays is not None:

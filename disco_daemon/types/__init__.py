@@ -7,6 +7,7 @@ from .drawing import AS_USUAL, Drawing, drawing_of
 from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
+from .infill import ExtraText, Infill, RawPrompt
 from .layers import LayerRange
 from .likelihood import Likelihood, TextLogprobs, chat_logprobs, top_logprobs
 from .needs import Refusal, WishError, form_parameter, ignored, is_for_a_server, named, response_format
@@ -46,12 +47,14 @@ __all__ = [
     "Embedding",
     "EntryKind",
     "ExpectedRest",
+    "ExtraText",
     "Field",
     "Finish",
     "GenerationRequest",
     "HandoffRecord",
     "HedgeResult",
     "Hold",
+    "Infill",
     "Json",
     "LayerRange",
     "LedgerEntry",
@@ -62,6 +65,7 @@ __all__ = [
     "Paused",
     "Plan",
     "PromptLength",
+    "RawPrompt",
     "Readiness",
     "Reading",
     "Reason",

@@ -153,7 +153,10 @@ _TABLE = (
     Field("modalities", _R, nothing=(["text"], [])),
     *_all("audio web_search_options", _R, nothing=(False,)),
     Field("echo", _R, nothing=_OFF),
-    Field("suffix", _R, nothing=_OFF, capability=Capability.FIM),
+    Field(
+        "suffix", _R, nothing=_OFF, capability=Capability.FIM,
+        note="of a chat; what stands in front of it is asked for by text completions and `/infill`",
+    ),
     Field("best_of", _R, nothing=(1,)),
     # What changes nothing of a device's answer.
     *_all(

@@ -9,6 +9,7 @@ from typing import Any
 from .content import text_of
 from .drawing import AS_USUAL, Drawing
 from .fields import Json
+from .infill import Infill, RawPrompt, n_chars_of
 from .needs import needs, template_args
 from .split import AS_SET, SplitWish
 
@@ -65,12 +66,12 @@ class GenerationRequest:
     `messages` are OpenAI chat messages; `text_only` says that every content is plain text. A server gets `extra` as it
     is (tools, response_format, …); `drawing` is what that says of drawing tokens, for the device (`types.fields`). An
     endpoint must continue right after `answer_so_far`, which the reader has; `answer_ids` are its ids by the device's
-    tokenizer, if known. `max_tokens_key` is the client's name for the limit: some servers know only one. `prompt`, of a
-    raw completion, stands in place of `messages`: text, or token ids of the device's model. Of `delivery` and
-    `pace_tps` `None` is the configured default; the first token is expected after `expected_ttft_s`, s, the rest by
-    `expected_rest` (`types.rest`). `adapter` is a LoRA adapter of the device, the only endpoint then. What is `private`
-    stays on this machine, and not on its disk. `split` is for a device over two machines. The side that it `prefers`
-    begins alone, the other helps if that fails; servers may bill `max_cost_usd`. No chat has what was `left_out`.
+    tokenizer, if known. `max_tokens_key` is the client's name for the limit: some servers know only one. `prompt` is a
+    raw one in place of `messages`. Of `delivery` and `pace_tps` `None` is the configured default; the first token is
+    expected after `expected_ttft_s`, s, the rest by `expected_rest` (`types.rest`). `adapter` is a LoRA adapter of the
+    device, the only endpoint then. What is `private` stays on this machine, and not on its disk. `split` is for a
+    device over two machines. The side that it `prefers` begins alone, the other helps if that fails; servers may bill
+    `max_cost_usd`. No chat has what was `left_out`.
     """
 
     request_id: str
@@ -82,7 +83,7 @@ class GenerationRequest:
     max_tokens_key: str = "max_tokens"
     answer_so_far: str = ""
     answer_ids: tuple[int, ...] = ()
-    prompt: str | tuple[int, ...] | None = None
+    prompt: RawPrompt | None = None
     delivery: Delivery | None = None
     pace_tps: float | None = None
     expected_ttft_s: float | None = None
@@ -102,11 +103,11 @@ class GenerationRequest:
 
     @property
     def needs(self) -> list[str]:
-        """Parameters that constrain the answer (tools, schemas, log-probabilities …), sorted."""
-        return needs(self.extra)
+        """Parameters that constrain the answer (tools, schemas, a suffix …), sorted."""
+        return sorted(needs(self.extra) + ["suffix"] * isinstance(self.prompt, Infill))
 
     @property
     def n_chars(self) -> int:
         """Characters of text in the prompt and the answer so far, for an estimate while no tokenizer is loaded."""
-        raw = (len(self.prompt) if isinstance(self.prompt, str) else 0) + len(self.answer_so_far)
-        return raw + sum(len(text_of(m.get("content"))) for m in self.messages)
+        texts = (self.answer_so_far, *(text_of(m.get("content")) for m in self.messages))
+        return n_chars_of(self.prompt) + sum(map(len, texts))

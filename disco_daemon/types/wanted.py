@@ -7,6 +7,7 @@ from typing import Any
 
 from .capabilities import Capabilities, Capability
 from .fields import asked
+from .infill import Infill
 from .needs import Refusal, forms
 from .request import GenerationRequest
 
@@ -28,6 +29,8 @@ def wanted(request: GenerationRequest) -> dict[Capability, str]:
         found.pop(Capability.TOOLS, None)
     if not request.text_only and any(part.get("type") in _IMAGES for part in _parts(request)):
         found[Capability.IMAGES] = "messages"
+    if isinstance(request.prompt, Infill):
+        found[Capability.FIM] = "suffix"
     if request.answer_so_far:
         found[Capability.CONTINUATION] = "messages"
     return found

@@ -106,7 +106,7 @@ def device(form: str = "hermes") -> Device:
     engine = SimpleNamespace(
         config=SimpleNamespace(model_path=Path("none.gguf")),
         clock=SystemClock(),
-        info=SimpleNamespace(tool_format=form),
+        info=SimpleNamespace(tool_format=form, fim=False),
     )
     return Device(cast("Any", engine), "m")
 

@@ -130,7 +130,11 @@ class Machine:
 
     async def generate(self, request: GenerationRequest, usage: Usage) -> AsyncGenerator[Token | Finish, None]:
         self.asked.append(request)
-        n = len(request.prompt) if request.prompt else len(request.messages[0]["content"].split())
+        n = (
+            len(request.prompt)
+            if isinstance(request.prompt, str | tuple)
+            else len(request.messages[0]["content"].split())
+        )
         cached = n // 2 if 0 < len(self.asked) - 2 <= self._warm else 0
         fresh = n - cached
         factor = 1 + self._slower * len(self.asked)

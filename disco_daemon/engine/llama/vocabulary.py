@@ -16,10 +16,11 @@ from typing import Any
 import llama_cpp
 
 from ...tools.detect import detect
-from ...types import Drawing
+from ...types import Drawing, Infill, RawPrompt
 from ..wire import Count, Generate
 from .calling import Calling
 from .calls import OpeningMark
+from .infill import InfillTokens
 from .refusals import DrawingError, PromptTooLong
 from .refusals import PromptError as PromptError  # where everybody looks for it
 from .template import ChatTemplate, TemplateError
@@ -54,6 +55,7 @@ class Vocabulary:
         bos, eos = self._special(llama_cpp.llama_vocab_bos), self._special(llama_cpp.llama_vocab_eos)
         source = template or (llama_cpp.llama_model_chat_template(model, None) or b"").decode()
         self._bos = bos
+        self.infill = InfillTokens(self.handle, self.tokenize, self._shown)
         self._template = ChatTemplate(source, bos, eos)
         self._template.try_out()
         tags = [self.tokenize(tag, parse_special=True) for tag in TAGS]
@@ -73,7 +75,7 @@ class Vocabulary:
         A prompt that comes twice, in a Count and a Generate, is tokenized once.
         """
         if request.prompt is not None:
-            return self.raw_tokens(request.prompt)
+            return self._raw_tokens(request.prompt)
         self._check_messages(request)
         parts = self._segments(request)
         digest = _digest(parts)
@@ -228,6 +230,21 @@ class Vocabulary:
         parts = self._segments(request)
         return "".join(text for text, _ in parts) if all(is_template for _, is_template in parts) else ""
 
+    def _raw_tokens(self, prompt: RawPrompt) -> list[int]:
+        """Return the tokens of a raw prompt. Raises PromptError, PromptTooLong.
+
+        In a text the marks for filling in the middle are tokens where they are spelled out; no other control token is.
+        """
+        if isinstance(prompt, Infill):
+            self._check_size(len(prompt.begun))
+            self._glance(prompt.begun, 0)
+            return self.infill.prompt(prompt, self.n_ctx)
+        if not (isinstance(prompt, str) and self.infill.are_spelled(prompt)):
+            return self.raw_tokens(prompt)
+        self._check_size(len(prompt))
+        self._glance(prompt, 0)
+        return self.infill.with_marks(prompt)
+
     def raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
         """Tokenize a text that is no chat, or return the same ids. Raises PromptError, PromptTooLong."""
         known = isinstance(prompt, str)
@@ -321,7 +338,10 @@ class Vocabulary:
 
     def _special(self, which: Any) -> str:
         token = which(self.handle)
-        return self.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+        return self._shown(token) if token >= 0 else ""
+
+    def _shown(self, token: int) -> str:
+        return self.piece(token, special=True).decode("utf-8", "replace")
 
     def _control_texts(self) -> list[str]:
         vocab, n = self.handle, llama_cpp.llama_vocab_n_tokens(self.handle)
