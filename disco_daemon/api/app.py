@@ -13,6 +13,7 @@ from . import (
     documents,
     embeddings,
     fleet,
+    infill_routes,
     messages_routes,
     partner,
     responses_routes,
@@ -46,6 +47,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     app.router.add_post("/v1/embeddings", _embed)
     responses_routes.add_routes(app)
     messages_routes.add_routes(app)
+    infill_routes.add_routes(app)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_get("/", _root)

@@ -40,6 +40,7 @@ ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/v1/responses/input_tokens"): At.BOTH,
     ("POST", "/v1/messages"): At.BOTH,
     ("POST", "/v1/messages/count_tokens"): At.BOTH,
+    ("POST", "/infill"): At.BOTH,
     ("GET", "/v1/models"): At.BOTH,
     ("GET", "/v1/models/{name}"): At.BOTH,
     ("GET", "/"): At.BOTH,

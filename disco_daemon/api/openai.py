@@ -122,7 +122,7 @@ def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
 
 def parse_chat(raw: dict[str, Any]) -> tuple[ChatRequest, dict[str, Any]]:
     """Check a chat; return it with the parameters that a server gets as they are. Raises RequestError."""
-    request, extra = _read(raw, ChatRequest)
+    request, extra = read(raw, ChatRequest)
     for index, message in enumerate(request.messages):
         check_message(index, message)
     if request.continue_final_message and request.messages[-1]["role"] != "assistant":
@@ -135,7 +135,7 @@ def parse_chat(raw: dict[str, Any]) -> tuple[ChatRequest, dict[str, Any]]:
 
 def parse_completion(raw: dict[str, Any]) -> tuple[CompletionRequest, dict[str, Any]]:
     """Check a text completion, as `parse_chat`. Raises RequestError."""
-    request, extra = _read(raw, CompletionRequest)
+    request, extra = read(raw, CompletionRequest)
     for name, trivial in _TRIVIAL.items():
         value = getattr(request, name)
         if not any(type(value) is type(nothing) and value == nothing for nothing in trivial):
@@ -144,7 +144,8 @@ def parse_completion(raw: dict[str, Any]) -> tuple[CompletionRequest, dict[str, 
     return request, extra
 
 
-def _read(raw: dict[str, Any], kind: type[_A]) -> tuple[_A, dict[str, Any]]:
+def read(raw: dict[str, Any], kind: type[_A]) -> tuple[_A, dict[str, Any]]:
+    """Check a request; return it with the fields that it does not have. Raises RequestError."""
     request = convert(raw, kind)
     if len(_stop(request)) > MAX_STOP:
         msg = f"At most {MAX_STOP} stop sequences are supported, got {len(_stop(request))}."
@@ -207,11 +208,17 @@ def to_generation(
 def to_raw_generation(
     request: CompletionRequest, extra: dict[str, Any], request_id: str, allowed: frozenset[Side]
 ) -> GenerationRequest:
-    """Return the endpoint-neutral form of a text completion, for the device, whose token ids it may use.
+    """Return the endpoint-neutral form of a text completion."""
+    return raw_generation(request, _raw_prompt(request), extra, request_id, allowed)
+
+
+def raw_generation(
+    request: AnswerRequest, prompt: RawPrompt, extra: dict[str, Any], request_id: str, allowed: frozenset[Side]
+) -> GenerationRequest:
+    """Return the endpoint-neutral form of a request with a raw prompt, for the device, whose token ids it may use.
 
     A gap may be filled by a server that is known to do so.
     """
-    prompt = _raw_prompt(request)
     sides = BOTH if isinstance(prompt, Infill) else frozenset({Side.DEVICE})
     if not sides & allowed:
         msg = "Text completions are served by the device only: use the model 'disco' or 'disco/device'."

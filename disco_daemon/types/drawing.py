@@ -21,6 +21,7 @@ from .tools import check_tools
 MAX_COUNT = 2**31 - 1  # llama.cpp's integers have 32 bits
 MAX_IDS = 1024  # token ids in one list: each is looked up for every token; OpenAI allows 300 biases
 MAX_BIAS = 100.0  # OpenAI's; beyond it a token is banned or forced in any case
+MAX_INDENT = 1024  # spaces and tabs; code that is indented further is none
 MAX_BREAKERS = 16  # sequence breakers of DRY; llama.cpp has 4, and looks each up in the vocabulary, in 3 ms
 MAX_BREAKER = 40  # characters, as llama.cpp
 MAX_CHOICES = 8  # answers to one request
@@ -32,6 +33,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Window = Annotated[int, Meta(ge=ALL, le=MAX_COUNT)]
 Factor = Annotated[float, Meta(gt=0, le=100)]
+Indent = Annotated[int, Meta(ge=0, le=MAX_INDENT)]
 Strength = Annotated[float, Meta(ge=0, le=100)]
 Base = Annotated[float, Meta(ge=1, le=100)]
 Top = Annotated[int, Meta(ge=0, le=MAX_TOP)]
@@ -46,7 +48,9 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are drawn, besides temperature, `top_p`, seed, and OpenAI's penalties; None: as usual here.
 
     The repeat penalty is for the last `repeat_last_n` tokens, prompt and answer, and so is DRY's. `min_tokens` count as
-    `max_tokens` do. A token of `stop_token_ids` ends the answer, and is not shown. `logit_bias` is added to logits.
+    `max_tokens` do. A token of `stop_token_ids` ends the answer, and is not shown. `logit_bias` is added to logits. An
+    answer ends at a line that is indented by fewer than `n_indent` spaces and tabs, and with the line that goes on for
+    longer than `t_max_predict_ms`, ms from its first token on (not positive: never).
     """
 
     top_k: Window | None = None
@@ -68,6 +72,8 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
     stop_token_ids: Ids = ()
     logit_bias: Annotated[tuple[Bias, ...], Meta(max_length=MAX_IDS)] = ()
+    n_indent: Indent = 0
+    t_max_predict_ms: Window = 0
 
     @property
     def repeats(self) -> bool:
@@ -145,6 +151,8 @@ class Wishes(msgspec.Struct):
     ignore_eos: bool | None = None
     stop_token_ids: Ids | None = None
     logit_bias: dict[str, float | bool] | None = None
+    n_indent: Indent | None = None
+    t_max_predict_ms: Window | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     response_format: FormWish | None = None
     json_schema: dict[str, Any] | None = None
@@ -170,7 +178,7 @@ class Wishes(msgspec.Struct):
 _SAME_NAME = (
     "top_k", "min_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length",
     "dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta", "min_tokens",
-    "ignore_eos", "stop_token_ids",
+    "ignore_eos", "stop_token_ids", "n_indent", "t_max_predict_ms",
 )  # fmt: skip
 
 

@@ -103,6 +103,14 @@ _TABLE = (
     Field("ignore_eos", _H, draws=True, nothing=(False,), note="not with a form"),
     Field("stop_token_ids", _H, draws=True, stays=True, ids=True, nothing=([],), note=_WHOSE),
     Field("logit_bias", _H, draws=True, stays=True, ids=True, nothing=({},), note=_WHOSE),
+    Field(
+        "n_indent", _H, draws=True, stays=True, nothing=(0,),
+        note="the answer ends at a line that is indented less; not beside tools",
+    ),
+    Field(
+        "t_max_predict_ms", _H, draws=True, stays=True, nothing=(0, -1),
+        note="ms from the first token on; then the answer ends with its line",
+    ),
     # The form of the answer.
     Field(
         "response_format", _H, stays=True, nothing=({"type": "text"},), capability=Capability.JSON_SCHEMA,
@@ -161,7 +169,7 @@ _TABLE = (
     # What changes nothing of a device's answer.
     *_all(
         "metadata store service_tier prompt_cache_key prompt_cache_retention prompt_cache_options "
-        "safety_identifier prediction cache_prompt id_slot timings_per_token return_progress "
+        "safety_identifier prediction cache_prompt id_slot t_max_prompt_ms timings_per_token return_progress "
         "provider models route transforms usage request_id keep_alive", _N,
     ),
     *_all("user priority", _N, draws=True),

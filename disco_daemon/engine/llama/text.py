@@ -20,15 +20,20 @@ class CallText(NamedTuple):
 class TextStream:
     """Joins token bytes into text.
 
-    Holds back an incomplete UTF-8 sequence, and any tail that may still grow into a stop string.
+    Holds back an incomplete UTF-8 sequence, and any tail that may still grow into a stop string. With `n_indent` it
+    ends in front of the text of a line, but for the first, that is indented by fewer spaces and tabs, as in
+    llama-server; an empty line is one.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), n_indent: int = 0) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(s for s in stop if s)
         self._held = ""
         self._faithful = True
+        self._n_indent = n_indent
+        self._column: int | None = None  # how far the line is indented that the shown text ends with; None: it has text
         self.stopped = False
+        self.is_outdented = False  # whether it is the indentation that has ended it
 
     @property
     def whole(self) -> bool:
@@ -69,8 +74,22 @@ class TextStream:
             cut = min(hits)
         else:
             cut = len(self._held) - max((_overlap(self._held, s) for s in self._stop), default=0)
+        if self._n_indent and (end := self._outdent(self._held[:cut])) is not None:
+            self.stopped = self.is_outdented = True
+            cut = end
         out, self._held = self._held[:cut], self._held[cut:]
         return out
+
+    def _outdent(self, text: str) -> int | None:
+        """Return where the first line begins its text that is indented too little; None where none is."""
+        for at, char in enumerate(text):
+            if self._column is not None and char in " \t":
+                self._column += 1
+                continue
+            if self._column is not None and self._column < self._n_indent:
+                return at
+            self._column = 0 if char == "\n" else None
+        return None
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -46,9 +46,9 @@ class ThinkingText(TextStream):
     The tags belong to neither, nor does white space around the thought. Stop strings count in the answer only.
     """
 
-    def __init__(self, stop: Sequence[str] = (), *, inside: bool = False) -> None:
+    def __init__(self, stop: Sequence[str] = (), n_indent: int = 0, *, inside: bool = False) -> None:
         """Begin a stream; `inside`: the thought has begun already."""
-        super().__init__(stop)
+        super().__init__(stop, n_indent)
         self._phase = _Phase.THOUGHT if inside else _Phase.START
         self._start = b""  # of the answer, as long as it may be <think>
         self._thinking = TextStream([CLOSE])

@@ -191,11 +191,11 @@ class Vocabulary:
     def stream(self, request: Generate, prompt: Sequence[int], answer: str) -> TextStream:
         """Make a stream that turns the tokens behind `prompt` and the partial `answer` into text."""
         reads = request.prompt is None and self.calling.reads(request.tools)
-        stop = () if reads else request.stop
+        stop, n_indent = ((), 0) if reads else (request.stop, request.drawing.n_indent)
         if request.prompt is not None or not self._thinks or (answer and not within(answer)):
-            found = TextStream(stop)
+            found = TextStream(stop, n_indent)
         else:
-            found = ThinkingText(stop, inside=bool(answer) or self._opens_thought(prompt))
+            found = ThinkingText(stop, n_indent, inside=bool(answer) or self._opens_thought(prompt))
         if not reads:
             return found
         return self.calling.text(request.tools, found, request.stop, "" if within(answer) else answer)

@@ -116,7 +116,8 @@ class Draw:
     """How the next token is drawn: `n_drawn` were since the last order, `n_completion` in all.
 
     While the last given token is being healed, `healed` has its bytes, and `candidates` may stand in its place. The
-    `likelihoods` of tokens just drawn are there if they are to be told.
+    `likelihoods` of tokens just drawn are there if they are to be told. The first token since came at `began_at`, s; it
+    `is_late` when a line has ended later than the answer is to take.
     """
 
     sampler: Sampler | None = None
@@ -125,6 +126,8 @@ class Draw:
     likelihoods: list[Likelihood] = field(default_factory=list)
     n_drawn: int = 0
     n_completion: int = 0
+    began_at: float = 0.0
+    is_late: bool = False
 
     def weigh(self, llama: Llama, tokens: list[int], row: int, n_top: int) -> None:
         """Find the log-probabilities of tokens that were drawn one after the other, from the rows from `row` on."""
@@ -236,8 +239,8 @@ class Sequence:
     def end_reason(self, n_ctx: int) -> str:
         """Return why the answer ends here, in a context of `n_ctx` tokens; empty if it goes on."""
         if self.unsent.text.stopped:
-            return "stop"
-        if self.is_full:
+            return "length" if self.unsent.text.is_outdented else "stop"
+        if self.is_full or self.draw.is_late:
             return "length"
         return wire.FULL if len(self.tokens) >= n_ctx else ""
 
@@ -312,6 +315,9 @@ class Sequence:
                 self.prefill.n_prompt += 1
                 return False
             unsent.has_ids = False  # from here on no text is exactly that of some tokens
+        draw.began_at = draw.began_at if draw.n_drawn else now
+        most_s = self.request.drawing.t_max_predict_ms / 1e3
+        draw.is_late = 0 < most_s < now - draw.began_at and b"\n" in piece
         draw.n_drawn += 1
         draw.n_completion += 1
         unsent.n_tokens += 1
