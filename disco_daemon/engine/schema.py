@@ -43,6 +43,8 @@ class _Sum:
 
     whose: str = "the response format"
     most: int = MAX_SCHEMA
+    lenient: bool = False  # what only a grammar cannot have is noted in `is_costly`, and not refused
+    is_costly: bool = False
     characters: int = 0
     repeats: int = 0
 
@@ -58,18 +60,24 @@ class _Sum:
             msg = f"{self.title} is larger than {self.most} characters of JSON: make it smaller."
             raise SchemaError(msg)
 
+    def costs(self, msg: str) -> None:
+        """Refuse what would make a grammar too large, or note that it would."""
+        if not self.lenient:
+            raise SchemaError(msg)
+        self.is_costly = True
+
     def repeat(self, keyword: str, n: int) -> None:
         """Count the `n` repetitions that a keyword asks for."""
         if n > MAX_REPEATS:
-            msg = f"'{keyword}' is {_show(n)} in {self.whose}'s schema; at most {MAX_REPEATS} is possible."
-            raise SchemaError(msg)
+            self.costs(f"'{keyword}' is {_show(n)} in {self.whose}'s schema; at most {MAX_REPEATS} is possible.")
+            return
         self.repeats += n
         if self.repeats > MAX_REPEATS_IN_ALL:
             msg = (
                 f"The counts in {self.whose}'s schema, up to '{keyword}', add up to more than "
                 f"{MAX_REPEATS_IN_ALL}: lower them."
             )
-            raise SchemaError(msg)
+            self.costs(msg)
 
 
 def check(response_format: Mapping[str, Any]) -> None:
@@ -88,12 +96,20 @@ def check(response_format: Mapping[str, Any]) -> None:
         _walk(schema, "schema", 0, found)
 
 
-def check_tools(schemas: Mapping[str, Any]) -> None:
-    """Refuse schemas of tools, by their names, that would cost too much to obey. Raises SchemaError."""
-    found = _Sum(most=MAX_TOOLS)
+def check_tools(schemas: Mapping[str, Any], *, lenient: bool = False) -> frozenset[str]:
+    """Refuse schemas of tools, by their names, that would cost too much to obey. Raises SchemaError.
+
+    `lenient`: return the names of those whose counts, choices or patterns no grammar can have, and refuse only what is
+    out of bounds as JSON. Agents offer such tools: Claude Code has a `maxLength` of 524,288.
+    """
+    found, costly = _Sum(most=MAX_TOOLS, lenient=lenient), set()
     for name, schema in schemas.items():
-        found.whose = f"the tool {name}"
+        found.whose, found.is_costly, before = f"the tool {name}", False, found.repeats
         _walk(schema, "parameters", 0, found)
+        if found.is_costly:
+            costly.add(name)
+            found.repeats = before  # the others may still have theirs
+    return frozenset(costly)
 
 
 def _walk(schema: Any, keyword: str, depth: int, found: _Sum) -> None:
@@ -129,7 +145,7 @@ def _walk_named(named: Mapping[str, Any], keyword: str, schema: Mapping[str, Any
                 f"'properties' has {len(named)} names in {found.whose}'s schema, most of which may be left out; "
                 f"at most {MAX_OPTIONAL} may: list the others under 'required'."
             )
-            raise SchemaError(msg)
+            found.costs(msg)
     for name, value in named.items():
         found.text(len(str(name)) + 4)
         _walk(value, keyword, depth + 2, found)
@@ -176,29 +192,31 @@ def _deep(keyword: str, depth: int, found: _Sum) -> None:
 def _many(keyword: str, n: int, found: _Sum) -> None:
     if n > MAX_CHOICES:
         msg = f"'{_show(keyword)}' has {n} entries in {found.whose}; at most {MAX_CHOICES} are possible."
-        raise SchemaError(msg)
+        found.costs(msg)
 
 
 def _count(name: str, value: Any, schema: Mapping[str, Any], found: _Sum) -> None:
     """Add up one of _COUNTS."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         msg = f"'{name}' is {_show(value)} in {found.whose}'s schema: it has to be an integer of at least 0."
-        raise SchemaError(msg)
+        found.costs(msg)
+        return
     found.repeat(name, value)
     most = schema.get(_COUNTS[name])
     if isinstance(most, int) and value > most:
         msg = f"'{name}' is {value} in {found.whose}'s schema, and '{_COUNTS[name]}' only {_show(most)}."
-        raise SchemaError(msg)
+        found.costs(msg)
 
 
 def _pattern(pattern: str, found: _Sum) -> None:
     """Add up a regular expression; its repetitions are written out in the grammar."""
     if len(pattern) > MAX_PATTERN:
         msg = f"'pattern' has {len(pattern)} characters in {found.whose}'s schema; {MAX_PATTERN} are possible."
-        raise SchemaError(msg)
+        found.costs(msg)
+        return
     if _CLOSING.search(_CLOSED.sub("", pattern)):  # llama.cpp's converter waits there for ever
         msg = f"'pattern' in {found.whose}'s schema has a ']' or '}}' that closes nothing: put \\ before."
-        raise SchemaError(msg)
+        found.costs(msg)
     loose = 0
     for sign, at in _signs(pattern):
         if sign == "{" and (times := _QUANTIFIER.match(pattern, at)):
@@ -213,7 +231,7 @@ def _pattern(pattern: str, found: _Sum) -> None:
             f"'pattern' leaves {loose} choices (*, +, ?, | and the like) in {found.whose}'s schema; at most "
             f"{MAX_LOOSE} are possible: make it simpler."
         )
-        raise SchemaError(msg)
+        found.costs(msg)
 
 
 def _signs(pattern: str) -> Iterator[tuple[str, int]]:

@@ -32,8 +32,12 @@ PYTHON = {
     "llm": "llm_sdk",
     "instructor": "instructor_sdk", "pydantic-ai-slim": "pydantic_ai_sdk", "openai-agents": "openai_agents_sdk",
     "smolagents": "smolagents_sdk",
+    "openai (Responses)": "openai_responses_sdk", "openai-agents (Responses)": "openai_agents_responses_sdk",
 }  # fmt: skip
-NODE = {"npm openai": "openai", "npm ai": "ai"}
+NODE = {
+    "npm openai": "openai", "npm openai (Responses)": "openai_responses", "npm @anthropic-ai/sdk": "anthropic",
+    "npm ai": "ai",
+}  # fmt: skip
 # None of them is to call home, nor to look anything up.
 QUIET = {
     "DO_NOT_TRACK": "1", "ANONYMIZED_TELEMETRY": "false", "LANGCHAIN_TRACING_V2": "false", "LANGSMITH_TRACING": "false",

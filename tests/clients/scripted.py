@@ -37,7 +37,7 @@ class ScriptedServer(Upstream):
 
     async def respond(self, request: web.Request, exchange: Exchange) -> web.StreamResponse:
         body = exchange.body
-        deltas, reason = self._deltas(body)
+        deltas, reason = self.deltas(body)
         if not deltas:
             return await super().respond(request, exchange)
         response = web.StreamResponse(headers=SSE_HEADERS)
@@ -51,7 +51,7 @@ class ScriptedServer(Upstream):
         await response.write_eof()
         return response
 
-    def _deltas(self, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    def deltas(self, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
         """Return the pieces of an answer with a tool or a schema; none for any other."""
         tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
         is_done = "sunny" in json.dumps(body["messages"])

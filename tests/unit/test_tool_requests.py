@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from disco_daemon.endpoints.continuation import chat
+from disco_daemon.engine.schema import SchemaError, check_tools
+from disco_daemon.engine.tool_rules import callable_tools, offered
 from disco_daemon.errors import RequestError
 from disco_daemon.types import Refusal, ToolUse
 from tests.unit.test_fields import HI, TOOL, asked, at_engine, device
@@ -42,10 +44,47 @@ def test_tools_that_only_a_server_may_take(more: dict[str, Any], param: str) -> 
     assert refused(**more) == param
 
 
-def test_a_tools_schema_has_the_bounds_of_a_forms() -> None:
+def test_a_tools_schema_has_the_bounds_of_a_forms_where_a_call_is_forced() -> None:
     wide = {"type": "object", "properties": {"x": {"type": "string", "minLength": 10**9}}}
-    refusal = device().refuses(asked(tools=[{"type": "function", "function": {"name": "f", "parameters": wide}}]))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": wide}}]
+    refusal = device().refuses(asked(tools=tools, tool_choice="required"))
     assert refusal == "'minLength' is 1000000000 in the tool f's schema; at most 2000 is possible."
+    assert device().refuses(asked(tools=tools)) is None
+
+
+@pytest.mark.parametrize(
+    "costly",
+    [
+        {"type": "string", "maxLength": 524_288},  # of a tool of Claude Code
+        {"type": "array", "minItems": -1},
+        {"type": "string", "pattern": "a]"},
+        {"type": "string", "enum": [str(i) for i in range(2000)]},
+    ],
+)
+def test_a_tool_that_no_grammar_can_have_keeps_its_names_and_types_where_no_call_is_forced(
+    costly: dict[str, Any],
+) -> None:
+    schemas = {
+        "f": {"type": "object", "properties": {"x": costly, "y": {"type": "integer"}}, "required": ["y"]},
+        "g": {"type": "object", "properties": {"z": {"type": "string", "maxLength": 2000}}},
+    }
+    tools = [{"type": "function", "function": {"name": name, "parameters": s}} for name, s in schemas.items()]
+    use = at_engine(asked(tools=tools)).tools
+    assert use is not None
+    told = offered(use, "hermes")
+    assert {tool.name: tool.parameters for tool in told} == schemas  # the model reads all of it
+    f, g = callable_tools(told, use)
+    kinds = {"x": {"type": costly["type"]}, "y": {"type": "integer"}}
+    assert f.parameters == {"type": "object", "properties": kinds, "required": ["y"]}
+    assert g.parameters == schemas["g"]
+
+
+def test_tools_share_the_counts_of_one_grammar() -> None:
+    long = {"type": "object", "properties": {"x": {"type": "string", "maxLength": 2000}}}
+    costly = check_tools(dict.fromkeys("abcdef", long), lenient=True)
+    assert costly == {"f"}
+    with pytest.raises(SchemaError, match="larger than"):  # no tool may be as long as it likes
+        check_tools({"a": {"type": "object", "description": "x" * 300_000}}, lenient=True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ...tools.gemma import Gemma
 from ...tools.gpt_oss import GptOss
 from ...tools.mistral import N_ID, Mistral, MistralList
 from ...types import ToolUse
-from ..tool_rules import offered
+from ..tool_rules import callable_tools, offered
 from .calls import CallingText, OpeningMark
 from .grammar import GrammarError, grammar_of_calls, strange_schemas
 from .refusals import ToolsError
@@ -89,17 +89,18 @@ class Calling:
     def grammar(self, use: ToolUse) -> str:
         """Return the grammar of calls from an opening mark on. Raises ToolsError.
 
-        Where the model may also say something, a schema that no grammar can say leaves the arguments free.
+        Where the model may also say something, a schema that no grammar can say, or have, leaves the arguments free.
         """
         key = msgspec.json.encode(use)
         if (known := self._grammars.get(key)) is not None:
             return known
-        tools = _allowed(self._offered(use), use)
+        offered_tools = self._offered(use)
         try:
+            tools = callable_tools(offered_tools, use)
             with strange_schemas():
                 calls = self._form.grammar(tools, parallel=use.parallel)
             made = grammar_of_calls(calls, lenient=not use.forced)
-        except GrammarError as e:
+        except (GrammarError, ToolError) as e:
             raise ToolsError(str(e)) from e
         if len(self._grammars) >= MAX_KNOWN:
             del self._grammars[next(iter(self._grammars))]
