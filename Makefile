@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(CURDIR)/.venv/tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 LOCKS := requirements-build.lock requirements-dev.lock
 
-.PHONY: test fast check clients audit lock sbom fmt docs model screenshots binary test-binary clean
+.PHONY: test fast check clients agents audit lock sbom fmt docs model screenshots binary test-binary clean
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -40,6 +40,11 @@ check: .venv/.stamp
 clients: model
 	$(BIN)/python -m tests.clients $(CLIENTS)
 
+# The agents that people use, in .venv-agents and node_modules, in a network namespace of their own: AGENTS="--runs 20".
+# Where no registry answers, node is too old or no namespace can be made, they are skipped, and the reason is printed.
+agents: model
+	$(BIN)/python -m tests.coding_agents $(AGENTS)
+
 # Known vulnerabilities of what is installed for users; asks the Python Packaging Authority's database.
 audit: .venv/tools/.stamp
 	.venv/tools/bin/pip-audit --require-hashes --disable-pip -r requirements-fleet.lock -r requirements-build.lock
@@ -52,6 +57,7 @@ lock: .venv/tools/.stamp
 	$(LOCK) --group build -o requirements-build.lock
 	$(LOCK) --group tools -o requirements-tools.lock
 	$(LOCK) -o tests/clients/requirements.lock tests/clients/requirements.in
+	$(LOCK) -o tests/coding_agents/requirements.lock tests/coding_agents/requirements.in
 
 # The list of what users get, dist/sbom.cdx.json, in CycloneDX's form.
 sbom: .venv/tools/.stamp
@@ -99,5 +105,5 @@ test-binary:
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-clients tests/clients/node/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-clients .venv-agents tests/clients/node/node_modules tests/coding_agents/node/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

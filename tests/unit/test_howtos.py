@@ -27,11 +27,13 @@ def typed(text: str) -> list[list[str]]:
 
 def test_there_are_how_tos() -> None:
     assert {page.stem for page in PAGES} == {
+        "howto-aider",
         "howto-claude-code",
         "howto-codex",
         "howto-editors",
         "howto-offline",
         "howto-openai",
+        "howto-opencode",
         "howto-two-machines",
         "howto-vllm",
     }
