@@ -181,6 +181,7 @@ class Worker:
             while not busy or not self._commands.empty():
                 self._next(stats)()
                 busy = True
+            self._flush()  # an answer that was cancelled ends now, and not with the iteration of the others
             with stats:
                 busy = batcher.step()
                 self._flush()
