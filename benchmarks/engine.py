@@ -3,8 +3,9 @@
     python -m benchmarks.engine [--repeats 5] [--threads N] [--json]
 
 It needs the wheel xllamacpp, a development dependency. Both sides are asked over HTTP as `disco_daemon.bench.engine`
-says, and have one KV cache of `n_ctx` tokens for all their answers and a prefix cache. The daemon's part of the way is
-in our figures, as the peer's HTTP server is in its own.
+says, and have one KV cache of `n_ctx` tokens for all their answers and a prefix cache. For `throughput_long`, where an
+answer is written behind a prompt of 800 tokens, servers of their own have a cache that holds all of it. The daemon's
+part of the way is in our figures, as the peer's HTTP server is in its own.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from disco_daemon.bench.engine import (
     Bench,
     EngineSetup,
     Progress,
+    Start,
     about,
     breaks_off,
     measure,
+    measure_long,
     open_doors,
     table,
     up,
+    with_long_contexts,
 )
 from disco_daemon.bench.engine_chats import Count
 from disco_daemon.bench.streamed import Chat, Door
@@ -56,20 +60,26 @@ def counter(door: Door) -> Count:
 async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]:
     """Measure both in turns. Raises BenchError."""
     llama_server.require()
-    model = setup.model
-    if model is None:
-        model = await asyncio.to_thread(fetch_default_model, progress)
+    model = setup.model or await asyncio.to_thread(fetch_default_model, progress)
+
     # One cache for all slots, as ours: divided among 16 slots it would have no room for a long prompt. The rest is what
     # llama.cpp does by default; batch sizes and its cache of prompts outside the KV cache made no difference.
-    options = llama_server.Options(
-        n_ctx=setup.n_ctx, n_parallel=max((RUNNING + 1, *setup.concurrent)), n_threads=setup.n_threads, kv_unified=True
-    )
-    servers = {OURS: lambda folder: up(folder, setup, model), PEER: lambda _: llama_server.argv(model, options)}
+    def servers(setup: EngineSetup) -> dict[str, Start]:
+        options = llama_server.Options(
+            n_ctx=setup.n_cells or setup.n_ctx, n_parallel=max((RUNNING + 1, *setup.concurrent)),
+            n_threads=setup.n_threads, kv_unified=True,
+        )  # fmt: skip
+        return {OURS: lambda folder: up(folder, setup, model), PEER: lambda _: llama_server.argv(model, options)}
+
+    longer = with_long_contexts(setup)
     with breaks_off():
-        async with open_doors(setup, servers, progress) as doors:
+        async with open_doors(setup, servers(setup), progress) as doors:
             figures = await measure(Bench(doors, setup, counter(doors[PEER]), progress))
+        async with open_doors(longer, servers(longer), progress) as doors:
+            figures["throughput_long"] = await measure_long(Bench(doors, longer, counter(doors[PEER]), progress))
     return {
         "throughput_ratio": {n: found["ratio"] for n, found in figures["throughput"].items()},
+        "throughput_ratio_long": {n: found["ratio"] for n, found in figures["throughput_long"].items()},
         "ttft_ratio": {n: found["ratio"] for n, found in figures["ttft"].items()},
         "second_turn_ttft_ratio": figures["second_turn"]["ratio"],
         **figures,

@@ -17,7 +17,7 @@ import statistics
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ CHAT_TOKENS, TURN_TOKENS = 600, 32  # of the chat's first prompt, and of each an
 NEXT_TURN = "What is the most important part of it?"
 RUNNING, RUN_TOKENS = 4, 160  # answers that a long prompt disturbs; long enough to outlast its prefill in small chunks
 LONG_PROMPT = 2048  # tokens
+LONG_CONTEXT = 800  # tokens in front of each answer, where answers are written behind long prompts
 SHARE_AT, LOOK_S = 8, 0.5  # answers at a time when Python's share is read, and how often, s
 
 Progress = Callable[[str], None]
@@ -60,7 +61,8 @@ Figures = dict[str, list[float]]  # of each server, ours first; one for each rep
 class EngineSetup:
     """The measurements: `concurrent` answers of `max_tokens` tokens each, first tokens of prompts of `lengths` tokens.
 
-    `threads` 0: one fewer than the cores, at least 1. `n_ctx` tokens of KV cache for each server.
+    `threads` 0: one fewer than the cores, at least 1. `n_ctx` tokens of KV cache for each server, or `n_cells` where
+    that is given; then `n_ctx` bounds one answer.
     """
 
     model: Path | None = None
@@ -70,6 +72,7 @@ class EngineSetup:
     lengths: tuple[int, ...] = (32, 512, 2048)
     n_ctx: int = 8192
     max_tokens: int = 96
+    n_cells: int = 0
 
     @property
     def n_threads(self) -> int:
@@ -135,21 +138,26 @@ class Bench:
         last = ", ".join(f"{name} {values[-1]:.4g}" for name, values in figures.items())
         self.progress(f"{what}: {last} {unit} ({len(figures[OURS])} of {self.setup.repeats})")
 
-    async def throughput(self, n: int) -> dict[str, Any]:
-        """Aggregate token/s of `n` answers at a time; of decoding alone where each server runs all of them at once."""
+    async def throughput(self, n: int, n_prompt: int = 0) -> dict[str, Any]:
+        """Aggregate token/s of `n` answers at a time; of decoding alone where each server runs all of them at once.
+
+        Their prompts are short, or have `n_prompt` tokens each.
+        """
         together: dict[str, list[float | None]] = {name: [] for name in self.doors}
         whole = self._figures()
         early = dict.fromkeys(self.doors, 0)
         states = [device_state(await state_of(self.doors[OURS]))]
         for _, doors in self.turns():
-            chats = [story(next(self.fresh)) for _ in range(n)]
+            fresh = [next(self.fresh) for _ in range(n)]
+            chats = [await chat_of_length(n_prompt, i, self.count) if n_prompt else story(i) for i in fresh]
             for door in doors:
-                heard = await self._at_once(door, chats, states if n == SHARE_AT else None)
+                heard = await self._at_once(door, chats, states if n == SHARE_AT and not n_prompt else None)
                 together[door.name].append(rate_together(heard))
                 whole[door.name].append(rate_whole(heard))
                 early[door.name] += sum(h.finish != "length" for h in heard)
-            self.report(f"throughput of {n}, with prefill", whole, "token/s")
-        self.shares[n] = python_share(states)
+            self.report(f"throughput of {n}{behind(n_prompt)}, with prefill", whole, "token/s")
+        if not n_prompt:
+            self.shares[n] = python_share(states)
         pure = {name: [rate for rate in rates if rate is not None] for name, rates in together.items()}
         is_pure = all(len(pure[name]) == len(whole[name]) for name in whole)
         chosen = pure if is_pure else whole
@@ -223,6 +231,7 @@ class Bench:
         return {
             **ratio(gaps),
             "s": found,
+            **ratio(ttfts, "prompt_ttft_ratio"),
             "prompt_ttft_s": medians(ttfts),
             "chunk_s": chunk_s and round(chunk_s, 4),
             "over_chunk": round(found[OURS] / chunk_s, 3) if chunk_s else None,
@@ -242,6 +251,11 @@ class Bench:
             msg = f"{door.name}: the running answers were over before the long prompt came"
             raise BenchError(msg)
         return gap, late.ttft
+
+
+def behind(n_prompt: int) -> str:
+    """Say behind what prompts answers are written; nothing of short ones."""
+    return f" behind {n_prompt} tokens each" if n_prompt else ""
 
 
 async def _watch(door: Door, states: list[dict[str, Any]]) -> None:
@@ -289,10 +303,26 @@ def about(setup: EngineSetup, model: Path) -> dict[str, Any]:
     return {"host": host, **settings}
 
 
-async def measure(bench: Bench) -> dict[str, Any]:
-    """Run all measurements, after a first request that loads, compiles and maps what that does."""
+async def _begin(bench: Bench) -> None:
+    """Send each server a first request, which loads, compiles and maps what that does."""
     for door in bench.doors.values():
         await ask(door, story(next(bench.fresh)), TTFT_TOKENS)
+
+
+def with_long_contexts(setup: EngineSetup) -> EngineSetup:
+    """Return the setup of `measure_long`: cells for as many answers as run at a time, and for as many ended ones."""
+    return replace(setup, n_cells=2 * max(setup.concurrent) * (LONG_CONTEXT + setup.max_tokens))
+
+
+async def measure_long(bench: Bench) -> dict[str, Any]:
+    """Measure answers behind long prompts, LONG_CONTEXT tokens each, at servers that have cells for them."""
+    await _begin(bench)
+    return {str(n): await bench.throughput(n, LONG_CONTEXT) for n in bench.setup.concurrent}
+
+
+async def measure(bench: Bench) -> dict[str, Any]:
+    """Run all measurements but `measure_long`, after a first request."""
+    await _begin(bench)
     rates = {str(n): await bench.throughput(n) for n in bench.setup.concurrent}
     ttfts = {str(n): await bench.ttft(n) for n in bench.setup.lengths}
     turn, gap = await bench.second_turn(), await bench.worst_tbt()
@@ -321,7 +351,8 @@ async def open_doors(
 
 def up(folder: Path, setup: EngineSetup, model: Path) -> list[str]:
     """Write the configuration of our daemon, and return the command that starts it."""
-    settings = {"device": {"n_ctx": setup.n_ctx}, "delivery": {"mode": "off"}}
+    device = {"n_ctx": setup.n_ctx, "n_cells": setup.n_cells}
+    settings = {"device": device, "delivery": {"mode": "off"}}
     config = folder / "ours.toml"
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
     return [
@@ -339,6 +370,10 @@ def table(figures: dict[str, Any]) -> str:
     gap = figures["worst_tbt"]
     rows = [
         *((f"{n} answers, {f['measure']}", f["tps"], f, "token/s") for n, f in figures["throughput"].items()),
+        *(
+            (f"{n} answers{behind(LONG_CONTEXT)}", f["tps"], f, "token/s")
+            for n, f in figures.get("throughput_long", {}).items()
+        ),
         *((f"first token, prompt of {n}", f["s"], f, "s") for n, f in figures["ttft"].items()),
         ("first token, second turn", figures["second_turn"]["s"], figures["second_turn"], "s"),
         (f"worst gap beside {LONG_PROMPT}", gap["s"], gap, "s"),

@@ -24,6 +24,7 @@ from disco_daemon.scheduler.andes import Andes
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
 from disco_daemon.scheduler.jobs import TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
+from disco_daemon.scheduler.prompt_rows import RICH_S
 from disco_daemon.types import Drawing, Likelihood
 
 PIECES = (b"", b"a", b"b", b" ", b"\xe2", b"\x82\xac", b"ST", b"OP", b"x")  # token 0 ends an answer
@@ -727,3 +728,32 @@ def test_what_a_grammar_may_cost_grows_with_the_answer_and_the_vocabulary() -> N
     nested = " | ".join(['"[" root "]"'] * 4)
     assert n_until_over(MAX_TOKEN_S * 1.01, words=f'{nested} | "x"\nenum ::= {"a | " * 1000}') == 1
     assert 5 < n_until_over(MAX_TOKEN_S * 0.9) < 30
+
+
+def n_drawn(prompt: str) -> int:
+    """Count the tokens of an answer without a limit, up to 20."""
+    tokens = tokens_of(prompt)
+    for n in range(20):
+        if not (token := oracle(tokens)):
+            return n
+        tokens.append(token)
+    return 20
+
+
+def test_an_answer_rests_while_a_prompt_is_read_if_its_reader_has_seconds_of_text_and_only_then() -> None:
+    bench = Bench(n_ctx=2000, tick_s=0.001)
+    one, two = [prompt for prompt in map("z{:02d}".format, range(100)) if n_drawn(prompt) == 20][:2]
+    reader, _ = bench.add(one, pace_tps=2.0, max_tokens=20), bench.add(two, max_tokens=20)
+    for _ in range(12):
+        bench.step()
+    s, other = bench.admission.resident
+    assert s.timeline.stock_s(bench.batcher.clock()) > RICH_S + 1
+    bench.add("a" * 600, max_tokens=1)
+    before = len(s.tokens), len(other.tokens)
+    bench.step()
+    assert (len(s.tokens), len(other.tokens)) == (before[0], before[1] + 1)
+    bench.batcher.pace(reader, 50.0)  # who reads so fast has no second in hand any more
+    bench.step()
+    assert len(s.tokens) == before[0] + 1
+    bench.drain()
+    assert [d.reason for d in bench.of(wire.Done)] == ["length"] * 3

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ...scheduler.andes import SIDE_BY_SIDE
+from ...scheduler.prompt_rows import prompt_rows, rests
 from ...scheduler.timeline import Timeline
 from .. import wire
 from ..llama.model import Llama
@@ -24,8 +25,6 @@ from .prepare import Prepared, prepare
 from .row_grouping import RowGrouping
 from .sequence import Given, Send, Sequence
 
-MIN_CHUNK = 16  # tokens of a prompt beside running answers whose readers have nothing in hand
-PATIENCE_S = 0.25  # how long a client without a pace is kept waiting for a chunk of another one's prompt
 LEARN_EVERY = 8  # iterations that only decode; one is like the next, and learning takes 0.25 ms
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
 EXPECTED_TTFT_S = 1.0  # of a reader who expects nothing in particular
@@ -215,6 +214,8 @@ class Batcher:
             self.llama.adapt(self.adapters.adapter)
         decoding = [s for s in sequences if s.is_running and not s.is_prefilling]
         prefilling = [s for s in sequences if s.is_prefilling and (s.is_running or s.is_held)]
+        if prefilling:
+            decoding = self._awaited(decoding)
         batch.drafts = self._drafts(decoding, prefilling)
         batch.add_last_tokens(decoding)
         if prefilling:
@@ -250,19 +251,21 @@ class Batcher:
         self.counters.busy_s += self.speculator.took_s
         return drafts
 
+    def _awaited(self, decoding: list[Sequence]) -> list[Sequence]:
+        """Return the answers whose readers would miss a token while a chunk of a prompt is read."""
+        now, prompt_s = self.clock(), self.admission.latency.predict(0, wire.PREFILL_CHUNK)
+        return [s for s in decoding if not (s.request.pace_tps and rests(s.timeline.stock_s(now), prompt_s))]
+
     def spare(self) -> int:
-        """How many rows of a prompt, or of other work, go beside the running answers without their readers noticing."""
+        """How many rows of a prompt, or of other work, go beside the running answers by what readers have in hand."""
         self.single_prompt = len(self.admission.sequences) == 1 and not self.llama.exact
-        decoding = [s for s in self.admission.resident if s.is_running and not s.is_prefilling]
+        decoding = self._awaited([s for s in self.admission.resident if s.is_running and not s.is_prefilling])
         if not decoding:
             return wire.SINGLE_PROMPT_CHUNK if self.single_prompt else wire.PREFILL_CHUNK
-        now, latency = self.clock(), self.admission.latency
-        stock_s = min(s.timeline.stock_s(now) if s.request.pace_tps else PATIENCE_S for s in decoding)
-        n_context = sum(s.n_past for s in decoding)
-        size = wire.PREFILL_CHUNK
-        while size > MIN_CHUNK and latency.predict(len(decoding), size, n_context) > stock_s:
-            size //= 2
-        return size
+        now, n_context = self.clock(), sum(s.n_past for s in decoding)
+        stocks = [s.timeline.stock_s(now) if s.request.pace_tps else None for s in decoding]
+        most = wire.PREFILL_CHUNK if self.llama.exact else wire.SINGLE_PROMPT_CHUNK
+        return prompt_rows(self.admission.latency, stocks, n_context, usual=wire.PREFILL_CHUNK, most=most)
 
     def _decode(self, batch: Batch) -> bool:
         """Decode the next part of the batch; False if there is none, or llama_decode does not do it."""
