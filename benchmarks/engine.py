@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 from typing import Any
 
 from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
@@ -57,25 +58,25 @@ def counter(door: Door) -> Count:
     return count
 
 
+def _servers(setup: EngineSetup, model: Path) -> dict[str, Start]:
+    # One cache for all slots, as ours: divided among 16 slots it would have no room for a long prompt. The rest is what
+    # llama.cpp does by default; batch sizes and its cache of prompts outside the KV cache made no difference.
+    n_ctx, n_parallel = setup.n_cells or setup.n_ctx, max((RUNNING + 1, *setup.concurrent))
+    options = llama_server.Options(n_ctx=n_ctx, n_parallel=n_parallel, n_threads=setup.n_threads, kv_unified=True)
+    return {OURS: lambda folder: up(folder, setup, model), PEER: lambda _: llama_server.argv(model, options)}
+
+
 async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]:
     """Measure both in turns. Raises BenchError."""
     llama_server.require()
-    model = setup.model or await asyncio.to_thread(fetch_default_model, progress)
-
-    # One cache for all slots, as ours: divided among 16 slots it would have no room for a long prompt. The rest is what
-    # llama.cpp does by default; batch sizes and its cache of prompts outside the KV cache made no difference.
-    def servers(setup: EngineSetup) -> dict[str, Start]:
-        options = llama_server.Options(
-            n_ctx=setup.n_cells or setup.n_ctx, n_parallel=max((RUNNING + 1, *setup.concurrent)),
-            n_threads=setup.n_threads, kv_unified=True,
-        )  # fmt: skip
-        return {OURS: lambda folder: up(folder, setup, model), PEER: lambda _: llama_server.argv(model, options)}
-
+    model = setup.model
+    if model is None:
+        model = await asyncio.to_thread(fetch_default_model, progress)
     longer = with_long_contexts(setup)
     with breaks_off():
-        async with open_doors(setup, servers(setup), progress) as doors:
+        async with open_doors(setup, _servers(setup, model), progress) as doors:
             figures = await measure(Bench(doors, setup, counter(doors[PEER]), progress))
-        async with open_doors(longer, servers(longer), progress) as doors:
+        async with open_doors(longer, _servers(longer, model), progress) as doors:
             figures["throughput_long"] = await measure_long(Bench(doors, longer, counter(doors[PEER]), progress))
     return {
         "throughput_ratio": {n: found["ratio"] for n, found in figures["throughput"].items()},
