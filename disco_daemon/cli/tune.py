@@ -150,8 +150,9 @@ def _cells(row: TuneRow) -> tuple[str, str, str, str]:
         "long": ("reading long prompts", f"{knobs.n_ubatch} tokens at a time"),
     }[row.work]
     flash = ", no flash attention" if knobs.flash_attn is False else ""
+    layout = "" if knobs.repack else ", weights as in the file"
     busy = " beside a busy process" if row.busy else ""
-    return f"{what}{busy}", tried + flash, f"{1e3 * row.seconds:.1f}", str(row.n)
+    return f"{what}{busy}", tried + flash + layout, f"{1e3 * row.seconds:.1f}", str(row.n)
 
 
 def _offer(copy: dict[str, Any] | None, path: Path, tuned: Tuned) -> list[str]:

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..models.default import default_model_path, fetch_default_model
 from ..models.files import whole_header
 from ..models.gguf import Header
-from ..models.rounding import is_free, rounds_alike
+from ..models.rounding import has_rivals, is_free, rounds_alike
 from ..profiling.saved import DeviceFigures, Measured, load
 from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, choose_knobs, key_of, n_cores
 from ..program import is_binary
@@ -110,10 +110,10 @@ def knobs_for(config: Config, path: Path) -> Knobs:
 def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int = FOREGROUND) -> TuneJob:
     """Return the job that tunes the configured device, from the defaults on."""
     settings = config.device
-    start = choose_knobs(Wanted(), None, n_cores())
+    start, exact = choose_knobs(Wanted(), None, n_cores()), is_exact(config, path)
     return TuneJob(
-        str(path), n_cores(), start, is_exact(config, path), settings.kv_type, n_gpu_layers(settings), budget_s,
-        nice=nice,
+        str(path), n_cores(), start, exact, settings.kv_type, n_gpu_layers(settings), budget_s,
+        nice=nice, layouts=not exact and _header_is(has_rivals, path),
     )  # fmt: skip
 
 
@@ -185,6 +185,7 @@ def engine_knobs(knobs: Knobs) -> dict[str, Any]:
         "n_threads_batch": knobs.n_threads_batch,
         "n_ubatch": knobs.n_ubatch,
         "flash_attn": knobs.flash_attn,
+        "repack": knobs.repack,
     }
 
 
@@ -192,8 +193,9 @@ def describe(tuned: Tuned) -> str:
     """Return the result of a tune as a sentence."""
     now, before, knobs = tuned.speed, tuned.start, tuned.knobs
     flash = ", no flash attention" if knobs.flash_attn is False else ""
+    layout = "" if knobs.repack else ", weights as they are in the file"
     return (
         f"{knobs.n_threads} threads to write ({before.decode_tps:.0f} -> {now.decode_tps:.0f} token/s), "
         f"{knobs.n_threads_batch} to read prompts ({before.prefill_tps:.0f} -> {now.prefill_tps:.0f} token/s), "
-        f"{knobs.n_ubatch} tokens at a time{flash}"
+        f"{knobs.n_ubatch} tokens at a time{flash}{layout}"
     )

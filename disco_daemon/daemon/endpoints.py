@@ -165,7 +165,7 @@ def _whole_config(config: Config, path: Path) -> EngineConfig:
         chat_template=_chat_template(settings), disk=_disk(settings),
         draft_path=_file_of("device.draft_model", settings.draft_model) if settings.draft_model else "",
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
-        kv_type=settings.kv_type, keep_alive_s=settings.keep_alive_s,
+        kv_type=settings.kv_type, keep_alive_s=settings.keep_alive_s, repack=knobs.repack,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ class EngineConfig:
     n_ubatch: int = 0
     flash_attn: bool | None = None
     kv_type: str = "auto"
+    repack: bool = True
     speculate: bool = True
     draft_path: str = ""
     chat_template: str = ""
@@ -42,8 +43,8 @@ class EngineConfig:
     ranges: tuple[wire.RangeFile, ...] = ()
     keep_home: bool = False
 
-    def load(self) -> wire.Load:
-        """Return the message that loads the model in the engine process."""
+    def load(self, *, repack: bool = True) -> wire.Load:
+        """Return the message that loads the model in the engine process; `repack` off goes before the setting."""
         return wire.Load(
             model_path=str(self.model_path),
             n_ctx=self.n_ctx,
@@ -57,6 +58,7 @@ class EngineConfig:
             n_ubatch=self.n_ubatch,
             flash_attn=self.flash_attn,
             kv_type=self.kv_type,
+            repack=self.repack and repack,
             speculate=self.speculate,
             draft_path=self.draft_path,
             chat_template=self.chat_template,

@@ -289,7 +289,7 @@ class Engine:
         process.kill()
 
     async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
-        load = msgspec.structs.replace(self.config.load(), repack=self._repack, ranges=self.fleet.ranges)
+        load = msgspec.structs.replace(self.config.load(repack=self._repack), ranges=self.fleet.ranges)
         self._channel.write(load)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):

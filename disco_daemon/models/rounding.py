@@ -32,6 +32,11 @@ def rounds_alike(header: Header) -> bool:
     return not found & FLOATS and (may_interleave(header) or not found & _PLAIN_APART)
 
 
+def has_rivals(header: Header) -> bool:
+    """Whether llama.cpp has two fast ways to read prompts, interleaved rows and tiles: which wins, a processor says."""
+    return not TILED.isdisjoint(_packings(header, "blk."))
+
+
 def is_free(header: Header) -> bool:
     """Whether that way reads prompts as fast as any other. Of a prompt just the last row passes the output matrix."""
     layers = _packings(header, "blk.")

@@ -136,6 +136,7 @@ def choose_knobs(wanted: Wanted, tuned: Knobs | None, cores: int) -> Knobs:
         wanted.n_threads_batch or wanted.n_threads or found.n_threads_batch,
         wanted.n_ubatch or found.n_ubatch,
         found.flash_attn if wanted.flash_attn is None else wanted.flash_attn,
+        found.repack,
     )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from .latency import IterationLatency
 
 FEWEST = 16  # rows of a prompt, whoever waits; fewer cost hardly less
+STEP = 4  # rows; llama.cpp's kernels take so many at a time
 RICH_S = 2.0  # of text in hand after the iteration; such a reader's answer rests meanwhile
 PATIENCE_S = 0.25  # how long a client without a pace is kept waiting for a chunk of another one's prompt, at least
 PROMPT_SHARE = 0.8  # of an iteration's time, beside clients without a pace
@@ -44,4 +45,4 @@ def prompt_rows(
     row_s = max(latency.coefficients[2], 1e-9)
     cap = max(usual, min(most, (shared_s - answers_s) / row_s))
     rows = int(min(cap, (min(limits) - answers_s) / row_s))
-    return max(FEWEST, rows - rows % FEWEST)
+    return max(FEWEST, rows - rows % STEP)

@@ -12,6 +12,7 @@ from disco_daemon.scheduler.prompt_rows import (
     PATIENCE_S,
     PROMPT_SHARE,
     RICH_S,
+    STEP,
     prompt_rows,
     rests,
 )
@@ -58,8 +59,8 @@ def test_beside_agents_a_prompt_has_its_share_up_to_the_largest_chunk(
 ) -> None:
     rows = rows_of(latency, [None] * n, n_context)
     answers_s, row_s = latency.predict(n, 0, n_context), latency.coefficients[2]
-    # Rounded down to whole FEWEST: what that takes away is no more than so many rows.
-    assert rows > MOST - FEWEST or (rows + FEWEST) * row_s >= PROMPT_SHARE / (1 - PROMPT_SHARE) * answers_s * (1 - HAIR)
+    # Rounded down to whole steps: what that takes away is no more than so many rows.
+    assert rows > MOST - STEP or (rows + STEP) * row_s >= PROMPT_SHARE / (1 - PROMPT_SHARE) * answers_s * (1 - HAIR)
 
 
 @given(machines, st.lists(st.floats(0, 60), min_size=1, max_size=16), contexts)

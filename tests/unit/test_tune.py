@@ -14,8 +14,10 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Config
 from disco_daemon.daemon.device import (
+    engine_knobs,
     is_exact,
     is_exact_but_for_rounding,
+    job_for,
     knobs_for,
     make_autotuner,
     n_gpu_layers,
@@ -92,6 +94,20 @@ def test_a_smaller_micro_batch_where_it_is_faster_and_prompts_are_quick_enough_t
 
     assert machine(cost).n_ubatch == 128
     assert machine(cost, long=False).n_ubatch == 512
+
+
+@pytest.mark.parametrize(("reads", "writes", "plain"), [(1.36, 1.0, True), (1.36, 0.7, False), (1.05, 1.0, False)])
+def test_weights_stay_as_in_the_file_where_that_is_faster_on_the_whole(
+    reads: float, writes: float, plain: bool
+) -> None:
+    def cost(knobs: Knobs, work: str, busy: bool) -> float:
+        gain = {"decode": writes}.get(work, reads)
+        return ideal(knobs, work, busy) / (1 if knobs.repack else gain)
+
+    search = Search(cost, lambda: False)
+    assert search.layout(START).repack is not plain
+    assert search.best(search.layout(START), 4, flash=False, long=True).repack is not plain
+    assert Search(cost, lambda: True).layout(START) == START
 
 
 def test_a_burst_of_other_work_does_not_decide() -> None:
@@ -251,6 +267,23 @@ def test_what_is_exact_computes_on_the_cpu_and_with_flash_attention(at_home: Pat
     assert (is_exact(auto, at_home), n_gpu_layers(auto.device)) == (False, None)
     some = configured("[device]\nn_gpu_layers = 7\n", at_home)
     assert n_gpu_layers(some.device) == 7
+
+
+@pytest.mark.parametrize(
+    ("packing", "rounding", "tried"), [(12, "fast", True), (8, "fast", False), (12, "exact", False)]
+)
+def test_the_layout_of_weights_is_measured_where_there_are_two_and_no_bit_counts(
+    at_home: Path, packing: int, rounding: str, tried: bool
+) -> None:
+    model = at_home / "m.gguf"
+    model.write_bytes(header(tensors=[tensor("blk.0.ffn_up.weight", (256, 256), packing)]))
+    settings = configured(f"[device]\nmodel = '{model}'\nrounding = '{rounding}'\n", at_home)
+    assert job_for(settings, model).layouts is tried
+    save(settings, model, Tuned(Knobs(2, 2, 512, repack=False), SPEED, SPEED, [], 1.0, True, 3))
+    knobs = knobs_for(settings, model)
+    assert (knobs.repack, engine_knobs(knobs)["repack"]) == (False, False)
+    config = EngineConfig(model, 4096, 2, repack=knobs.repack)
+    assert [config.load().repack, EngineConfig(model, 4096, 2).load(repack=False).repack] == [False, False]
 
 
 @pytest.mark.parametrize(

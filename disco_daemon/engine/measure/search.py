@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, prod
 from statistics import median
 
 from msgspec.structs import replace
@@ -15,6 +15,7 @@ from .tune_messages import Knobs, TuneRow
 N_SAMPLES = 3  # of each candidate, in turns, so that what the machine does meanwhile hits all of them
 TIE = 0.03  # within this share of the fastest, the more modest one is chosen
 DROP = 2.0  # times slower than the best: it is not measured again
+LAYOUT_GAIN = 0.1  # by which weights as they are in the file must be faster: the other layout is llama.cpp's own choice
 FLASH_GAIN = 0.1  # by which attention must be faster without flash, for it takes memory for all scores
 UBATCHES = (512, 256, 128)  # tokens, llama.cpp's own default first
 
@@ -49,6 +50,20 @@ class Search:
         if long:
             knobs = self._axis(knobs, [replace(knobs, n_ubatch=n) for n in UBATCHES], "long")
         return self._check(start, knobs)
+
+    def layout(self, start: Knobs) -> Knobs:
+        """Return `start`, or with `repack` off if reading and writing together are faster with the weights as they are.
+
+        Each layout is measured by itself, since only one is in memory at a time.
+        """
+        cost: dict[Knobs, float] = {}
+        for knobs in (start, replace(start, repack=False)):
+            found = [self._compare([knobs], work) for work in ("decode", "prefill")]
+            if None in found:
+                return start
+            cost[knobs] = prod(took[knobs] for took in found if took is not None)
+        plain = replace(start, repack=False)
+        return plain if cost[plain] * (1 + LAYOUT_GAIN) < cost[start] else start
 
     def rows(self) -> list[TuneRow]:
         """Return all measurements."""

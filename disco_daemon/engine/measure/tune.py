@@ -113,6 +113,11 @@ class TuneBench:
         return found
 
     def _use(self, knobs: Knobs) -> None:
+        if knobs.repack != self._now.repack:
+            self.llama.close()  # there may not be memory for two
+            self.llama = load_model(_with(self._load, knobs), AbortFlag())
+            self._prefill_s(32)
+            self._now = knobs
         if (knobs.n_ubatch, knobs.flash_attn) != (self._now.n_ubatch, self._now.flash_attn):
             self.llama.renew(_with(self._load, knobs, self.llama.n_gpu_layers))
             self._prefill_s(32)  # the first batch of a context is slow
@@ -166,7 +171,8 @@ def _busy() -> Iterator[None]:
 def _with(load: Load, knobs: Knobs, n_gpu_layers: int | None = None) -> Load:
     return replace(
         load, n_threads=knobs.n_threads, n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch,
-        flash_attn=knobs.flash_attn, n_gpu_layers=load.n_gpu_layers if n_gpu_layers is None else n_gpu_layers,
+        flash_attn=knobs.flash_attn, repack=knobs.repack,
+        n_gpu_layers=load.n_gpu_layers if n_gpu_layers is None else n_gpu_layers,
     )  # fmt: skip
 
 
@@ -188,7 +194,10 @@ def run_job(job: TuneJob) -> Tuned:
     search = Search(measure, lambda: time.perf_counter() - loaded > job.budget_s)
     # Exactness needs flash attention, and so do keys and values of one byte.
     flash = not job.exact and job.kv_type == "auto"
-    knobs = search.best(job.start, job.n_cores, flash=flash, long=bench.long) if job.budget_s else job.start
+    knobs = job.start
+    if job.budget_s:
+        knobs = search.layout(knobs) if job.layouts and not bench.llama.n_gpu_layers else knobs
+        knobs = search.best(knobs, job.n_cores, flash=flash, long=bench.long)
     speed, start = bench.speed(knobs), bench.speed(job.start)
     file_type = int(bench.llama.file_type or -1)
     other, agreement = _compare(job, bench) if job.compare else (None, None)
@@ -201,8 +210,9 @@ def _compare(job: TuneJob, bench: TuneBench) -> tuple[Speed, float | None]:
     _say(TuneProgress(f"measuring {os.path.basename(job.compare)}"))  # noqa: PTH119
     ours, n_vocab = bench.next_tokens(), bench.llama.vocabulary.n_tokens
     bench.llama.close()  # there may not be memory for two
-    other = TuneBench(replace(job, model_path=job.compare))
-    speed = other.speed(job.start)
+    start = replace(job.start, repack=True)  # how the other file is packed is another matter
+    other = TuneBench(replace(job, model_path=job.compare, start=start))
+    speed = other.speed(start)
     if other.llama.vocabulary.n_tokens != n_vocab:
         return speed, None
     theirs = other.next_tokens()
@@ -216,7 +226,8 @@ def _line(knobs: Knobs, work: str, busy: bool) -> str:
         "long": f"reading prompts: {knobs.n_ubatch} tokens at a time",
     }[work]
     flash = ", without flash attention" if knobs.flash_attn is False else ""
-    return f"{shown}{flash}{', beside a busy process' if busy else ''}"
+    layout = "" if knobs.repack else ", weights as in the file"
+    return f"{shown}{flash}{layout}{', beside a busy process' if busy else ''}"
 
 
 def _say(message: Message) -> None:

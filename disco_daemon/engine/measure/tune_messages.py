@@ -9,20 +9,22 @@ class Knobs(msgspec.Struct, frozen=True, omit_defaults=True):
     """The settings that decide how fast a model is on a CPU.
 
     `n_threads` compute when answers are written, `n_threads_batch` when prompts are read, `n_ubatch` tokens at a time.
-    `flash_attn`: None = as llama.cpp says, which is on for a CPU.
+    `flash_attn`: None = as llama.cpp says, which is on for a CPU. `repack`: as in `wire.Load`.
     """
 
     n_threads: int
     n_threads_batch: int
     n_ubatch: int
     flash_attn: bool | None = None
+    repack: bool = True
 
 
 class TuneJob(msgspec.Struct, frozen=True):
     """Find the fastest knobs for a model, from `start` on and within `budget_s`; with no budget, only measure `start`.
 
     `exact`, `kv_type` and `n_gpu_layers` as in `wire.Load`. With `compare`, a second model is measured at `start` too,
-    and how often both have the same next token. `n_cores` may be used; `nice` is added to the process's niceness.
+    and how often both have the same next token. With `layouts`, weights as they are in the file are tried, too.
+    `n_cores` may be used; `nice` is added to the process's niceness.
     """
 
     model_path: str
@@ -34,6 +36,7 @@ class TuneJob(msgspec.Struct, frozen=True):
     budget_s: float = 0.0
     compare: str = ""
     nice: int = 5
+    layouts: bool = False
 
 
 class Speed(msgspec.Struct, frozen=True):
