@@ -110,6 +110,17 @@ def test_weights_stay_as_in_the_file_where_that_is_faster_on_the_whole(
     assert Search(cost, lambda: True).layout(START) == START
 
 
+def test_other_work_that_ends_between_two_layouts_does_not_decide() -> None:
+    """Until the second layout is in memory everything takes twice as long."""
+    seen: set[bool] = set()
+
+    def cost(knobs: Knobs, work: str, busy: bool) -> float:
+        seen.add(knobs.repack)
+        return ideal(knobs, work, busy) * (2 if len(seen) == 1 else 1)
+
+    assert Search(cost, lambda: False).layout(START) == START
+
+
 def test_a_burst_of_other_work_does_not_decide() -> None:
     """One sample of three takes half as long again, of another candidate each time."""
     calls = iter(range(10_000))
