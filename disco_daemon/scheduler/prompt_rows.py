@@ -20,7 +20,7 @@ FEWEST = 16  # rows of a prompt, whoever waits; fewer cost hardly less
 STEP = 4  # rows; llama.cpp's kernels take so many at a time
 RICH_S = 2.0  # of text in hand after the iteration; such a reader's answer rests meanwhile
 PATIENCE_S = 0.25  # how long a client without a pace is kept waiting for a chunk of another one's prompt, at least
-PROMPT_SHARE = 0.8  # of an iteration's time, beside clients without a pace
+PROMPT_SHARE = 0.875  # of an iteration's time, beside clients without a pace
 DRY_SHARE = 0.5  # of an iteration's time, beside readers with nothing in hand
 
 
