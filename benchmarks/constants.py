@@ -6,7 +6,7 @@ and CVaR most, each weighed by what was asked of it: 2, 6 and 7 %. Whether they 
 services is told by cross-validation: the models are dealt into folds, the same model at two dates into one, and of each
 fold the constants that all others choose are compared with those that it would choose itself.
 
-python -m benchmarks.constants --traces DIR
+python -m benchmarks.constants --traces DIR [--keep FILE]
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from disco_daemon.simulate.figures import align, number
 from disco_daemon.simulate.traces import LatencyTrace, Requests, read_requests, read_traces
 from disco_daemon.types import Side
 
+from .kept import KeptResults, add_arguments, check_arguments, of_part
+
 SELECT = ("bfcl/*", "llmdrift/*")  # of the table of all traces those whose halves have rows enough to be cut again
 KAPPAS = (0.0, 0.02, 0.04, KAPPA, 0.08, 0.12, 0.2)
 TAIL_SHARES = (0.01, 0.0133, TAIL_SHARE, 0.03)
@@ -46,6 +48,7 @@ BUDGETS = (0.1, 0.3, 0.5)
 N_FOLDS = 5
 
 Constants = tuple[float, float]  # κ, tail share
+IN_FORCE: Constants = (KAPPA, TAIL_SHARE)
 Scores = Mapping[Constants, Mapping[str, float]]  # of each trace
 
 
@@ -60,6 +63,7 @@ def scores(
     grid: Sequence[Constants],
     *,
     n_seeds: int,
+    kept: KeptResults | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[Constants, dict[str, float]]:
     """Return for each of the constants what each trace makes of them, less than nothing is better than `KAPPA`'s.
@@ -69,16 +73,19 @@ def scores(
     """
     setup = EvaluationSetup(("optimal",), (PHONES[1],), (Side.DEVICE,), BUDGETS, n_seeds=n_seeds)
     seen, _ = requests.halves()
+    kept = KeptResults(None, {}) if kept is None else kept
     found: dict[Constants, dict[str, float]] = {constants: {} for constants in grid}
+    measured = list(dict.fromkeys((*grid, IN_FORCE)))
+    weights = np.array([1 / asked for asked in ASKED.values()])
     for trace in map(fitted_half, traces):
         scene = Scene.of(trace, seen, setup)
         if scene.n_tested < MIN_TESTED:
             continue
-        logs = {constants: _logs(scene, constants, setup) for constants in {*grid, (KAPPA, TAIL_SHARE)}}
+        if trace.label not in kept:
+            kept.add(trace.label, [_logs(scene, constants, setup).tolist() for constants in measured])
+        logs = dict(zip(measured, np.array(kept[trace.label]), strict=True))
         for constants in grid:
-            change = 100 * (logs[constants] - logs[KAPPA, TAIL_SHARE])
-            weights = np.array([1 / asked for asked in ASKED.values()])
-            found[constants][trace.label] = float((change * weights).mean())
+            found[constants][trace.label] = float((100 * (logs[constants] - logs[IN_FORCE]) * weights).mean())
         tick()
     return found
 
@@ -166,14 +173,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--traces", metavar="DIR", type=Path, required=True, help="folder with CSV files")
     parser.add_argument("--seeds", type=at_least(1), default=3, help="users of each trace (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_arguments(parser)
     args = parser.parse_args(argv)
+    check_arguments(parser, args)
     traces, requests = read_traces(args.traces, SELECT), read_requests(args.traces)
     grid = [(kappa, share) for kappa in KAPPAS for share in TAIL_SHARES]
-    n_done = iter(range(1, len(traces) + 1))
+    kept = KeptResults(args.keep, {"grid": grid, "seeds": args.seeds, "in_force": IN_FORCE})
+    mine = of_part(traces, args.part)
+    n_done = iter(range(1, len(mine) + 1))
     found = scores(
-        traces, requests, grid, n_seeds=args.seeds, tick=lambda: progress(f"{next(n_done)} of {len(traces)} traces")
+        mine,
+        requests,
+        grid,
+        n_seeds=args.seeds,
+        kept=kept,
+        tick=lambda: progress(f"{next(n_done)} of {len(mine)} traces"),
     )
-    return print_figures(choose(found), tables, as_json=args.json)
+    return 0 if args.part is not None else print_figures(choose(found), tables, as_json=args.json)
 
 
 if __name__ == "__main__":

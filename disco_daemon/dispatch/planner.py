@@ -100,12 +100,12 @@ class Planner:
         if (server := readiness.get(Side.SERVER)) is not None:
             self._hedgeable = server.hedgeable
         self.hedges.offer(length)
-        plan = self.preview(length, readiness, self._draw())
+        plan, patience_s = self._preview(length, readiness, self._draw(), 0.0)
         if not self.policy.learns:
             return Planned(plan, length, self.constrained, self.pacer)
         delay, tokens = plan.delay(self.constrained), self.to_process(self.constrained, length, device.cached)
         # What starts at the end of the other side's patience hardly ever does: nothing is held for it.
-        reserved = tokens * (1.0 if delay == 0 else self.budget) if delay < self.patience_s(length, device) else 0.0
+        reserved = tokens * (1.0 if delay == 0 else self.budget) if delay < patience_s else 0.0
         self.pacer.reserve(length, reserved)
         return Planned(plan, length, self.constrained, self.pacer, reserved, device.cached)
 
@@ -119,11 +119,18 @@ class Planner:
 
     def preview(self, length: int, readiness: Mapping[Side, Readiness], draw: float, waited_s: float = 0.0) -> Plan:
         """Return the plan for now; commits to nothing."""
+        return self._preview(length, readiness, draw, waited_s)[0]
+
+    def _preview(
+        self, length: int, readiness: Mapping[Side, Readiness], draw: float, waited_s: float
+    ) -> tuple[Plan, float]:
+        """Return the plan for now, and how long the side that is not scarce may be silent, s."""
         if not self.policy.learns:
-            return self.table.plan(length, RequestContext(self.budget, waited_s=waited_s))
+            return self.table.plan(length, RequestContext(self.budget, waited_s=waited_s)), math.inf
         device, server = readiness.get(Side.DEVICE, READY), readiness.get(Side.SERVER, READY)
+        patience_s = self.patience_s(length, device)
         if server.down_s > 0 and device.down_s <= 0:
-            return Plan(0.0, math.inf)
+            return Plan(0.0, math.inf), patience_s
         if self.knowledge.server.availability() < UNRELIABLE:
             plan = Plan(0.0, 0.0)
         else:
@@ -131,7 +138,7 @@ class Planner:
             plan = self._hedged(plan, server, waited_s)
         if math.isfinite(plan.delay(self.constrained)) and not self.allows(self.constrained, length, device.cached):
             plan = Plan(math.inf, 0.0, plan.hedge_s) if self.constrained is Side.DEVICE else Plan(0.0, math.inf)
-        return self._insured(plan, self.patience_s(length, device), waited_s)
+        return self._insured(plan, patience_s, waited_s), patience_s
 
     def patience_s(self, length: int, device: Readiness) -> float:
         """Return how long the side that is not scarce may be silent before the scarce one starts, budget or not, s.
@@ -179,7 +186,8 @@ class Planner:
         )
 
     def _score(self) -> float:
-        return float(self._snapshot.predictor.score(self.knowledge.server.levels))
+        predictor = self._snapshot.predictor
+        return float(predictor.score(self.knowledge.server.levels)) if predictor.foretells else 0.0
 
     def settle(self, planned: Planned, outcome: Outcome) -> None:
         """Book what the answer really used, and learn from it."""

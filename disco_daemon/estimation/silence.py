@@ -53,6 +53,8 @@ class Silences:
     def _bound(self) -> float:
         longest = self._ordered[: -NEW_KIND - 1 : -1]
         known = longest[0]
+        if known <= BEYOND * longest[-1]:  # so that no two of them lie that far apart
+            return max(LEAST_S, BEYOND * known)
         for above, below in pairwise(longest):
             if above > LEAST_S and above > BEYOND * below:
                 known = below

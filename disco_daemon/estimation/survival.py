@@ -82,7 +82,8 @@ class Survival:
     def quantile(self, p: Any) -> Any:
         """The first step t with P(T <= t) >= `p`, of the shape of `p`; the last step where a censored tail hides it."""
         step = (1.0 - self.after).searchsorted(p - _ROUNDING)
-        return self.times[np.minimum(step, len(self.times) - 1)]
+        last = len(self.times) - 1
+        return self.times[min(int(step), last) if isinstance(p, float) else np.minimum(step, last)]
 
     def given_beyond(self, x: float) -> Survival:
         """The distribution of T given T > `x`; times still count from 0.

@@ -54,8 +54,10 @@ EVEN = 1e-6  # QoE, on top of each gain: without any gain, too, a running job st
 # and less than half as many readers stand still for over 10 s as with 1, the paper's; docs/serving.md has the frontier.
 STALL_SHARE = 0.15
 WANTED_SHARE = 0.8  # of the preemptions under the cap; the rest is for those that growing answers force
+ONE_BY_ONE = 8  # jobs, whose gains are computed sooner one by one than by numpy for all
 FEW = 256  # jobs, of which it is quicker to look at all than to pick some out
 TRIFLE_S = 1e-12  # s per sequence: less is none
+STAYS = np.array([1.0 + HYSTERESIS, 1.0])  # factors of gains: of a job that runs, and of one that waits
 
 
 class Andes:
@@ -109,8 +111,8 @@ class Andes:
         """
         if not jobs:
             return []
-        self._count(jobs)
         candidates = Candidates(jobs, capacity, self._high_water)
+        self._count(candidates.keys)
         # 1. Selective triggering.
         if self._all_may_run(candidates):
             return self._in_order(candidates, list(range(len(jobs))), candidates.cells)
@@ -148,8 +150,8 @@ class Andes:
             others = [i for _, i in sorted(zip(worth, others, strict=True), reverse=True)]
         return [candidates.jobs[i] for i in (*stays, *others)]
 
-    def _count(self, jobs: Sequence[Job]) -> None:
-        keys = {job.key for job in jobs}
+    def _count(self, present: Sequence[Hashable]) -> None:
+        keys = set(present)
         self.n_seen += len(keys - self._keys)
         self._keys = keys
 
@@ -178,17 +180,22 @@ class Andes:
             return None
         entering = (begun.new & (candidates.cells <= begun.room)).nonzero()[0]
         chosen: list[int] = begun.stays.nonzero()[0].tolist()
-        gains = None
-        if len(entering) + len([i for i in chosen if candidates.since[i] is not None]) > 1:
-            tbt_s = self._tbt_s(candidates, [len(chosen) + len(entering)])
-            gains = self._gains(candidates, [], np.arange(len(candidates.jobs)), now, tbt_s)[0]
-        if gains is not None:
-            entering = begun.may_enter(candidates, gains, entering)
-        chosen += entering.tolist()
+        ordered = [*entering.tolist(), *(begun.stays & candidates.waits).nonzero()[0].tolist()]
+        tbt_s = self._tbt_s(candidates, [len(chosen) + len(entering)])
+        if len(ordered) <= 1:
+            gains = None
+            chosen += entering.tolist()
+        else:
+            gains = self._gains_of(candidates, ordered, now, tbt_s)
+            chosen += begun.admit(candidates, gains, entering)
         n, used = len(chosen), candidates.used(chosen)
         if not 0 < n <= n_seqs or self._latency.predict(n, 0, used) > candidates.least_tbt_s:
             return None
-        return begun.fill(candidates, chosen), gains
+        chosen = begun.fill(candidates, chosen)
+        more = [i for i in chosen[n:] if candidates.since[i] is not None]
+        if more and gains is not None and len(ordered) <= ONE_BY_ONE:
+            gains += self._gains_of(candidates, more[:ONE_BY_ONE], now, tbt_s)
+        return chosen, gains
 
     def _offers(self, candidates: Candidates, now: float, first: list[int]) -> _Offers:
         """Compute what the jobs gain that may be chosen: `first`, and those that fit beside them."""
@@ -197,9 +204,10 @@ class Andes:
             return _Offers([], np.zeros((1, len(candidates.jobs))), others, first)
         n_more = n_fitting(candidates.cells[others].tolist(), candidates.room - candidates.used(first))
         sizes = self._sizes(candidates, len(first), len(first) + n_more)
-        return _Offers(
-            sizes, self._gains(candidates, first, others, now, self._tbt_s(candidates, sizes)), others, first
-        )
+        near = None
+        if len(first) + len(others) < len(candidates.jobs):
+            near = np.concatenate((first, others)) if first else others
+        return _Offers(sizes, self._gains(candidates, near, now, self._tbt_s(candidates, sizes)), others, first)
 
     def _sizes(self, candidates: Candidates, n_first: int, largest: int) -> list[int]:
         """Return the batch sizes to look at, ascending, from B_min to B_max."""
@@ -227,42 +235,57 @@ class Andes:
         mean, room = candidates.mean_cells, candidates.room
         return [max(base + sequence * size + cell * min(size * mean, room), LEAST_S) for size in sizes]
 
-    def _gains(
-        self, candidates: Candidates, first: list[int], others: IntArray, now: float, tbt_s: list[float]
-    ) -> FloatArray:
-        """Compute the gains [k, n] >= 0 of each job in a batch of each `tbt_s` [k]; 0 for jobs in neither list."""
+    def _gains_of(self, candidates: Candidates, waiting: list[int], now: float, tbt_s: list[float]) -> FloatArray:
+        """Compute `_gains` in one batch, [n], for some jobs that wait: one by one where they are few, else for all."""
+        if len(waiting) > ONE_BY_ONE:
+            return self._gains(candidates, None, now, tbt_s)[0]
+        gains, per_token = np.zeros(len(candidates.jobs)), self._latency.coefficients[2]
+        until, (step_s,) = now + horizon_s(candidates.readers, now, self._horizon_s), tbt_s
+        for i in waiting:
+            job = candidates.jobs[i]
+            delay_s = job.resume_s + per_token * job.n_missing
+            served = job.timeline.predicted(now, until, now + delay_s + step_s, step_s)
+            gains[i] = max(served - job.timeline.qoe(until), 0.0) + EVEN
+        return gains
+
+    def _gains(self, candidates: Candidates, near: IntArray | None, now: float, tbt_s: list[float]) -> FloatArray:
+        """Compute what average QoE gains by serving instead of waiting, for each job in a batch of each `tbt_s` [k].
+
+        [k, n], >= 0 (Andes §4.1); 0 for jobs that are not `near`, which None says all are.
+        """
         jobs, readers, n = candidates.jobs, candidates.readers, len(candidates.jobs)
-        stays: FloatArray = np.where(candidates.waits, 1.0, 1.0 + HYSTERESIS)
-        n_near = len(first) + len(others)
-        near = None
-        if n_near < n and n <= FEW:
-            stays = stays * _mask(n, first, others)
-        elif n_near < n:
-            near = np.concatenate((first, others)) if first else others
-            jobs, readers, stays = [jobs[i] for i in near.tolist()], readers.only(near), stays[near]
+        stays = STAYS[candidates.waits.view(np.int8)]
+        picked = near if n > FEW else None
+        if picked is not None:
+            jobs, readers, stays = [jobs[i] for i in picked.tolist()], readers.only(picked), stays[picked]
+        elif near is not None:
+            stays *= _mask(n, near)
         per_token = self._latency.coefficients[2]
         delay_s = np.frombuffer(array("d", [job.resume_s + per_token * job.n_missing for job in jobs]))
         until = now + horizon_s(candidates.readers, now, self._horizon_s)
-        served, waits = readers.predicted(now, until, delay_s, tbt_s), readers.qoe(until)
-        found = _worth(served, waits, stays)
-        if near is None:
-            return found
-        gains = np.zeros((len(tbt_s), n))
-        gains[:, near] = found
-        return gains
+        gains = readers.predicted(now, until, delay_s, tbt_s)
+        gains -= readers.qoe(until)
+        np.maximum(gains, 0.0, out=gains)
+        gains += EVEN
+        gains *= stays
+        if picked is None:
+            return gains
+        all_gains = np.zeros((len(tbt_s), n))
+        all_gains[:, picked] = gains
+        return all_gains
 
     # --- starvation -----------------------------------------------------------------------------------------------
 
     def _starved(self, candidates: Candidates, now: float) -> list[int]:
         """Return the jobs served first because they have waited too long: those let in before, then by time waited."""
         self._aged &= self._keys
-        since, aged = now - self._max_wait_s, self._aged
-        if not aged and not [waited for waited in candidates.since if waited is not None and waited < since]:
+        since, aged, keys = now - self._max_wait_s, self._aged, candidates.keys
+        if not aged and not candidates.longest_wait < since:
             return []
         late = [
-            (candidates.jobs[i].key not in aged, now if waited is None else waited, i)
+            (keys[i] not in aged, now if waited is None else waited, i)
             for i, waited in enumerate(candidates.since)
-            if (waited is not None and waited < since) or (aged and candidates.jobs[i].key in aged)
+            if (waited is not None and waited < since) or (aged and keys[i] in aged)
         ]
         if not late:
             return []
@@ -270,13 +293,13 @@ class Andes:
         share = Capacity(int(AGED_SHARE * capacity.n_cells), int(AGED_SHARE * capacity.n_seqs))
         order = [i for _, _, i in sorted(late)]
         first = fitting(order, cells, share) or fitting(order, cells, capacity)[:1]
-        self._aged = {candidates.jobs[i].key for i in first}
+        self._aged = {keys[i] for i in first}
         return first
 
 
 def horizon_s(readers: Readers, now: float, least_s: float) -> float:
     """Return how far ahead QoE is predicted, s."""
-    return max(least_s, AGES * (now - float(readers.arrived.sum()) / len(readers.arrived)))
+    return max(least_s, AGES * (now - float(np.add.reduce(readers.arrived)) / len(readers.arrived)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,18 +353,8 @@ class _Offers:
         return [*first, *others[more].tolist()], gains[row]
 
 
-def _worth(served: FloatArray, waits: FloatArray, stays: FloatArray) -> FloatArray:
-    """Return what average QoE gains [k, n] by serving instead of waiting (Andes §4.1); `stays` [n] are factors."""
-    gains: FloatArray = served - waits
-    np.maximum(gains, 0.0, out=gains)
-    gains += EVEN
-    gains *= stays
-    return gains
-
-
-def _mask(n: int, first: list[int], others: IntArray) -> FloatArray:
-    """Return 1 [n] for the jobs of both lists, and 0 for all others."""
-    near = np.zeros(n)
-    near[first] = 1.0
-    near[others] = 1.0
-    return near
+def _mask(n: int, near: IntArray) -> FloatArray:
+    """Return 1 [n] for some jobs, and 0 for all others."""
+    mask = np.zeros(n)
+    mask[near] = 1.0
+    return mask

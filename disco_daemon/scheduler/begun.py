@@ -50,22 +50,26 @@ class BegunJobs:
         return [*first, *(i for _, i in sorted(by_stock))]
 
     def may_enter(self, candidates: Candidates, gains: FloatArray, others: IntArray) -> IntArray:
-        """Return those of `others` that may be chosen: begun ones, and newcomers by gain and price if there is room.
+        """Return those of `others` that may be chosen: begun ones, and the newcomers that are admitted."""
+        may = self.stays.copy()
+        if self.room > 0:
+            may[self.admit(candidates, gains, others[self.new[others]])] = True
+        entering: IntArray = others[may[others]]
+        return entering
+
+    def admit(self, candidates: Candidates, gains: FloatArray, new: IntArray) -> list[int]:
+        """Return the newcomers for which there is room, by gain and price.
 
         The price is their cells, and what is known of the tokens that they will come to.
         """
-        may = self.stays[others]
-        if self.room > 0:
-            left, where = self.room, self.new[others].nonzero()[0]
-            new = others[where]
-            prices = candidates.cells if candidates.prices is None else candidates.prices
-            order = (prices[new] / gains[new]).argsort()
-            for need, i in zip(candidates.cells[new[order]].tolist(), where[order].tolist(), strict=True):
-                if need <= left:
-                    left -= need
-                    may[i] = True
-        entering: IntArray = others[may]
-        return entering
+        prices = candidates.cells if candidates.prices is None else candidates.prices
+        left, admitted = self.room, list[int]()
+        order = new[(prices[new] / gains[new]).argsort()]
+        for need, i in zip(candidates.cells[order].tolist(), order.tolist(), strict=True):
+            if need <= left:
+                left -= need
+                admitted.append(i)
+        return admitted
 
     def fill(self, candidates: Candidates, chosen: list[int]) -> list[int]:
         """Return `chosen` with those that were given up and fit beside, running ones first, then the smallest."""
@@ -117,9 +121,10 @@ class BegunAnswers:
         """Return the jobs that were given up before, and forget those that have ended."""
         if not self._given_up:
             return []
-        jobs, given_up = candidates.jobs, self._given_up
-        found = [i for i, job in enumerate(jobs) if job.key in given_up]
-        self._given_up = {jobs[i].key for i in found}
+        keys, given_up = candidates.keys, self._given_up
+        found = [i for i, key in enumerate(keys) if key in given_up]
+        if len(found) < len(given_up):
+            self._given_up = {keys[i] for i in found}
         return found
 
     def _give_up(self, candidates: Candidates, begun: IntArray, excess: float, n_seen: int) -> list[int]:
@@ -128,7 +133,7 @@ class BegunAnswers:
         for i in begun[(-candidates.cells[begun]).argsort(kind="stable")].tolist():
             if excess <= 0 or self._n_given_up + 1 > self._share * n_seen:
                 break
-            self._given_up.add(candidates.jobs[i].key)
+            self._given_up.add(candidates.keys[i])
             self._n_given_up += 1
             more.append(i)
             excess -= candidates.needs[i]

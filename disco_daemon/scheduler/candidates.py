@@ -22,24 +22,31 @@ class Candidates:
 
     `needs` has the cells as a list, and `waits` [n] is False where a job runs. `prices` [n] is what a job takes by what
     is expected of it: its cells, and the tokens that are still to come; None where nothing is known of these.
-    `least_tbt_s` is the time between tokens that keeps the most stringent pace, s; inf if all are `hurried`. Jobs are
-    named by their indices.
+    `longest_wait` is since when the one waits that has waited longest, s by the clock; inf if all run. `least_tbt_s` is
+    the time between tokens that keeps the most stringent pace, s; inf if all are `hurried`. Jobs are named by their
+    indices.
     """
 
     __slots__ = (
-        "capacity", "cells", "hurried", "jobs", "least_tbt_s", "mean_cells", "n_context", "needs", "prices", "readers",
-        "room", "running", "since", "waits",
+        "capacity", "cells", "hurried", "jobs", "keys", "least_tbt_s", "longest_wait", "mean_cells", "n_context",
+        "needs", "prices", "readers", "room", "running", "since", "waits",
     )  # fmt: skip
 
     def __init__(self, jobs: Sequence[Job], capacity: Capacity, high_water: float) -> None:
         self.jobs = jobs
         self.capacity = capacity
+        self.keys = [job.key for job in jobs]
         self.needs = cells = [job.n_context or 1 for job in jobs]
         self.cells: FloatArray = np.frombuffer(array("d", cells))
-        self.since = [job.waiting_since for job in jobs]
-        self.running = [i for i, since in enumerate(self.since) if since is None]
-        self.waits: BoolArray = np.ones(len(jobs), np.bool_)
-        self.waits[self.running] = False
+        self.since = since = [job.waiting_since for job in jobs]
+        self.running = running = list[int]()
+        self.longest_wait = math.inf
+        for i, waited in enumerate(since):
+            if waited is None:
+                running.append(i)
+            elif waited < self.longest_wait:
+                self.longest_wait = waited
+        self.waits: BoolArray = np.frombuffer(bytes([waited is not None for waited in since]), np.bool_)
         rests = [job.expected_rest for job in jobs]
         self.prices: FloatArray | None = None
         if any(rests):
@@ -48,7 +55,7 @@ class Candidates:
                 rest = np.where(rest > 0, rest, rest.sum() / np.count_nonzero(rest))
             self.prices = self.cells + REST_PRICE * rest
         # Running jobs may have grown above the high-water mark.
-        grown = min(sum([cells[i] for i in self.running]), capacity.n_cells)
+        grown = min(sum([cells[i] for i in running]), capacity.n_cells)
         self.room = max(high_water * capacity.n_cells, float(grown))
         self.n_context = sum(cells)
         self.mean_cells = self.n_context / len(jobs)

@@ -142,7 +142,7 @@ class Readers:
         self.arrived, self.ttft, self.pace, self.n_tokens, self.total, self.free = columns
         self.half_pace: FloatArray = self.pace / 2
         self._known: tuple[float, tuple[FloatArray, FloatArray, FloatArray]] | None = None
-        self.fastest: float = self.pace.max().item()  # the most stringent pace, tokens/s
+        self.fastest = float(np.maximum.reduce(self.pace))  # the most stringent pace, tokens/s
 
     def only(self, chosen: NDArray[np.int64]) -> Readers:
         """Return the table of some of the readers."""

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scheduling import LARGE, random_jobs
-from disco_daemon.scheduler.andes import Andes, horizon_s
+from disco_daemon.scheduler.andes import ONE_BY_ONE, Andes, horizon_s
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
+from disco_daemon.scheduler.begun import BegunJobs
 from disco_daemon.scheduler.candidates import REST_PRICE, Candidates
 from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
@@ -316,3 +317,47 @@ def test_no_starvation_bound_no_mercy() -> None:
 def test_what_is_no_scheduler_is_refused(wanted: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"no scheduler|high-water"):
         andes(**wanted)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.15, 1.0]))
+@settings(max_examples=25, deadline=None)
+def test_gains_computed_one_by_one_choose_what_those_of_all_do(seed: int, share: float) -> None:
+    """Over a whole run, so that the state that one choice leaves to the next is the same, too."""
+
+    def choices(one_by_one: int) -> list[list[object]]:
+        rng, latency = np.random.default_rng(seed), IterationLatency(LARGE)
+        scheduler = Andes(latency, stall_share=share, max_wait_s=20.0)
+        jobs = random_jobs(rng, int(rng.integers(2, 64)), 0.0, mean_cells=300)
+        capacity = Capacity(int(rng.integers(2000, 9000)), int(rng.integers(8, 64)))
+        found, now = [], 31.0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("disco_daemon.scheduler.andes.ONE_BY_ONE", one_by_one)
+            for turn in range(12):
+                chosen = scheduler.choose(jobs, capacity, now)
+                found.append(keys(chosen))
+                obey(jobs, chosen, now)
+                for one in chosen:
+                    one.timeline.token(now + 0.9, 9)
+                    one.n_context, one.n_missing = one.n_context + 9, 0
+                now += 1.0
+                jobs[turn % len(jobs)] = random_jobs(rng, 1, now, mean_cells=300, first_key=1000 + turn)[0]
+        return found
+
+    assert choices(ONE_BY_ONE) == choices(0)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_of_newcomers_those_that_fit_are_admitted_by_gain_and_price(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    candidates = Candidates([job(i, int(rng.integers(1, 400))) for i in range(20)], Capacity(2000, 20), 1.0)
+    gains, room = rng.random(20) + 0.01, float(rng.integers(0, 2000))
+    new = rng.random(20) < 0.6
+    begun = BegunJobs([], new, ~new & (rng.random(20) < 0.5), room)
+    others = np.flatnonzero(rng.random(20) < 0.8)
+    left, expected = room, {i for i in others.tolist() if begun.stays[i]}
+    for i in sorted((i for i in others.tolist() if new[i]), key=lambda i: candidates.needs[i] / gains[i]):
+        if candidates.needs[i] <= left:
+            left -= candidates.needs[i]
+            expected.add(i)
+    assert begun.may_enter(candidates, gains, others).tolist() == sorted(expected)

@@ -7,7 +7,7 @@ the server was asked, and with the shadow off only that it was longer where the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,13 +28,17 @@ _BOTH = {side: Readiness() for side in Side}
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request of an online run: the plan and what it led to; times in s."""
+    """One request of an online run: the plan and what it led to; times in s.
+
+    `insured`: the scarce side was to start only where the other one would be silent for longer than ever.
+    """
 
     plan: Plan
     ttft_s: float
     device_won: bool
     device_ran: bool
     server_ran: bool
+    insured: bool = False
 
 
 def evaluate_online(
@@ -99,7 +103,10 @@ def play_online(stream: Stream, seed: int, phone: Phone, planner: Planner, *, sh
     columns = (stream.prompt[:, seed], stream.output[:, seed], stream.server_s[:, seed], device_s)
     for number, (prompt, output, server, device) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         planned = planner.plan(int(prompt), _BOTH)
-        seen = _race(planned.plan, server, device)
+        patience_s = planner.patience_s(int(prompt), _BOTH[Side.DEVICE])
+        seen = replace(
+            _race(planned.plan, server, device), insured=planned.plan.delay(planner.constrained) >= patience_s
+        )
         planner.settle(planned, _outcome(number, planner, planned.plan, seen, prompt, output, server, device, shadow))
         if planner.due:
             planner.refit()
