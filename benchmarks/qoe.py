@@ -2,9 +2,10 @@
 
 The same requests come at the same times, open loop (a late server does not slow them), to our engine with the scheduler
 andes, to our engine with fcfs, and to llama.cpp's own llama-server; one after the other, since they share the cores.
-Loads are multiples of what our engine serves with fcfs, measured first. Every reader takes 4.8 token/s and expects the
-first token after 1 s; a QoE (Eq. 1 of Andes, Liu et al. 2024, arXiv 2404.16283) is of the tokens' arrivals at the
-client since the moment the request was due. An answer that is refused or breaks off has QoE 0.
+With `--servers` also by the rule of Andes' paper. Loads are multiples of what our engine serves with fcfs, measured
+first. Every reader takes 4.8 token/s and expects the first token after 1 s; a QoE (Eq. 1 of Andes, Liu et al. 2024,
+arXiv 2404.16283) is of the tokens' arrivals at the client since the moment the request was due. An answer that is
+refused or breaks off has QoE 0.
 
 Our engine knows the reader's pace; no handoff is possible, so the daemon holds nothing back. All have one KV cache of
 the same size. A scheduler has something to decide only where that cache does not hold all answers there are, and gains
@@ -18,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import math
 import os
 import platform
 import sys
@@ -26,127 +26,37 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 import msgspec
-import numpy as np
 import tomlkit
 
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import at_least, positive, print_figures, progress, run_measurement, run_script
-from disco_daemon.bench.demo import PASSAGE
 from disco_daemon.bench.engine_chats import story
-from disco_daemon.bench.streamed import Chat, Door, StreamedAnswer, ask, at_rest, device_state
+from disco_daemon.bench.streamed import Door, StreamedAnswer, ask, at_rest, device_state
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.program import verb
 from disco_daemon.simulate.figures import require_plots
 from disco_daemon.simulate.scheduler import qoe as simulated
 from disco_daemon.simulate.scheduler import report
-from disco_daemon.simulate.scheduler.qoe import ARRIVALS_CV
 
 from . import llama_server
-from .qoe_figures import ANDES, FCFS, PACE_TPS, PEER, Curve, Served, measure, rate_between, summary, table
+from .qoe_figures import FCFS, PACE_TPS, PAPER, PEER, Curve, Served, measure, rate_between, summary, table
+from .qoe_requests import ANSWER, PROMPT, SERVERS, Request, Setup, workload
 
 N_CTX = 1024  # of one of our answers with its prompt, tokens
 PEER_CELLS = 256  # of ours for each of llama-server's slots: as many answers as fit on average
 
-# Lengths in tokens: median, standard deviation of the logarithm, least, most. They spread about as those of recorded
-# chats do (Azure's conversations: 0.99 and 0.86); the medians are small, since the machine is.
-PROMPT: Final = (50.0, 1.1, 30, 256)  # the chat template and the instruction alone are 26 or more
-ANSWER: Final = (67.0, 0.9, 8, 320)
-FRAME_TOKENS, WORD_TOKENS = 31, 1.25  # of a prompt: template and instruction; each further word. By SmolLM2's tokenizer
 N_CALIBRATION, IN_FLIGHT = 400, 40  # requests at most, and at a time: more than the KV cache holds
 CALIBRATION_S, RAMP_S = 60.0, 12.0  # how long they are sent, and how much of that does not count
 REQUEST_S = 1200.0  # one answer, s: none fails for having waited
 LEAD_S = 0.2  # before the first request of a point is due, s
 
-__all__ = ["Setup", "bench_qoe", "table"]
-
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The measurement: each server at each load (of capacity) with each kind of arrivals.
-
-    `n_requests` of a point; 0: as many as are served in `point_s` s. `capacity_rps` requests/s; 0: measured. Each
-    server has a KV cache of `n_cells` tokens for all its answers; `threads` 0: one fewer than the cores, at least 1.
-    """
-
-    loads: tuple[float, ...] = (0.8, 1.0, 1.2, 2.0)
-    n_requests: int = 0
-    arrivals: tuple[str, ...] = ("poisson", "gamma")
-    servers: tuple[str, ...] = (ANDES, FCFS, PEER)
-    seed: int = 1
-    point_s: float = 40.0
-    capacity_rps: float = 0.0
-    n_cells: int = 1024
-    model: Path | None = None
-    threads: int = 0
-
-    @property
-    def n_threads(self) -> int:
-        """CPU threads of each server."""
-        return self.threads or max(1, (os.cpu_count() or 2) - 1)
-
-    @property
-    def n_points(self) -> int:
-        """Servers x loads x kinds of arrivals."""
-        return len(self.servers) * len(self.loads) * len(self.arrivals)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A question `at_s` s after the begin of a point."""
-
-    at_s: float
-    chat: Chat
-    max_tokens: int
-
-
-# --- what is asked ----------------------------------------------------------------------------------------------------
-
-
-def workload(setup: Setup, arrivals: str, rate_rps: float, n: int, first: int) -> list[Request]:
-    """`n` requests at `rate_rps` whose prompts are numbered from `first` on; seeded.
-
-    Lengths are the same at every rate, and gaps but for their scale. Gaps are scaled to the very rate: with some
-    hundred requests and a CV of 3 the load would else be luck. Raises BenchError for arrivals that are not known.
-    """
-    if arrivals not in ARRIVALS_CV:
-        msg = f"no arrivals {arrivals!r}; there are {', '.join(ARRIVALS_CV)}"
-        raise BenchError(msg)
-    shape = ARRIVALS_CV[arrivals] ** -2  # of the Gamma distribution of the gaps; 1 is exponential
-    gaps = np.random.default_rng((setup.seed, 0)).gamma(shape, 1.0, n)
-    times = np.cumsum(gaps) * (n / rate_rps / gaps.sum())
-    prompts, answers = _lengths(setup.seed, n)
-    return [
-        Request(at, question(first + i, prompt), answer)
-        for i, (at, prompt, answer) in enumerate(zip(times.tolist(), prompts, answers, strict=True))
-    ]
-
-
-def question(i: int, n_tokens: int) -> Chat:
-    """A chat that no cache knows, of about `n_tokens` tokens, with a long answer; other words for each i."""
-    n_words = max(3, round((n_tokens - FRAME_TOKENS) / WORD_TOKENS))
-    words = PASSAGE.split()
-    begin = (7 * i) % len(words)
-    text = " ".join(itertools.islice(itertools.cycle(words), begin, begin + n_words))
-    return [story(i)[0], {"role": "user", "content": f"Write a long story with many details about this: {text}"}]
-
-
-def _lengths(seed: int, n: int) -> tuple[list[int], list[int]]:
-    """Tokens of `n` prompts and answers; more of them begin with the same ones."""
-    drawn = []
-    for stream, (median, sigma, least, most) in enumerate((PROMPT, ANSWER), start=1):
-        random = np.random.default_rng((seed, stream))
-        values = np.clip(random.lognormal(math.log(median), sigma, n), least, most)
-        drawn.append(np.rint(values).astype(int).tolist())
-    return drawn[0], drawn[1]
 
 
 # --- one point --------------------------------------------------------------------------------------------------------
@@ -339,6 +249,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--blind", action="store_true", help="with --simulate: also andes that expects no lengths")
     parser.add_argument("--loads", type=_loads, metavar="X,Y", help="multiples of capacity (default: up to 2)")
     parser.add_argument("--arrivals", choices=("poisson", "gamma"), help="one kind of arrivals (default: both)")
+    parser.add_argument(
+        "--servers", type=_servers, metavar="X,Y",
+        help=f"live: some of {', '.join(SERVERS)} (default: all but {PAPER})",
+    )  # fmt: skip
     parser.add_argument("--cells", type=at_least(512), help="live: tokens in each server's KV cache (default: 1024)")
     parser.add_argument(
         "--capacity", type=positive, metavar="RPS", help="live: requests/s at load 1 (default: measured)"
@@ -353,6 +267,7 @@ def main(argv: list[str] | None = None) -> int:
         loads=args.loads or usual.loads,
         n_requests=args.requests or usual.n_requests,
         arrivals=(args.arrivals,) if args.arrivals else usual.arrivals,
+        servers=args.servers or usual.servers,
         n_cells=args.cells or usual.n_cells,
         capacity_rps=args.capacity or usual.capacity_rps,
         seed=usual.seed if args.seed is None else args.seed,
@@ -383,6 +298,14 @@ def _simulate(args: argparse.Namespace) -> int:
         for path in report.draw_serving(figures, args.plots):
             progress(f"drew {path}")
     return print_figures(figures, report.summary, as_json=args.json)
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(SERVERS) or len(set(names)) < len(names):
+        msg = f"must be some of {', '.join(SERVERS)}, each once"
+        raise argparse.ArgumentTypeError(msg)
+    return names
 
 
 def _loads(text: str, below: float = 10.0) -> tuple[float, ...]:

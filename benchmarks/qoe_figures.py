@@ -16,6 +16,7 @@ from disco_daemon.delivery.qoe import longest_stall_s, qoe
 from disco_daemon.simulate.scheduler.qoe import HIGH_QOE, rate_at, stalls
 
 ANDES, FCFS, PEER = "andes", "fcfs", "llama-server"
+PAPER = "andes-paper"  # the paper's rule, under which any begun answer may stand still
 PACE_TPS, EXPECTED_TTFT_S = 4.8, 1.0  # of every reader: text, as in the paper
 
 Curve = dict[str, Any]
@@ -121,9 +122,22 @@ def summary(curves: Sequence[Curve]) -> dict[str, Any]:
         "arriving_loss": _largest(g["arriving_loss"] for g in fcfs),
         "preemptions_per_request": _largest(c["preemptions_per_request"] for c in ours),
         "loop_lag_ms_p99": _largest(c["loop_lag_ms_p99"] for c in ours if c["load"] >= 1),
+        "stalled_of_paper": _stalled_of_paper(curves),
         "failed": sum(c["failed"] for c in curves),
         "by_arrivals": found,
     }
+
+
+def _stalled_of_paper(curves: Sequence[Curve]) -> float | None:
+    """Return how many stood still for over 10 s, as a share of those with the paper's rule: the largest of all points.
+
+    None where either was not measured, or nobody stood still with the paper's.
+    """
+    ours, paper = (
+        {(c["arrivals"], c["load"]): c["stalled_10s"] for c in curves if c["scheduler"] == name}
+        for name in (ANDES, PAPER)
+    )
+    return _largest(ours[point] / stalled for point, stalled in paper.items() if point in ours and stalled > 0)
 
 
 def against(curves: Sequence[Curve], base: str) -> dict[str, Any]:
@@ -182,6 +196,7 @@ def table(figures: dict[str, Any]) -> str:
         (f"rate at a mean QoE of {HIGH_QOE:g}, over fcfs", "rate_gain", "x"),
         (f"rate at a mean QoE of {HIGH_QOE:g}, over llama-server", "rate_gain_peer", "x"),
         ("share of throughput lost to fcfs", "throughput_loss", ""),
+        ("stalled over 10 s, of those by the paper's rule", "stalled_of_paper", "x"),
         ("preemptions a request", "preemptions_per_request", ""),
         ("lag of the daemon's loop, p99", "loop_lag_ms_p99", "ms"),
     )

@@ -83,9 +83,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_alive_s: _NonNegative = 0.0
     """Unload the model when nobody has asked it anything for this long, s, and load it again with the next request; a
     server is asked at once meanwhile. What it knew of conversations goes, unless `device.spill_gib`; 0 = never."""
-    scheduler: Literal["andes", "fcfs", "round-robin"] = "andes"
-    """Which answers run when not all can: `andes` (those whose readers gain most), `fcfs` (first come, first served),
-    `round-robin`."""
+    scheduler: Literal["andes", "andes-paper", "fcfs", "round-robin"] = "andes"
+    """Which answers run when not all can: `andes` (those whose readers gain most, begun ones first), `andes-paper` (the
+    same where any begun answer may stand still), `fcfs` (first come, first served), `round-robin`."""
     n_threads: Annotated[int, Meta(ge=0)] = 0
     """CPU threads; 0 = as tuned, or else one fewer than the cores, at least 1."""
     n_threads_batch: Annotated[int, Meta(ge=0)] = 0

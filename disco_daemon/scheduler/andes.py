@@ -237,8 +237,10 @@ class Andes:
 
     def _gains_of(self, candidates: Candidates, waiting: list[int], now: float, tbt_s: list[float]) -> FloatArray:
         """Compute `_gains` in one batch, [n], for some jobs that wait: one by one where they are few, else for all."""
+        gains: FloatArray
         if len(waiting) > ONE_BY_ONE:
-            return self._gains(candidates, None, now, tbt_s)[0]
+            gains = self._gains(candidates, None, now, tbt_s)[0]
+            return gains
         gains, per_token = np.zeros(len(candidates.jobs)), self._latency.coefficients[2]
         until, (step_s,) = now + horizon_s(candidates.readers, now, self._horizon_s), tbt_s
         for i in waiting:

@@ -16,11 +16,11 @@ import pytest
 from aiohttp import web
 
 from benchmarks import qoe
-from benchmarks.qoe import Request, Setup
 from benchmarks.qoe_figures import (
     ANDES,
     FCFS,
     PACE_TPS,
+    PAPER,
     PEER,
     Curve,
     Served,
@@ -31,6 +31,7 @@ from benchmarks.qoe_figures import (
     table,
     token_times,
 )
+from benchmarks.qoe_requests import Request, Setup, question, workload
 from disco_daemon.bench import streamed
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.loopback import LoopbackServer
@@ -103,16 +104,16 @@ async def door_to(stack: AsyncExitStack, server: LoopbackServer, name: str = AND
 
 
 def test_requests_are_the_same_for_a_seed_and_only_nearer_at_a_higher_rate() -> None:
-    slow, again, fast = (qoe.workload(Setup(), "gamma", rate, 50, 7) for rate in (2.0, 2.0, 4.0))
+    slow, again, fast = (workload(Setup(), "gamma", rate, 50, 7) for rate in (2.0, 2.0, 4.0))
     assert slow == again
     assert [r.at_s for r in fast] == pytest.approx([r.at_s / 2 for r in slow])
     assert [(r.chat, r.max_tokens) for r in fast] == [(r.chat, r.max_tokens) for r in slow]
-    assert qoe.workload(Setup(seed=2), "gamma", 2.0, 50, 7) != slow
+    assert workload(Setup(seed=2), "gamma", 2.0, 50, 7) != slow
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "gamma"])
 def test_the_rate_is_that_asked_for_and_only_gamma_arrivals_come_in_bursts(arrivals: str) -> None:
-    times = np.array([r.at_s for r in qoe.workload(Setup(), arrivals, 2.5, 2000, 0)])
+    times = np.array([r.at_s for r in workload(Setup(), arrivals, 2.5, 2000, 0)])
     gaps = np.diff(times, prepend=0.0)
     assert times[-1] == pytest.approx(2000 / 2.5)
     assert (gaps >= 0).all()
@@ -121,7 +122,7 @@ def test_the_rate_is_that_asked_for_and_only_gamma_arrivals_come_in_bursts(arriv
 
 
 def test_lengths_stay_within_their_bounds_and_more_requests_begin_with_the_same() -> None:
-    many, few = (qoe.workload(Setup(), "poisson", 1.0, n, 0) for n in (300, 20))
+    many, few = (workload(Setup(), "poisson", 1.0, n, 0) for n in (300, 20))
     answers = [r.max_tokens for r in many]
     assert (min(answers), max(answers)) == (8, 320)
     assert answers[:20] == [r.max_tokens for r in few]
@@ -131,13 +132,13 @@ def test_lengths_stay_within_their_bounds_and_more_requests_begin_with_the_same(
 
 
 def test_no_prompt_is_asked_twice_nor_begins_like_another() -> None:
-    systems = [qoe.question(i, 60)[0]["content"] for i in range(1500)]
+    systems = [question(i, 60)[0]["content"] for i in range(1500)]
     assert len(set(systems)) == len(systems)
 
 
 def test_unknown_arrivals_are_refused() -> None:
     with pytest.raises(BenchError, match="poisson, gamma"):
-        qoe.workload(Setup(), "weekly", 1.0, 5, 0)
+        workload(Setup(), "weekly", 1.0, 5, 0)
 
 
 # --- one answer -------------------------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def test_a_failed_answer_has_no_quality_however_much_came() -> None:
 async def test_a_late_server_does_not_slow_arrivals(stack: AsyncExitStack) -> None:
     server = Scripted(holds_at=0, until=4)  # no token at all before the last request is there
     door = await door_to(stack, server)
-    heard = await qoe.play(door, [Request(i / 100, qoe.question(i, 40), 32) for i in range(4)])
+    heard = await qoe.play(door, [Request(i / 100, question(i, 40), 32) for i in range(4)])
     assert [h.failed for h in heard] == [None] * 4
     assert max(h.heard.sent for h in heard) <= min(h.heard.first for h in heard)
     assert np.diff([h.due for h in heard]) == pytest.approx([0.01] * 3)
@@ -192,7 +193,7 @@ async def test_our_engine_is_told_the_pace_of_the_reader_and_the_peer_nothing_of
 ) -> None:
     server = Scripted()
     door = await door_to(stack, server, name)
-    await qoe.play(door, [Request(0.0, qoe.question(1, 40), 32)])
+    await qoe.play(door, [Request(0.0, question(1, 40), 32)])
     told = {"delivery": "reserve", "pace_tps": PACE_TPS} if name == ANDES else None
     body = server.exchanges[0].body
     assert (body.get("disco"), body["max_tokens"], body["temperature"]) == (told, 32, 0)
@@ -201,7 +202,7 @@ async def test_our_engine_is_told_the_pace_of_the_reader_and_the_peer_nothing_of
 async def test_a_refused_answer_and_a_broken_one_count_as_nothing_and_are_told(stack: AsyncExitStack) -> None:
     server = Scripted()
     door = await door_to(stack, server)
-    requests = [Request(0.0, qoe.question(i, 40), 32) for i in range(2)]
+    requests = [Request(0.0, question(i, 40), 32) for i in range(2)]
     with server.status(429):
         refused = await qoe.play(door, requests[:1])
     with server.cut_after(5):
@@ -232,7 +233,7 @@ async def test_preemptions_are_those_of_the_point_when_the_engine_rests(
     rest, busy = {"preemptions": 5, "running": 0}, {"preemptions": 6, "waiting": 1}
     server.states = [rest, busy, busy, rest | {"preemptions": 9}]
     door = await door_to(stack, server)
-    found = await qoe._point(door, [Request(0.0, qoe.question(i, 40), 32) for i in range(2)])
+    found = await qoe._point(door, [Request(0.0, question(i, 40), 32) for i in range(2)])
     assert (found["preemptions_per_request"], found["loop_lag_ms_p99"]) == (2.0, 1.5)
 
 
@@ -259,7 +260,7 @@ async def test_capacity_keeps_as_many_answers_under_way_as_it_says(
     monkeypatch.setattr(qoe, "IN_FLIGHT", 5)
     server = Scripted(holds_at=3, until=5)  # with fewer at a time nothing would ever end
     door = await door_to(stack, server)
-    found = await qoe.measure_capacity(door, qoe.workload(Setup(), "poisson", 1.0, 60, 0))
+    found = await qoe.measure_capacity(door, workload(Setup(), "poisson", 1.0, 60, 0))
     assert server.n_requests == 60
     assert found > 0
 
@@ -268,7 +269,7 @@ async def test_a_server_that_breaks_off_has_no_capacity(stack: AsyncExitStack) -
     server = Scripted()
     door = await door_to(stack, server)
     with server.status(500), pytest.raises(BenchError, match="answered 500"):
-        await qoe.measure_capacity(door, qoe.workload(Setup(), "poisson", 1.0, 20, 0))
+        await qoe.measure_capacity(door, workload(Setup(), "poisson", 1.0, 20, 0))
 
 
 # --- all points -------------------------------------------------------------------------------------------------------
@@ -321,6 +322,14 @@ def test_the_summary_is_of_all_arrivals_and_rates_of_the_first() -> None:
     assert found["rate_gain"] == 1.0
     assert (found["preemptions_per_request"], found["loop_lag_ms_p99"], found["failed"]) == (0.25, 7.0, 2)
     assert found["qoe_gain_max_peer"] is found["rate_gain_peer"] is None
+
+
+def test_stalls_are_told_as_a_share_of_those_by_the_papers_rule() -> None:
+    ours, paper = curve(ANDES, [1.0, 0.8, 0.5]), curve(PAPER, [1.0, 0.9, 0.6])
+    for one, stalled in zip([*ours, *paper], (0.0, 0.05, 0.12, 0.0, 0.2, 0.3), strict=True):
+        one["stalled_10s"] = stalled
+    assert summary([*ours, *paper])["stalled_of_paper"] == pytest.approx(0.4)
+    assert summary(ours)["stalled_of_paper"] is None
 
 
 @pytest.mark.parametrize("servers", [(ANDES, FCFS, PEER), (ANDES,)])

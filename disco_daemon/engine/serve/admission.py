@@ -18,6 +18,7 @@ MAX_GROWTH = 0.125  # of all cells
 
 SCHEDULERS: dict[str, Callable[[IterationLatency], TokenScheduler]] = {
     "andes": Andes,
+    "andes-paper": lambda latency: Andes(latency, stall_share=1.0),
     "fcfs": lambda _: Fcfs(),
     "round-robin": lambda _: RoundRobin(),
 }

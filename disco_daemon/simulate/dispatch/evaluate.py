@@ -93,7 +93,8 @@ class Cell:
 class EvaluationSetup:
     """The setting of an evaluation. `windowed`: the pacer keeps its 200-request promise, which costs some gain.
 
-    With `bootstrap` each cell has intervals.
+    With `bootstrap` each cell has intervals. `optimal-hedged` asks a server again that is slower than in all but
+    `hedge_share` of its answers.
     """
 
     policies: Sequence[str]
@@ -106,6 +107,7 @@ class EvaluationSetup:
     n_requests: int = N_REQUESTS
     windowed: bool = False
     bootstrap: bool = False
+    hedge_share: float = hedge.SHARE
 
     def __post_init__(self) -> None:
         unknown = [p for p in self.policies if p not in (*POLICIES, *LIMITS)]
@@ -134,7 +136,10 @@ def make(name: str, setup: EvaluationSetup) -> Policy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
-    """One trace fitted on its first half, to be tested on its second. `past` [n] are the TTFTs of the first, s."""
+    """One trace fitted on its first half, to be tested on its second. `past` [n] are the TTFTs of the first, s.
+
+    The server is silent for `hedge_s`, s, before `optimal-hedged` asks it again.
+    """
 
     trace: LatencyTrace
     past: FloatArray
@@ -148,6 +153,7 @@ class Scene:
     tested: Survival
     tested_lengths: LengthDistribution
     n_tested: int
+    hedge_s: float
 
     @classmethod
     def of(cls, trace: LatencyTrace, requests: Requests, setup: EvaluationSetup) -> Scene:
@@ -171,12 +177,8 @@ class Scene:
             kaplan_meier(future, np.ones(len(future), dtype=np.bool_)),
             LengthDistribution.of(unseen.prompt),
             len(future),
+            hedge.silence_s(own, setup.hedge_share),
         )
-
-    @property
-    def hedge_s(self) -> float:
-        """How long the server is silent before `optimal-hedged` asks it again, s."""
-        return hedge.silence_s(self.samples, hedge.SHARE)
 
     def policy_input(self, phone: Phone, constrained: Side, budget: float, name: str) -> PolicyInput:
         """Return the input that the policy of that name is fitted to; the prior and the contexts are our own."""
