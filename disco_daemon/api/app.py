@@ -15,6 +15,7 @@ from . import (
     fleet,
     infill_routes,
     messages_routes,
+    openapi_routes,
     partner,
     responses_routes,
     servers,
@@ -59,6 +60,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     fleet.add_routes(app)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)
+    openapi_routes.add_routes(app)
     return app
 
 

@@ -44,6 +44,7 @@ ROUTES: dict[tuple[str, str], At] = {
     ("GET", "/v1/models"): At.BOTH,
     ("GET", "/v1/models/{name}"): At.BOTH,
     ("GET", "/"): At.BOTH,
+    ("GET", "/openapi.json"): At.BOTH,
     ("GET", "/health"): At.BOTH,
     ("GET", "/metrics"): At.BOTH,
     ("GET", "/disco/v1/state"): At.PLAIN,

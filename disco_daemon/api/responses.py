@@ -77,7 +77,7 @@ _UNHEARD = (
     "personality",
 )  # fmt: skip
 # Of a chat, and not of the Responses API: it has other names for them, which are translated.
-_OF_CHATS = (
+OF_CHATS = (
     "messages", "max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "logprobs", "n",
     "functions", "function_call", "verbosity",
 )  # fmt: skip
@@ -106,7 +106,7 @@ def to_chat(raw: dict[str, Any]) -> ResponsesAsked:
     """Return a Responses request as a chat. Raises RequestError, which names the parameter."""
     asked = convert(raw, ResponsesRequest)
     _refuse_stored(asked)
-    left_out = [name for name in (*_UNHEARD, *_OF_CHATS) if raw.get(name) is not None]
+    left_out = [name for name in (*_UNHEARD, *OF_CHATS) if raw.get(name) is not None]
     left_out += ["store"] if asked.store else []
     left_out += ["truncation"] if asked.truncation not in (None, "disabled") else []
     found = messages_of(asked.instructions, asked.input)
@@ -117,7 +117,7 @@ def to_chat(raw: dict[str, Any]) -> ResponsesAsked:
     included = set(asked.include or ())
     left_out += [f"include.{name}" for name in sorted(included - {_ENCRYPTED, _LOGPROBS})]
     own = ResponsesRequest.__struct_fields__
-    chat = {k: v for k, v in raw.items() if k not in own and k not in _UNHEARD and k not in _OF_CHATS}
+    chat = {k: v for k, v in raw.items() if k not in own and k not in _UNHEARD and k not in OF_CHATS}
     chat |= {"model": asked.model, "messages": found.messages, "stream": bool(asked.stream)}
     chat |= tools.as_chat(parallel=asked.parallel_tool_calls) | _form(text) | _effort(thought)
     if asked.max_output_tokens is not None:

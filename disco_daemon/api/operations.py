@@ -1,0 +1,180 @@
+"""What each route takes and gives, for /openapi.json: one table, with an entry for every route. Pure.
+
+All else that the document says of a route stands elsewhere: what it does in its handler's docstring, where it is served
+in `doors.ROUTES`, how its errors look in `failures.ERROR_SHAPES`, what its fields mean in `types.FIELDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import Any
+
+import msgspec
+
+from . import answer_types as gives
+from .documents import MAX_PLAN_TOKENS, TAIL_KNOBS
+from .embeddings import EmbeddingsRequest
+from .fleet import DrainWish
+from .member_routes import PairWish, RevokeWish
+from .messages_request import MessagesRequest
+from .openai import ChatRequest, CompletionRequest
+from .responses import ResponsesRequest
+from .wishes import Adjustment, DeviceWish, ServerWish
+
+Schema = dict[str, Any]
+OBJECT: Schema = {"type": "object"}
+
+
+class Fields(StrEnum):
+    """Which rows of the fields' table belong to a body beside its type."""
+
+    NONE = ""
+    CHAT = "chat"
+    RAW = "raw"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+
+class Failing(Enum):
+    """The statuses of errors that a kind of route has, beside those of the doors."""
+
+    NOT = ()
+    QUERY = (400,)
+    GONE = (404,)
+    HISTORY = (400, 404)
+    BODY = (400, 408, 413, 415, 503)
+    RUNNING = (400, 404, 408, 413, 415, 503)
+    CONTROL = (400, 408, 413, 415, 502, 503, 504)
+    ANSWER = (400, 404, 408, 413, 415, 429, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parameter of the query, or of the path."""
+
+    name: str
+    schema: Schema
+    about: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One route: the type of its body, with the `fields` that travel beside it, and of its answer.
+
+    `takes` is None for a route without a body, `may_be_empty` for one that does without; `requires` are fields that the
+    type can do without and the route cannot. `streams` is the media type of its streams. `statuses` are answers of
+    another status that have the type of a 200.
+    """
+
+    takes: type[msgspec.Struct] | Schema | None = None
+    gives: type[msgspec.Struct] | Schema = field(default_factory=lambda: OBJECT)
+    failing: Failing = Failing.NOT
+    fields: Fields = Fields.NONE
+    streams: str = ""
+    query: tuple[Query, ...] = ()
+    may_be_empty: bool = False
+    statuses: tuple[int, ...] = ()
+    media: str = "application/json"
+    requires: tuple[str, ...] = ()
+    examples: Mapping[str, Any] = field(default_factory=dict)
+
+
+SSE = "text/event-stream"
+HELLO = {"model": "disco", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+RESPOND = {"model": "disco", "input": "Hello!", "max_output_tokens": 8}
+SETTINGS: Schema = {
+    "type": "object",
+    "minProperties": 1,
+    "description": "Settings by `section.name`: docs/settings.md, those with a ●.",
+}
+_BETA = Query("beta", {"type": "boolean"}, "Taken, and without effect.")
+_ROWS: Schema = {"type": "integer"}
+_AMOUNT: Schema = {"type": "number", "minimum": 0}
+_TAIL = tuple(
+    Query(name, _AMOUNT | ({} if most == float("inf") else {"maximum": most}), "The policy's knob of that name.")
+    for name, most in TAIL_KNOBS.items()
+)
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): Operation(
+        ChatRequest, gives.ChatCompletion, Failing.ANSWER, Fields.CHAT, SSE,
+        examples={"hello": HELLO, "streamed": HELLO | {"stream": True}},
+    ),
+    ("POST", "/v1/completions"): Operation(
+        CompletionRequest, gives.TextCompletion, Failing.ANSWER, Fields.RAW, SSE,
+        examples={"once": {"model": "disco", "prompt": "Once upon a time", "max_tokens": 8}},
+    ),
+    ("POST", "/v1/embeddings"): Operation(
+        EmbeddingsRequest, gives.EmbeddingList, Failing.ANSWER,
+        examples={"two": {"model": "disco/device", "input": ["one", "two"]}},
+    ),
+    ("POST", "/v1/responses"): Operation(
+        ResponsesRequest, gives.ResponsesAnswer, Failing.ANSWER, Fields.RESPONSES, SSE, requires=("input",),
+        examples={"hello": RESPOND, "streamed": RESPOND | {"stream": True}},
+    ),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        ResponsesRequest, gives.ResponsesCount, Failing.ANSWER, Fields.RESPONSES, requires=("input",),
+        examples={"hello": RESPOND},
+    ),
+    ("POST", "/v1/messages"): Operation(
+        MessagesRequest, gives.MessagesAnswer, Failing.ANSWER, Fields.MESSAGES, SSE, query=(_BETA,),
+        requires=("max_tokens",),
+        examples={"hello": HELLO, "streamed": HELLO | {"stream": True}},
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        MessagesRequest, gives.MessagesCount, Failing.ANSWER, Fields.MESSAGES, query=(_BETA,),
+        examples={"hello": HELLO},
+    ),
+    ("GET", "/v1/models"): Operation(gives=gives.ModelCards),
+    ("GET", "/v1/models/{name}"): Operation(gives=gives.ModelCard, failing=Failing.GONE),
+    ("GET", "/"): Operation(gives=gives.RootAnswer),
+    ("GET", "/openapi.json"): Operation(),
+    ("GET", "/health"): Operation(gives=gives.HealthAnswer, statuses=(503,)),
+    ("GET", "/metrics"): Operation(gives={"type": "string"}, media="text/plain"),
+    ("GET", "/disco/v1/state"): Operation(),
+    ("GET", "/disco/v1/trace/{request_id}"): Operation(failing=Failing.GONE),
+    ("GET", "/disco/v1/providers"): Operation(failing=Failing.QUERY),
+    ("GET", "/disco/v1/ledger"): Operation(
+        gives=gives.Rows, failing=Failing.QUERY, query=(Query("days", _ROWS, "How many days; from 1 to 1,000."),)
+    ),
+    ("GET", "/disco/v1/plan"): Operation(
+        failing=Failing.QUERY,
+        query=(
+            Query("tokens", {"type": "integer", "minimum": 1, "maximum": MAX_PLAN_TOKENS}, "Of the prompt.", True),
+            Query("waited", _AMOUNT, "Seconds that are over already."),
+        ),
+    ),
+    ("GET", "/disco/v1/whatif"): Operation(
+        failing=Failing.HISTORY,
+        query=(
+            Query("rate", _AMOUNT, "The exchange rate, $/kWh.", True),
+            Query("budget", _AMOUNT | {"maximum": 1}, "The budget ratio.", True),
+            *_TAIL,
+        ),
+    ),
+    ("POST", "/disco/v1/answers/{request_id}"): Operation(
+        Adjustment, gives.AdjustedAnswer, Failing.RUNNING, examples={"slower": {"pace_tps": 8}}
+    ),
+    ("GET", "/disco/v1/history"): Operation(
+        gives=gives.Rows, failing=Failing.QUERY, query=(Query("limit", _ROWS, "How many rows; from 1 to 1,000."),)
+    ),
+    ("GET", "/disco/v1/settings"): Operation(),
+    ("PATCH", "/disco/v1/settings"): Operation(SETTINGS, failing=Failing.BODY),
+    ("POST", "/disco/v1/reload"): Operation(failing=Failing.CONTROL),
+    ("POST", "/disco/v1/server/check"): Operation(ServerWish, failing=Failing.CONTROL),
+    ("PUT", "/disco/v1/server"): Operation(ServerWish, failing=Failing.CONTROL),
+    ("PUT", "/disco/v1/device"): Operation(DeviceWish, failing=Failing.CONTROL),
+    ("GET", "/disco/v1/fleet"): Operation(),
+    ("POST", "/disco/v1/fleet/pause"): Operation(failing=Failing.CONTROL),
+    ("POST", "/disco/v1/fleet/resume"): Operation(failing=Failing.CONTROL),
+    ("POST", "/disco/v1/fleet/drain"): Operation(DrainWish, failing=Failing.CONTROL),
+    ("GET", "/disco/v1/fleet/members"): Operation(failing=Failing.QUERY),
+    ("POST", "/disco/v1/fleet/new"): Operation(PairWish, failing=Failing.CONTROL, may_be_empty=True),
+    ("POST", "/disco/v1/fleet/revoke"): Operation(RevokeWish, failing=Failing.CONTROL),
+    ("GET", "/disco/v1/partner"): Operation(failing=Failing.QUERY),
+    ("POST", "/disco/v1/partner/pair"): Operation(PairWish, failing=Failing.CONTROL, may_be_empty=True),
+    ("POST", "/disco/v1/partner/revoke"): Operation(RevokeWish, failing=Failing.CONTROL),
+}  # fmt: skip
