@@ -99,6 +99,20 @@ class TextCompletion(msgspec.Struct):
     disco: DiscoOutcome
 
 
+class InfillAnswer(msgspec.Struct):
+    """What stands in a gap, as llama-server tells it."""
+
+    content: str
+    tokens: list[int]
+    stop: bool
+    tokens_predicted: int
+    tokens_evaluated: int
+    truncated: bool
+    stop_type: Literal["limit", "eos"]
+    timings: dict[str, float]
+    disco: DiscoOutcome
+
+
 class EmbeddingItem(msgspec.Struct):
     """One vector: numbers, or their little-endian float32 in base64."""
 

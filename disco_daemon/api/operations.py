@@ -17,6 +17,7 @@ from . import answer_types as gives
 from .documents import MAX_PLAN_TOKENS, TAIL_KNOBS
 from .embeddings import EmbeddingsRequest
 from .fleet import DrainWish
+from .infill import InfillRequest
 from .member_routes import PairWish, RevokeWish
 from .messages_request import MessagesRequest
 from .openai import ChatRequest, CompletionRequest
@@ -128,6 +129,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         MessagesRequest, gives.MessagesCount, Failing.ANSWER, Fields.MESSAGES, query=(_BETA,),
         examples={"hello": HELLO},
     ),
+    ("POST", "/infill"): Operation(InfillRequest, gives.InfillAnswer, Failing.ANSWER, Fields.RAW, SSE),
     ("GET", "/v1/models"): Operation(gives=gives.ModelCards),
     ("GET", "/v1/models/{name}"): Operation(gives=gives.ModelCard, failing=Failing.GONE),
     ("GET", "/"): Operation(gives=gives.RootAnswer),
