@@ -242,8 +242,8 @@ class HealthAnswer(msgspec.Struct):
     endpoints: dict[str, bool]
 
 
-class Rows(msgspec.Struct):
-    """Rows, newest first."""
+class DatedRows(msgspec.Struct):
+    """DatedRows, newest first."""
 
     data: list[Json]
 

@@ -140,7 +140,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/disco/v1/trace/{request_id}"): Operation(failing=Failing.GONE),
     ("GET", "/disco/v1/providers"): Operation(failing=Failing.QUERY),
     ("GET", "/disco/v1/ledger"): Operation(
-        gives=gives.Rows, failing=Failing.QUERY, query=(Query("days", _ROWS, "How many days; from 1 to 1,000."),)
+        gives=gives.DatedRows, failing=Failing.QUERY, query=(Query("days", _ROWS, "How many days; from 1 to 1,000."),)
     ),
     ("GET", "/disco/v1/plan"): Operation(
         failing=Failing.QUERY,
@@ -161,7 +161,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         Adjustment, gives.AdjustedAnswer, Failing.RUNNING, examples={"slower": {"pace_tps": 8}}
     ),
     ("GET", "/disco/v1/history"): Operation(
-        gives=gives.Rows, failing=Failing.QUERY, query=(Query("limit", _ROWS, "How many rows; from 1 to 1,000."),)
+        gives=gives.DatedRows, failing=Failing.QUERY, query=(Query("limit", _ROWS, "How many rows; from 1 to 1,000."),)
     ),
     ("GET", "/disco/v1/settings"): Operation(),
     ("PATCH", "/disco/v1/settings"): Operation(SETTINGS, failing=Failing.BODY),
