@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(CURDIR)/.venv/tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 LOCKS := requirements-build.lock requirements-dev.lock
 
-.PHONY: test fast check clients agents audit lock sbom fmt docs model screenshots binary test-binary clean
+.PHONY: test fast check clients contract agents audit lock sbom fmt docs model screenshots binary test-binary clean
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -45,6 +45,10 @@ clients: model
 agents: model
 	$(BIN)/python -m tests.coding_agents $(AGENTS)
 
+# What the daemon answers against its own /openapi.json: 2,000 cases that schemathesis makes, in .venv-contract.
+contract: model
+	$(BIN)/python -m tests.contract $(CONTRACT)
+
 # Known vulnerabilities of what is installed for users; asks the Python Packaging Authority's database.
 audit: .venv/tools/.stamp
 	.venv/tools/bin/pip-audit --require-hashes --disable-pip -r requirements-fleet.lock -r requirements-build.lock
@@ -57,6 +61,7 @@ lock: .venv/tools/.stamp
 	$(LOCK) --group build -o requirements-build.lock
 	$(LOCK) --group tools -o requirements-tools.lock
 	$(LOCK) -o tests/clients/requirements.lock tests/clients/requirements.in
+	$(LOCK) -o tests/contract/requirements.lock tests/contract/requirements.in
 	$(LOCK) -o tests/coding_agents/requirements.lock tests/coding_agents/requirements.in
 
 # The list of what users get, dist/sbom.cdx.json, in CycloneDX's form.
@@ -105,5 +110,5 @@ test-binary:
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-clients .venv-agents tests/clients/node/node_modules tests/coding_agents/node/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-clients .venv-contract .venv-agents tests/clients/node/node_modules tests/coding_agents/node/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -91,7 +91,7 @@ SETTINGS: Schema = {
     "minProperties": 1,
     "description": "Settings by `section.name`: docs/settings.md, those with a ●.",
 }
-_BETA = Query("beta", {"type": "boolean"}, "Taken, and without effect.")
+_BETA = Query("beta", {"type": "string"}, "Taken, and without effect.")
 _ROWS: Schema = {"type": "integer"}
 _AMOUNT: Schema = {"type": "number", "minimum": 0}
 _TAIL = tuple(
