@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.clients.__main__ import ROOT, install
 from tests.fixtures.daemon import running
@@ -42,7 +43,7 @@ def install_python() -> str:
 async def asked(cases: int, seed: int) -> int:
     """Run the cases; return the status that they end with."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"api": {"key": KEY}, "policy": {"shadow": False}}
+        settings: dict[str, dict[str, Any]] = {"api": {"key": KEY}, "policy": {"shadow": False}}
         async with (
             Upstream(tokens=8) as server,
             running(Path(folder) / "d", server=server.url, settings=settings) as daemon,
