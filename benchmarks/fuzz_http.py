@@ -56,6 +56,20 @@ MESSAGES: dict[str, Any] = {
     "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"},
     "thinking": {"type": "enabled", "budget_tokens": 1024}, "stop_sequences": ["x"],
 }  # fmt: skip
+OLLAMA: dict[str, Any] = {
+    "model": "disco:latest", "options": {"num_predict": 1, "temperature": 0.5, "top_k": 40.0, "num_ctx": 4096},
+    "messages": [
+        {"role": "user", "content": "Hi", "images": []},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]},
+        {"role": "tool", "tool_name": "f", "content": "ok"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "format": {"type": "object"}, "think": False, "keep_alive": "5m", "stream": True,
+}  # fmt: skip
+GENERATE: dict[str, Any] = {
+    "model": "disco", "prompt": "Hi", "system": "Be brief.", "images": [], "raw": False, "format": "json",
+    "options": {"num_predict": 1, "stop": ["x"]}, "keep_alive": 0.5, "context": [1],
+}  # fmt: skip
 REAL: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/chat/completions", CHAT),
     ("POST", "/v1/completions", {"model": "disco", "prompt": "Hi", "max_tokens": 1, "echo": False}),
@@ -64,6 +78,13 @@ REAL: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/responses/input_tokens", RESPONSES),
     ("POST", "/v1/messages", MESSAGES),
     ("POST", "/v1/messages/count_tokens", MESSAGES),
+    ("POST", "/api/chat", OLLAMA),
+    ("POST", "/api/generate", GENERATE),
+    ("POST", "/api/embed", {"model": "disco", "input": ["a", "b"], "truncate": True, "dimensions": 8}),
+    ("POST", "/api/embeddings", {"model": "disco", "prompt": "a"}),
+    ("POST", "/api/show", {"model": "disco"}),
+    ("POST", "/api/pull", {"model": "disco"}),
+    ("GET", "/api/tags", None),
     ("GET", "/v1/models", None),
     ("GET", "/v1/models/disco", None),
     ("GET", "/disco/v1/plan?tokens=10&waited=0", None),

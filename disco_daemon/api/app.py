@@ -16,6 +16,7 @@ from . import (
     infill_routes,
     messages_routes,
     openapi_routes,
+    ollama_routes,
     partner,
     responses_routes,
     servers,
@@ -49,6 +50,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     responses_routes.add_routes(app)
     messages_routes.add_routes(app)
     infill_routes.add_routes(app)
+    ollama_routes.add_routes(app)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
     app.router.add_get("/", _root)

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 
 from aiohttp import hdrs, web
 
-READABLE = "/v1/"  # what a path begins with that may be read from another origin
+READABLE = ("/v1/", "/api/")  # what a path begins with that may be read from another origin
 SCHEME_END = "://"  # what a scheme in `api.origins` ends with; `file://` is an origin as well
 LOCAL_FILE = "file://"
 OPAQUE = "null"  # a page without an origin: of a file in most browsers, but also of any page's sandboxed frame

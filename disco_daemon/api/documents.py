@@ -14,6 +14,7 @@ from aiohttp import web
 from ..errors import ConfigError, RequestError
 from .connections import body
 from .doors import fit
+from .ollama_models import DeviceFile
 from .wishes import parse_settings
 
 MAX_PLAN_TOKENS = 1_000_000  # of a prompt that `disco plan` is asked about; longer than any context
@@ -28,6 +29,10 @@ class Documents(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return the whole state as JSON."""
+        ...
+
+    async def device_file(self) -> DeviceFile | None:
+        """Return the model that the device has, by its file; None if it has none of its own."""
         ...
 
     def history(self, limit: int) -> list[dict[str, Any]]:

@@ -28,9 +28,11 @@ BIND_TIMEOUT_S = 10.0  # a host's name is looked up
 
 @asynccontextmanager
 async def open_doors(
-    runner: web.AppRunner, config: ApiConfig, port: int, given: Sequence[socket.socket]
+    runner: web.AppRunner, config: ApiConfig, port: int, given: Sequence[socket.socket], second: int = 0
 ) -> AsyncIterator[str]:
     """Serve at both doors until the context ends; yield the base URL. `given` are sockets that listen already.
+
+    The same is served at a `second` port; 0 is none, and where it cannot be had, the log says so.
 
     Raises ConfigError when the port is taken, or open to others without a key.
     """
@@ -52,7 +54,28 @@ async def open_doors(
         for taken in (*([local] if local is not None else []), *tcp):
             await web.SockSite(runner, taken, backlog=BACKLOG).start()
         host = own[0] if handed else config.host
+        for taken in await _second(config, second, own[1]):
+            stack.callback(taken.close)
+            await web.SockSite(runner, taken, backlog=BACKLOG).start()
         yield f"http://{f'[{host}]' if ':' in host else host}:{own[1]}/v1"
+
+
+async def _second(config: ApiConfig, port: int, first: int) -> list[socket.socket]:
+    """Return sockets on a second port; none if there is to be none, or if it cannot be had, which is no failure."""
+    if port in (0, first):
+        return []
+    found: list[socket.socket] = []
+    try:
+        found = await _bind(config.host, port, "another program, perhaps Ollama itself, has it")
+        for taken in found:
+            _require_key(taken.getsockname()[0], config.key, handed=False)
+    except ConfigError as e:
+        for taken in found:
+            taken.close()
+        log.warning("api.ollama_port: %s", e)
+        return []
+    log.info("api.ollama_port: also listening on %s:%d", config.host, port)
+    return found
 
 
 def _require_key(host: str, key: str, *, handed: bool) -> None:
@@ -65,8 +88,8 @@ def _require_key(host: str, key: str, *, handed: bool) -> None:
     raise ConfigError(msg)
 
 
-async def _bind(host: str, port: int) -> list[socket.socket]:
-    """Return sockets on all addresses of a host, with one port. Raises ConfigError."""
+async def _bind(host: str, port: int, maybe: str = "is a daemon running already? (--port)") -> list[socket.socket]:
+    """Return sockets on all addresses of a host, with one port. Raises ConfigError, which says what `maybe` is why."""
     found: list[socket.socket] = []
     try:
         async with asyncio.timeout(BIND_TIMEOUT_S):
@@ -83,7 +106,7 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
         for made in found:
             made.close()
         why = "its name is not found in time" if isinstance(e, TimeoutError) else e.strerror or e
-        msg = f"cannot listen on {host}:{port}: {why}; is a daemon running already? (--port)"
+        msg = f"cannot listen on {host}:{port}: {why}; {maybe}"
         raise ConfigError(msg) from e
     return found
 

@@ -11,6 +11,7 @@ from ..errors import RequestError
 from ..types import BOTH, Side, together
 
 ADAPTER = f"disco/{Side.DEVICE}:"  # before an adapter's name
+LATEST = ":latest"  # the tag that clients of Ollama put behind a name that has none
 ANY = "*"  # in an alias: any characters, or none
 
 
@@ -35,8 +36,13 @@ class ModelNames:
         self._own = _own_names(conductor)
 
     def find(self, name: str) -> NamedModel:
-        """Return what a name stands for; an alias goes before an endpoint's own name. Raises RequestError."""
+        """Return what a name stands for; an alias goes before an endpoint's own name. Raises RequestError.
+
+        Ollama's `:latest` changes nothing, unless there is a model that is called so.
+        """
         target = self._aliased(name)
+        if target not in self._own and name.endswith(LATEST):
+            target = self._aliased(name.removesuffix(LATEST))
         if target not in self._own:
             alias = "" if target == name else f" (api.aliases has it for '{name}')"
             msg = f"The model '{target}' does not exist{alias}{self._why_not(target)}. Available: {', '.join(self)}."

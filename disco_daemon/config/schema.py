@@ -29,6 +29,8 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address to listen on; anything but loopback needs `api.key`."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 4747
     """Port; 0 picks a free one."""
+    ollama_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """A second port, for programs that have Ollama's 11434 built in; 0 = none. If it is taken, the log says so."""
     key: str = ""
     """If set, clients must send it as their API key; over TCP it opens the controls, too (docs/doors.md)."""
     control_key: str = ""

@@ -126,7 +126,7 @@ class Daemon:
             stack.push_async_callback(self.members.close)  # behind the engines that have its hosts
             stack.push_async_callback(runtime.keeper.end)
             await runtime.start()
-            doors = open_doors(runner, doorkeeper, api.port, self.manager.sockets())
+            doors = open_doors(runner, doorkeeper, api.port, self.manager.sockets(), api.ollama_port)
             self.documents.url = await stack.enter_async_context(doors)
             watching = [
                 asyncio.create_task(shared.loop_monitor.run(), name="loop-monitor"),

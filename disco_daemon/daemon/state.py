@@ -11,6 +11,7 @@ from typing import Any
 from .. import __version__
 from ..api.documents import Documents
 from ..api.health import Budget, CapUse, EngineHealth, FleetHealth, HealthSnapshot, LinkHealth
+from ..api.ollama_models import DeviceFile
 from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
@@ -20,6 +21,7 @@ from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError
 from ..types import Side
 from .assembly import Shared
+from .device_file import DeviceFiles
 from .fleet_members import FleetMembers
 from .fleet_status import whole_device
 from .partner import Partner
@@ -46,6 +48,7 @@ class StateDocuments(Documents):
         self._partner, self._members = partner, members
         self._shared, self._runtime, self._replay, self._setup = shared, runtime, replay, setup
         self._started = shared.clock.now()
+        self._files = DeviceFiles()
 
     # --- the daemon ---------------------------------------------------------------------------------------------------
 
@@ -79,6 +82,9 @@ class StateDocuments(Documents):
         state = parts.spending.state(self._shared.clock.wall())
         alone = Side.SERVER not in parts.endpoints
         return state | {"server_price": None, "scarcer": None, "threshold_usd_per_kwh": None} if alone else state
+
+    async def device_file(self) -> DeviceFile | None:
+        return await self._files.describe(self._runtime.parts.endpoints.get(Side.DEVICE))
 
     def history(self, limit: int) -> list[dict[str, Any]]:
         return self._shared.history.recent(limit)

@@ -126,7 +126,8 @@ _TABLE = (
     *_all("bad_words allowed_token_ids", _F, draws=True, nothing=([],)),
     *_all("guided_decoding_backend guided_whitespace_pattern", _N),
     # Thinking.
-    *_all("chat_template_kwargs reasoning_effort enable_thinking think", _H, renders=True),
+    *_all("chat_template_kwargs reasoning_effort enable_thinking", _H, renders=True),
+    Field("think", _H, _N, renders=True, note="Ollama's word, which servers of OpenAI's API do not know"),
     Field("reasoning", _H, renders=True, note="`effort` and `enabled`; other keys keep the device away"),
     Field("thinking", _H, renders=True, note="`type`; other keys keep the device away"),
     # How many answers, and what is told of the tokens.

@@ -156,7 +156,7 @@ class Outcome:
     @property
     def winner_model(self) -> str | None:
         """The model that gave the first token; None where none came."""
-        return self._winning.model if self._winning is not None else None
+        return self.winning.model if self.winning is not None else None
 
     @property
     def server_usd(self) -> float:
@@ -166,31 +166,31 @@ class Outcome:
     @property
     def billed(self) -> tuple[int, int]:
         """Prompt and answer tokens as the endpoints count them: OpenAI's `usage`."""
-        used = self._winning.usage if self._winning is not None else Usage()
+        used = self.winning.usage if self.winning is not None else Usage()
         return used.prompt_tokens + used.cached_tokens or self.prompt_tokens, sum(self.tokens.values())
 
     @property
     def cached_tokens(self) -> int:
         """Of the billed prompt, the tokens that were in the device's KV cache."""
-        return self._winning.usage.cached_tokens if self._winning is not None else 0
+        return self.winning.usage.cached_tokens if self.winning is not None else 0
 
     @property
     def reasoning_tokens(self) -> int:
         """Of the billed answer, the tokens that were thoughts."""
-        return self._winning.usage.reasoning_tokens if self._winning is not None else 0
+        return self.winning.usage.reasoning_tokens if self.winning is not None else 0
 
     @property
     def cache_write_tokens(self) -> int:
         """Of the billed prompt, the tokens that the server wrote into its cache, as it says."""
-        return self._winning.usage.cache_write_tokens if self._winning is not None else 0
+        return self.winning.usage.cache_write_tokens if self.winning is not None else 0
 
     @property
     def told_cost(self) -> float | None:
         """What the server says that the answer costs; None where it does not."""
-        return self._winning.usage.cost if self._winning is not None else None
+        return self.winning.usage.cost if self.winning is not None else None
 
     @property
-    def _winning(self) -> Attempt | None:
+    def winning(self) -> Attempt | None:
         """The start whose tokens the reader got: of a server that was asked twice, the request that won."""
         own = [a for a in self.attempts if a.side is self.winner]
         return next((a for a in own if a.hedge == "won"), own[0] if own else None)

@@ -29,14 +29,14 @@ PATIENCE_S = 300.0  # for one library
 INSTALL_S = 600.0
 PYTHON = {
     "anthropic": "anthropic_sdk", "openai": "openai_sdk", "langchain-openai": "langchain_sdk", "litellm": "litellm_sdk",
-    "llm": "llm_sdk",
+    "llm": "llm_sdk", "ollama": "ollama_sdk", "langchain-ollama": "langchain_ollama_sdk",
     "instructor": "instructor_sdk", "pydantic-ai-slim": "pydantic_ai_sdk", "openai-agents": "openai_agents_sdk",
     "smolagents": "smolagents_sdk",
     "openai (Responses)": "openai_responses_sdk", "openai-agents (Responses)": "openai_agents_responses_sdk",
 }  # fmt: skip
 NODE = {
     "npm openai": "openai", "npm openai (Responses)": "openai_responses", "npm @anthropic-ai/sdk": "anthropic",
-    "npm ai": "ai",
+    "npm ai": "ai", "npm ollama": "ollama",
 }  # fmt: skip
 # None of them is to call home, nor to look anything up.
 QUIET = {

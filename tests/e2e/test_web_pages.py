@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
+from disco_daemon.api.doors import ROUTES
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.raw import message, replied
 from tests.fixtures.upstream import Upstream
@@ -63,6 +65,17 @@ async def test_a_web_page_gets_nothing_and_no_token_is_made(
     assert (reply.status, reply.error["type"]) == (status, "invalid_request_error")
     told = {name: value for name, value in reply.headers.items() if name.startswith("access-control")}
     assert told == ({"access-control-allow-origin": FRIEND} if headers.get("Origin") == FRIEND else {})
+    assert len(upstream.exchanges) == before
+
+
+async def test_a_page_of_a_stranger_gets_nothing_of_any_route(daemon: DaemonProcess, upstream: Upstream) -> None:
+    before = len(upstream.exchanges)
+    headers, _ = REFUSED["a page of a stranger"]
+    for method, path in ROUTES:
+        body = None if method == "GET" else CHAT
+        reply = await replied(daemon.url, message(method, re.sub(r"{\w+}", "disco", path), body, **headers))
+        assert (reply.status, reply.error["code"]) == (403, "wrong_origin"), path
+        assert "access-control-allow-origin" not in reply.headers
     assert len(upstream.exchanges) == before
 
 
