@@ -254,3 +254,31 @@ class AdjustedAnswer(msgspec.Struct):
     request_id: str
     pace_tps: float | None
     delivery: str | None
+
+
+class OllamaEnd(msgspec.Struct, kw_only=True):
+    """What whole answers of Ollama's API share; durations in ns."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: str
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_duration: int | None = None
+    prompt_eval_count: int | None = None
+    eval_count: int | None = None
+    disco: DiscoOutcome | None = None
+
+
+class OllamaChatAnswer(OllamaEnd, kw_only=True):
+    """A whole answer to a conversation."""
+
+    message: Json
+
+
+class OllamaAnswer(OllamaEnd, kw_only=True):
+    """A whole answer to one prompt."""
+
+    response: str

@@ -49,12 +49,16 @@ class _Request(msgspec.Struct, kw_only=True):
     disco: dict[str, Any] | None = None
 
 
-class _ChatRequest(_Request, kw_only=True):
+class OllamaChatRequest(_Request, kw_only=True):
+    """A conversation; without messages only a model is loaded or unloaded."""
+
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
-class _GenerateRequest(_Request, kw_only=True):
+class OllamaGenerateRequest(_Request, kw_only=True):
+    """One prompt."""
+
     prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
@@ -62,13 +66,22 @@ class _GenerateRequest(_Request, kw_only=True):
     images: list[str] | None = None
 
 
-class _EmbedRequest(msgspec.Struct, kw_only=True):
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    """Texts for vectors; older clients write `prompt`."""
+
     model: Annotated[str, Meta(min_length=1)]
     input: str | list[str] | None = None
     prompt: str | None = None
     dimensions: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
     options: dict[str, Any] | None = None
     keep_alive: int | float | str | None = None
+
+
+class OllamaShowRequest(msgspec.Struct):
+    """Which model to show; `name` is what older clients call the model."""
+
+    model: Annotated[str, Meta(min_length=1)] | None = None
+    name: Annotated[str, Meta(min_length=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +102,8 @@ class Asked:
 
 def to_chat(raw: dict[str, Any]) -> Asked:
     """Return a request of /api/chat. Raises RequestError."""
-    asked = convert(raw, _ChatRequest)
-    left_out = _unknown(raw, _ChatRequest)
+    asked = convert(raw, OllamaChatRequest)
+    left_out = _unknown(raw, OllamaChatRequest)
     body = _common(raw, asked, left_out) | _thinking(asked.think) | _likelihoods(asked)
     if asked.tools:
         body["tools"] = asked.tools
@@ -104,8 +117,8 @@ def to_generation(raw: dict[str, Any]) -> Asked:
 
     Raises RequestError.
     """
-    asked = convert(raw, _GenerateRequest)
-    left_out = _unknown(raw, _GenerateRequest)
+    asked = convert(raw, OllamaGenerateRequest)
+    left_out = _unknown(raw, OllamaGenerateRequest)
     body = _common(raw, asked, left_out)
     if not asked.prompt and not asked.suffix and not asked.images:
         return Asked(body, only=_loading(asked))
@@ -122,7 +135,7 @@ def to_inputs(raw: dict[str, Any]) -> tuple[str, list[Given], int | None]:
 
     Raises RequestError.
     """
-    asked = convert(raw, _EmbedRequest)
+    asked = convert(raw, OllamaEmbedRequest)
     given = asked.prompt if asked.input is None else asked.input
     texts: list[Given] = [given] if isinstance(given, str) else list(given or ())
     if texts == [""]:
@@ -132,7 +145,7 @@ def to_inputs(raw: dict[str, Any]) -> tuple[str, list[Given], int | None]:
     return asked.model, texts, asked.dimensions
 
 
-def _raw(asked: _GenerateRequest, body: dict[str, Any], left_out: list[str]) -> Asked:
+def _raw(asked: OllamaGenerateRequest, body: dict[str, Any], left_out: list[str]) -> Asked:
     if asked.images:
         msg = "'images' belong to messages, and a raw prompt has none: leave out 'raw' and 'suffix', or the images."
         raise RequestError(msg, param="images", code="unsupported_value")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from ..errors import RequestError
 from . import answering
@@ -15,19 +11,12 @@ from .bodies import convert, decoded
 from .documents import DOCUMENTS
 from .failures import ERROR_SHAPES, json_response
 from .ollama_models import OllamaModels
-from .ollama_request import Asked, to_chat, to_generation, to_inputs
+from .ollama_request import Asked, OllamaShowRequest, to_chat, to_generation, to_inputs
 from .ollama_shape import ChatLines, GenerateLines, OllamaShape, OllamaVectors, OneVector, error_body
 
 PATH = "/api/"
 VERSION = "0.12.11"  # of the Ollama whose API this is, the first with log-probabilities; clients ask for a least one
 NOT_HERE = ("pull", "create", "push", "copy")
-
-
-class _ShowRequest(msgspec.Struct):
-    """`name` is what older clients call the model."""
-
-    model: Annotated[str, Meta(min_length=1)] | None = None
-    name: Annotated[str, Meta(min_length=1)] | None = None
 
 
 def add_routes(app: web.Application) -> None:
@@ -98,7 +87,7 @@ async def _in_memory(request: web.Request) -> web.Response:
 
 async def _show(request: web.Request) -> web.Response:
     """POST /api/show: Show one model: its capabilities, and in `model_info` its context."""
-    asked = convert(decoded(await received(request)), _ShowRequest)
+    asked = convert(decoded(await received(request)), OllamaShowRequest)
     name = asked.model or asked.name
     if name is None:
         raise RequestError("'model' is missing: /api/tags lists the models there are.", param="model")
@@ -115,9 +104,9 @@ async def _version(_request: web.Request) -> web.Response:
 
 
 async def _not_here(request: web.Request) -> web.Response:
-    """ANY /api/pull: Answer 501: models are fetched by `disco models pull`."""
+    """ANY /api/pull: Answer 501: models are fetched by `disco models pull USER/REPO`."""
     msg = (
-        f"disco does not {request.path.removeprefix(PATH).partition('/')[0]} models by this API: `disco models pull` "
-        "fetches one, and device.model says which one to use."
+        f"disco does not {request.path.removeprefix(PATH).partition('/')[0]} models by this API: "
+        "`disco models pull USER/REPO` fetches one, and device.model says which one to use."
     )
     raise RequestError(msg, status=501, code="not_implemented")

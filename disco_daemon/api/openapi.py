@@ -20,7 +20,7 @@ from .doors import ROUTES, At
 from .failures import ERROR_SHAPES, ErrorShape, error_shape
 from .guard import WITHOUT_KEY
 from .openapi_bodies import REF, body_schema, types_of
-from .operations import OPERATIONS, Failing, Operation, Schema
+from .operations import OPERATIONS, SSE, Failing, Operation, Schema
 
 OPENAPI = "3.1.0"
 WITH_STATUS = {
@@ -32,6 +32,7 @@ WITH_STATUS = {
     413: "The body is too large.",
     415: "A web page has to send JSON as such.",
     429: "A cap is reached, or the server wants no more requests now.",
+    501: "This API cannot do that; the message says what can.",
     502: "An endpoint failed, and no other one could go on.",
     503: "Nothing can serve now, or the daemon is full.",
     504: "An endpoint was silent for too long.",
@@ -57,6 +58,10 @@ EVENT: Schema = {
         "data": {"type": "string", "contentMediaType": "application/json"},
     },
 }
+LINE: Schema = {
+    "type": "object",
+    "description": "With `stream` not false: lines, of which each is an object, and the last one is `done`.",
+}
 _PATH_KEY = re.compile(r"{(\w+)}")
 
 
@@ -75,7 +80,7 @@ def document(routes: Iterable[tuple[str, str, str]]) -> dict[str, Any]:
         "info": {
             "title": "disco",
             "version": __version__,
-            "description": "Answers from the device, the server or both, by the APIs of OpenAI and Anthropic.",
+            "description": "Answers from the device, the server or both, by the APIs of OpenAI, Anthropic and Ollama.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -148,11 +153,11 @@ def _responses(method: str, path: str, operation: Operation, shapes: dict[str, S
     )
     content: dict[str, Any] = {operation.media: {"schema": schema}}
     if operation.streams:
-        content[operation.streams] = {"schema": EVENT}
+        content[operation.streams] = {"schema": EVENT if operation.streams == SSE else LINE}
     whole: dict[str, Any] = {"description": "What was asked for.", "content": content}
     if operation.failing is Failing.ANSWER:
         whole["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in HEADERS}
-    found = {"200": whole} | {
+    found = ({} if operation.failing is Failing.ALWAYS else {"200": whole}) | {
         str(status): {**whole, "description": WITH_STATUS[status]} for status in operation.statuses
     }
     doors = [403] if path in WITHOUT_KEY else [401, 403]

@@ -20,6 +20,7 @@ from .fleet import DrainWish
 from .infill import InfillRequest
 from .member_routes import PairWish, RevokeWish
 from .messages_request import MessagesRequest
+from .ollama_request import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaShowRequest
 from .openai import ChatRequest, CompletionRequest
 from .responses import ResponsesRequest
 from .wishes import Adjustment, DeviceWish, ServerWish
@@ -49,6 +50,7 @@ class Failing(Enum):
     RUNNING = (400, 404, 408, 413, 415, 503)
     CONTROL = (400, 408, 413, 415, 502, 503, 504)
     ANSWER = (400, 404, 408, 413, 415, 429, 502, 503, 504)
+    ALWAYS = (501,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,9 @@ class Operation:
     examples: Mapping[str, Any] = field(default_factory=dict)
 
 
-SSE = "text/event-stream"
+SSE, LINES = "text/event-stream", "application/x-ndjson"
 HELLO = {"model": "disco", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+OLLAMA = {"model": "disco", "stream": False, "options": {"num_predict": 8}}
 RESPOND = {"model": "disco", "input": "Hello!", "max_output_tokens": 8}
 SETTINGS: Schema = {
     "type": "object",
@@ -130,6 +133,26 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         examples={"hello": HELLO},
     ),
     ("POST", "/infill"): Operation(InfillRequest, gives.InfillAnswer, Failing.ANSWER, Fields.RAW, SSE),
+    ("POST", "/api/chat"): Operation(
+        OllamaChatRequest, gives.OllamaChatAnswer, Failing.ANSWER, streams=LINES,
+        examples={"hello": OLLAMA | {"messages": HELLO["messages"]}},
+    ),
+    ("POST", "/api/generate"): Operation(
+        OllamaGenerateRequest, gives.OllamaAnswer, Failing.ANSWER, streams=LINES,
+        examples={"once": OLLAMA | {"prompt": "Once upon a time"}},
+    ),
+    ("POST", "/api/embed"): Operation(OllamaEmbedRequest, failing=Failing.ANSWER, requires=("input",)),
+    ("POST", "/api/embeddings"): Operation(OllamaEmbedRequest, failing=Failing.ANSWER, requires=("prompt",)),
+    ("GET", "/api/tags"): Operation(),
+    ("GET", "/api/ps"): Operation(),
+    ("POST", "/api/show"): Operation(OllamaShowRequest, failing=Failing.RUNNING),
+    ("GET", "/api/version"): Operation(),
+    ("POST", "/api/pull"): Operation(failing=Failing.ALWAYS),
+    ("POST", "/api/create"): Operation(failing=Failing.ALWAYS),
+    ("POST", "/api/push"): Operation(failing=Failing.ALWAYS),
+    ("POST", "/api/copy"): Operation(failing=Failing.ALWAYS),
+    ("DELETE", "/api/delete"): Operation(failing=Failing.ALWAYS),
+    ("POST", "/api/blobs/{digest}"): Operation(failing=Failing.ALWAYS),
     ("GET", "/v1/models"): Operation(gives=gives.ModelCards),
     ("GET", "/v1/models/{name}"): Operation(gives=gives.ModelCard, failing=Failing.GONE),
     ("GET", "/"): Operation(gives=gives.RootAnswer),

@@ -160,7 +160,7 @@ async def test_models_are_fetched_elsewhere(verb: str, ends: Ends) -> None:
     method = "DELETE" if verb == "delete" else "POST"
     async with daemon.session.request(method, f"{daemon.root}/api/{verb}", json={"model": "llama3"}) as response:
         assert response.status == 501
-        assert "`disco models pull`" in (await response.json())["error"]
+        assert "`disco models pull USER/REPO`" in (await response.json())["error"]
 
 
 async def test_a_page_of_a_stranger_and_a_rebound_name_are_refused_at_the_second_port_too(ends: Ends) -> None:
