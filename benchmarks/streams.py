@@ -37,7 +37,8 @@ from aiohttp import web
 
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.loopback import SSE_HEADERS, LoopbackServer
-from disco_daemon.bench.relay import MODEL, choice_of, daemon_argv
+from disco_daemon.bench.relay import daemon_argv
+from disco_daemon.bench.relay_apis import MODEL, choice_of
 from disco_daemon.bench.script import DONE, Exchange
 
 TPS = 10.0  # of each stream, token/s

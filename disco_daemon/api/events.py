@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -22,7 +23,12 @@ def event(payload: Any) -> bytes:
 
 def named_event(payload: dict[str, Any]) -> bytes:
     """Return one whose name is the `type` of its payload, as Anthropic's and the Responses API have them."""
-    return b"event: " + str(payload["type"]).encode() + b"\n" + event(payload)
+    return _head(payload["type"]) + _encode(payload) + b"\n\n"
+
+
+@lru_cache(64)  # there are some twenty
+def _head(name: str) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: "
 
 
 def comment(text: str) -> bytes:

@@ -27,12 +27,18 @@ def error_body(error: DiscoError) -> dict[str, Any]:
     return {"type": "error", "error": told}
 
 
+_TEXT: Event = {"type": "text", "text": ""}
+_THOUGHT: Event = {"type": "thinking", "thinking": "", "signature": ""}
+_JSON = "json"  # of a call that is not whole yet, its arguments as they came
+
+
 class _Blocks:
     """The blocks of one answer, as events and as they are at its end."""
 
     def __init__(self) -> None:
         self.done: list[dict[str, Any]] = []
-        self._is_open = False
+        self._key = ""  # of the text of the block that is open, "" if none is
+        self._pieces: list[str] = []  # of that text
         self._call: int | None = None  # the number of the call that is open, as the chat counts calls
 
     def events(self, token: Token) -> Iterator[Event]:
@@ -40,33 +46,36 @@ class _Blocks:
         delta = token.delta or {}
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         if isinstance(thought, str) and thought:
-            yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", thought)
+            yield from self._grow(_THOUGHT, "thinking", thought)
         if token.text:
-            yield from self._grow({"type": "text", "text": ""}, "text", token.text)
+            yield from self._grow(_TEXT, "text", token.text)
         for call in delta.get("tool_calls") or ():
             yield from self._called(call)
 
     def close(self) -> Iterator[Event]:
         """Yield the end of the block that is open, if one is."""
-        if self._is_open:
+        if self._key:
+            self.done[-1][self._key] = "".join(self._pieces)
             yield {"type": "content_block_stop", "index": len(self.done) - 1}
-        self._is_open, self._call = False, None
+        self._key, self._call = "", None
 
     def whole(self) -> list[dict[str, Any]]:
-        """Return the blocks; the arguments of a call are an object, empty where they are no JSON."""
+        """Close the last block, and return all; the arguments of a call are an object, empty where they are no JSON."""
+        for _ in self.close():
+            pass
         return [_whole(block) for block in self.done]
 
-    def _grow(self, begin: dict[str, Any], key: str, more: str) -> Iterator[Event]:
-        if not (self._is_open and self.done[-1]["type"] == begin["type"]):
-            yield from self._open(begin)
-        self.done[-1][key] += more
+    def _grow(self, begin: Mapping[str, Any], key: str, more: str) -> Iterator[Event]:
+        if self._key != key:
+            yield from self._open(begin, key)
+        self._pieces.append(more)
         delta = {"type": f"{key}_delta", key: more}
         yield {"type": "content_block_delta", "index": len(self.done) - 1, "delta": delta}
 
-    def _open(self, begin: dict[str, Any]) -> Iterator[Event]:
+    def _open(self, begin: Mapping[str, Any], key: str) -> Iterator[Event]:
         yield from self.close()
         self.done.append(dict(begin))
-        self._is_open = True
+        self._key, self._pieces = key, []
         yield {"type": "content_block_start", "index": len(self.done) - 1, "content_block": dict(begin)}
 
     def _called(self, call: Mapping[str, Any]) -> Iterator[Event]:
@@ -78,11 +87,11 @@ class _Blocks:
                 "name": function.get("name") or "",
                 "input": {},
             }
-            yield from self._open(begin)
-            self.done[-1]["json"], self._call = "", number
+            yield from self._open(begin, _JSON)
+            self._call = number
         more = function.get("arguments") or ""
         if more:
-            self.done[-1]["json"] += more
+            self._pieces.append(more)
             delta = {"type": "input_json_delta", "partial_json": more}
             yield {"type": "content_block_delta", "index": len(self.done) - 1, "delta": delta}
 
@@ -103,7 +112,7 @@ class MessagesShape(AnswerShape):
             more["disco"] = {"side": side}
         sent = self._begun()
         for event in self._blocks.events(token):
-            sent += named_event(event | more if event["type"] == "content_block_delta" else event)
+            sent += named_event(event | more if more and event["type"] == "content_block_delta" else event)
         return sent
 
     def ending(self, outcome: Outcome, *, include_usage: bool) -> bytes:
@@ -165,8 +174,8 @@ def _whole(block: dict[str, Any]) -> dict[str, Any]:
     if block["type"] != "tool_use":
         return block
     try:
-        given = msgspec.json.decode(block["json"] or "{}")
+        given = msgspec.json.decode(block[_JSON] or "{}")
     except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
         given = None
-    found = {key: value for key, value in block.items() if key != "json"}
+    found = {key: value for key, value in block.items() if key != _JSON}
     return found | {"input": given if isinstance(given, dict) else {}}

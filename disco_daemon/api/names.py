@@ -10,7 +10,8 @@ from ..conductor import Conductor
 from ..errors import RequestError
 from ..types import BOTH, Side, together
 
-ADAPTER = f"disco/{Side.DEVICE}:"  # before an adapter's name
+OWN = "disco"  # the daemon decides; the endpoints' own names for it begin so
+ADAPTER = f"{OWN}/{Side.DEVICE}:"  # before an adapter's name
 LATEST = ":latest"  # the tag that clients of Ollama put behind a name that has none
 ANY = "*"  # in an alias: any characters, or none
 
@@ -33,7 +34,6 @@ class ModelNames:
 
     def __init__(self, conductor: Conductor, aliases: Mapping[str, str]) -> None:
         self._conductor, self._aliases = conductor, aliases
-        self._own = _own_names(conductor)
 
     def find(self, name: str) -> NamedModel:
         """Return what a name stands for; an alias goes before an endpoint's own name. Raises RequestError.
@@ -41,18 +41,21 @@ class ModelNames:
         Ollama's `:latest` changes nothing, unless there is a model that is called so.
         """
         target = self._aliased(name)
-        if target not in self._own and name.endswith(LATEST):
+        sides = _sides(target, self._conductor)
+        if not sides and name.endswith(LATEST):
             target = self._aliased(name.removesuffix(LATEST))
-        if target not in self._own:
+            sides = _sides(target, self._conductor)
+        if not sides:
             alias = "" if target == name else f" (api.aliases has it for '{name}')"
             msg = f"The model '{target}' does not exist{alias}{self._why_not(target)}. Available: {', '.join(self)}."
             raise RequestError(msg, status=404, param="model", code="model_not_found")
-        return NamedModel(target, self._own[target])
+        return NamedModel(target, sides)
 
     def __iter__(self) -> Iterator[str]:
         """All names, and the patterns as they are set: each can be asked for as it stands."""
-        yield from self._own
-        yield from (alias for alias, target in self._aliases.items() if alias not in self._own and target in self._own)
+        own = _own_names(self._conductor)
+        yield from own
+        yield from (alias for alias, target in self._aliases.items() if alias not in own and target in own)
 
     def card(self, name: str) -> dict[str, Any]:
         """Return the document of a model. Raises RequestError.
@@ -89,7 +92,7 @@ class ModelNames:
         """Return what an alias stands for: the name itself, or the most exact pattern; else the name."""
         if name in self._aliases:
             return self._aliases[name]
-        if name == "disco" or name.startswith("disco/"):
+        if name == OWN or name.startswith(f"{OWN}/"):
             return name
         fitting = [alias for alias in self._aliases if ANY in alias and is_like(name, alias)]
         best = max(fitting, key=lambda alias: len(alias.replace(ANY, "")), default=None)
@@ -101,19 +104,29 @@ class ModelNames:
         return f" (its adapter was not loaded: {why})" if why else ""
 
 
-def _own_names(conductor: Conductor) -> dict[str, frozenset[Side]]:
-    """Return the daemon's names and the endpoints' own, with the endpoints that may serve each.
+def _sides(name: str, conductor: Conductor) -> frozenset[Side]:
+    """Return the endpoints that may serve a name of the daemon's or of an endpoint; none where there is no such name.
 
-    `disco/device` means this machine even if the server is another disco, whose model has that name. With an adapter's
-    name behind it, it is the device's model with that adapter.
+    Each request asks for one name, so no table of all is made. `disco/device` means this machine even if the server is
+    another disco, whose model has that name. With an adapter's name behind it, it is the device's model with that
+    adapter.
     """
-    ours = {"disco": BOTH} | {f"disco/{side}": frozenset({side}) for side in conductor.endpoints}
-    for side, endpoint in conductor.endpoints.items():
-        ours |= {f"disco/{side}:{name}": frozenset({side}) for name, why in endpoint.adapters.items() if not why}
-    own: dict[str, frozenset[Side]] = {}
-    for side, endpoint in conductor.endpoints.items():
-        own[endpoint.model] = own.get(endpoint.model, frozenset()) | {side}
-    return ours | {name: sides for name, sides in own.items() if name not in ours}
+    if name == OWN:
+        return BOTH
+    endpoints = conductor.endpoints
+    for side, endpoint in endpoints.items():
+        ours, _, adapter = name.partition(":")
+        if ours == f"{OWN}/{side}" and (name == ours or endpoint.adapters.get(adapter) == ""):
+            return frozenset({side})
+    return frozenset(side for side, endpoint in endpoints.items() if endpoint.model == name)
+
+
+def _own_names(conductor: Conductor) -> list[str]:
+    """Return the daemon's names and the endpoints' own, each once."""
+    endpoints = conductor.endpoints
+    adapters = [f"{OWN}/{side}:{name}" for side, e in endpoints.items() for name, why in e.adapters.items() if not why]
+    ours = [OWN, *(f"{OWN}/{side}" for side in endpoints), *adapters]
+    return list(dict.fromkeys([*ours, *(endpoint.model for endpoint in endpoints.values())]))
 
 
 def is_like(name: str, pattern: str) -> bool:

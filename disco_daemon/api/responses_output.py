@@ -66,7 +66,8 @@ class TextItem(OutputItem):
             self._parts.append(self._empty(kind))
             yield self._of_part("response.content_part.added", part=dict(self._parts[-1]))
         self._pieces.append(text)
-        self._logprobs += more.get("logprobs") or ()
+        if logprobs := more.get("logprobs"):
+            self._logprobs += logprobs
         yield self._of_part(f"response.{kind}.delta", delta=text, **more)
 
     def finish(self) -> Iterator[Event]:
@@ -84,7 +85,8 @@ class TextItem(OutputItem):
         yield self._of_part("response.content_part.done", part=dict(part))
 
     def _of_part(self, event: str, **more: Any) -> Event:
-        return self.event(event, content_index=len(self._parts) - 1, **more)
+        index = len(self._parts) - 1
+        return {"type": event, "item_id": self.name, "output_index": self.index, "content_index": index, **more}
 
     @staticmethod
     def _empty(kind: str) -> dict[str, Any]:
@@ -192,16 +194,16 @@ class Output:
         self._calls: dict[object, PendingCall] = {}
 
     def said(self, text: str, more: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of more text of the answer."""
-        yield from self._add(MessageItem, "output_text", text, more)
+        """Return the events of more text of the answer."""
+        return self._add(MessageItem, "output_text", text, more)
 
     def refused(self, text: str) -> Iterator[Event]:
-        """Yield the events of more words of a refusal."""
-        yield from self._add(MessageItem, "refusal", text, {})
+        """Return the events of more words of a refusal."""
+        return self._add(MessageItem, "refusal", text, {})
 
     def thought(self, text: str) -> Iterator[Event]:
-        """Yield the events of more of a thought."""
-        yield from self._add(ThoughtItem, "reasoning_text", text, {})
+        """Return the events of more of a thought."""
+        return self._add(ThoughtItem, "reasoning_text", text, {})
 
     def called(self, delta: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the events of a piece of a call, as a chat's delta has it."""
@@ -231,16 +233,21 @@ class Output:
         return [item.as_json() for item in self._items if not item.is_open]
 
     def _add(self, kind: type[TextItem], part: str, text: str, more: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of more text in an item of this kind."""
-        if not isinstance(self._open, kind):
-            yield from self._close_text()
-            index = len(self._items)
-            if kind is ThoughtItem:
-                self._open = ThoughtItem(index, f"rs_{self._name}_{index}", carries=self._carries)
-            else:
-                self._open = MessageItem(index, f"msg_{self._name}_{index}")
-            self._items.append(self._open)
-            yield self._open.begin()
+        """Return the events of more text in an item of this kind: nearly always of the one that is open."""
+        if isinstance(self._open, kind):
+            return self._open.add(part, text, more)
+        return self._add_item(kind, part, text, more)
+
+    def _add_item(self, kind: type[TextItem], part: str, text: str, more: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the events of a new item with its first text."""
+        yield from self._close_text()
+        index = len(self._items)
+        if kind is ThoughtItem:
+            self._open = ThoughtItem(index, f"rs_{self._name}_{index}", carries=self._carries)
+        else:
+            self._open = MessageItem(index, f"msg_{self._name}_{index}")
+        self._items.append(self._open)
+        yield self._open.begin()
         yield from self._open.add(part, text, more)
 
     def _begin(self, begun: PendingCall) -> Generator[Event, None, CallItem]:
@@ -270,7 +277,9 @@ class Output:
 
 def logprobs_of(told: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return a chat's log-probabilities as this API has them; what cannot be read is left out."""
-    found = (told or {}).get("content")
+    found = told.get("content") if told else None
+    if not found:
+        return []
     return [_logprob(one) | {"top_logprobs": [_logprob(top) for top in _objects(one.get("top_logprobs"))]}
             for one in _objects(found)]  # fmt: skip
 

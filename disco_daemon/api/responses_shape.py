@@ -33,7 +33,9 @@ class ResponsesShape(AnswerShape):
         more: dict[str, Any] = {} if ids is None else {"token_ids": ids}
         if side is not None:
             more["disco"] = {"side": side, "alone": True} if token.alone else {"side": side}
-        return self._begun() + self._sent(_events(self._output, token, more))
+        if token.delta or not token.text:
+            return self._begun() + self._sent(_events(self._output, token, more))
+        return self._begun() + self._sent(_said(self._output, token, more))
 
     def ending(self, outcome: Outcome, *, include_usage: bool) -> bytes:
         """Return the ends of all items, and the whole response with its usage and the `disco` object."""
@@ -108,7 +110,7 @@ def _events(output: Output, token: Token, more: dict[str, Any]) -> Iterator[Even
         if isinstance(thought, str) and thought:
             yield from output.thought(thought)
     if token.text:
-        yield from output.said(token.text, {"logprobs": logprobs_of(token.logprobs), **more})
+        yield from _said(output, token, more)
     if delta:
         if isinstance(refusal := delta.get("refusal"), str) and refusal:
             yield from output.refused(refusal)
@@ -116,6 +118,11 @@ def _events(output: Output, token: Token, more: dict[str, Any]) -> Iterator[Even
         for call in calls if isinstance(calls, list) else ():
             if isinstance(call, dict):
                 yield from output.called(call)
+
+
+def _said(output: Output, token: Token, more: dict[str, Any]) -> Iterator[Event]:
+    """Return the events of a token's text."""
+    return output.said(token.text, {"logprobs": logprobs_of(token.logprobs), **more})
 
 
 def _status(outcome: Outcome) -> str:

@@ -167,9 +167,7 @@ class StreamSink:
             with self._deadline.at(self._now() + READER_TIMEOUT_S):
                 await self._signs.given()
                 response = self.response or await self._begin()
-                await response.write(data)
-                if last:
-                    await response.write_eof()
+                await (response.write_eof(data) if last else response.write(data))
             return response
         except TimeoutError as e:
             msg = f"the client has not read for {READER_TIMEOUT_S:g} s"
@@ -197,13 +195,19 @@ class StreamSink:
         quality = quality and (quality if self._winner is Side.DEVICE else "whole")
         ignored = () if self._winner is None else self._ignored.get(self._winner, ())
         told = headers(self._request_id, self._winner, quality, model=self._model, reason=self._reason, ignored=ignored)
-        response = web.StreamResponse(headers=told)
+        response = _Stream(headers=told)
         response.content_type = self._shape.content_type
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"
         await response.prepare(self._request)
         self.response = response
         return response
+
+
+class _Stream(web.StreamResponse):
+    """A response whose headers leave with what is first written, not before it: one packet less before a token."""
+
+    _send_headers_immediately = False
 
 
 class BodySink:

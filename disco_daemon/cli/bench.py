@@ -15,7 +15,8 @@ ROWS = (
     ("concurrent streams", "streams", ""),
     ("throughput, direct", "direct_tokens_per_s", "token/s"),
     ("throughput, through the daemon", "tokens_per_s", "token/s"),
-    ("the daemon's time for a token", "daemon_us_per_token", "us"),
+    ("the daemon's CPU time for a request", "daemon_ms_per_request", "ms"),
+    ("the daemon's CPU time for a token", "daemon_us_per_token", "us"),
 )
 # Verbs that became scripts in benchmarks/: for one release their old names say where they went.
 MOVED = ("delivery", "handoff", "money", "policy", "qoe")
@@ -45,6 +46,7 @@ def _add_relay(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     relay.add_argument("--n", type=at_least(2), default=200, help="pairs of requests (default: %(default)s)")
     relay.add_argument("--streams", type=at_least(1), default=50, help="concurrent streams (default: %(default)s)")
     relay.add_argument("--tokens", type=at_least(1), default=200, help="tokens of each stream (default: %(default)s)")
+    relay.add_argument("--shape", action="store_true", help="also measure each API that answers have; --json has them")
     relay.set_defaults(run=run)
 
 
@@ -87,7 +89,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; progress goes to stderr."""
     from disco_daemon.bench.relay import bench_relay
 
-    figures = run_measurement(bench_relay(n=args.n, streams=args.streams, tokens=args.tokens, progress=progress))
+    shapes = args.shape or args.json
+    figures = run_measurement(
+        bench_relay(n=args.n, streams=args.streams, tokens=args.tokens, shapes=shapes, progress=progress)
+    )
     return print_figures(figures, table, as_json=args.json)
 
 
@@ -126,6 +131,8 @@ def table(figures: dict[str, Any]) -> str:
         value = figures[key]
         number = f"{value:,.2f}" if unit == "ms" else f"{value:,.0f}"
         lines.append(f"{label:<{width}}  {number:>10} {unit}".rstrip())
+    for name, shape in figures.get("shapes", {}).items():
+        lines.append(f"{name}: {shape['ttft_added_ms']:.2f} ms added, {shape['us_per_token']:.1f} us a token")
     host = figures["host"]
     lines.append(f"{figures['n']} pairs, Python {host['python']}, {host['cpus']} CPUs, {host['platform']}")
     return "\n".join(lines)

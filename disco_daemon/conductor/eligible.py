@@ -80,5 +80,6 @@ def is_left_alone(endpoint: object, request: GenerationRequest) -> bool:
 def planned_quality(request: GenerationRequest, context: AnswerContext) -> str | None:
     """Return the quality that the device's answer is planned to have; None where all have the same."""
     device = context.endpoints.get(Side.DEVICE)
-    request = replace(request, private=request.private or context.private)
-    return device.planned_quality(request) if isinstance(device, Graded) else None
+    if device is None or not isinstance(device, Graded):
+        return None
+    return device.planned_quality(replace(request, private=request.private or context.private))

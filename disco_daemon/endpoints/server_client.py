@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx2
+import msgspec
 import openai
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
@@ -21,6 +23,8 @@ from .stream import Bytes, Endless
 log = logging.getLogger("disco.server")
 
 CONNECT_TIMEOUT_S = 5.0  # a server that cannot be reached; the device goes on meanwhile
+KEEP_WARM_S = 60.0  # an idle connection: a new one costs round trips, most of all with TLS; many servers close after 75
+MAX_CONNECTIONS = 1000  # to one server
 CLOSE_TIMEOUT_S = 1.0  # closing a stream whose server does not react
 LOOKUP_TIMEOUT_S = 1.0  # at the start, of a name that a key would be sent to by plain http
 MAX_ERROR = 64 * 1024  # bytes read of an answer that is an error; a message takes some hundred
@@ -29,24 +33,44 @@ MAX_TOLD = 16 * 2**20  # bytes of that; OpenRouter's list of all its models take
 _CODINGS = ("", "identity", "gzip", "deflate")  # zlib makes a thousand bytes of one at most, of 16 KiB at a time
 
 
-_CHUNKS = openai.AsyncStream[Any]  # its response is read by `EventStream`
+_CHUNKS = openai.AsyncStream[Any]  # its response is read here
+_encode = msgspec.json.Encoder().encode
 
 
 class ServerClient:
-    """The openai client, without its retries: those are the conductor's business."""
+    """The openai client, without its retries: those are the conductor's business.
+
+    Questions go past it: what it does for each (its options, models, headers and addresses are made anew) took half of
+    the time that this daemon added to a first token. They go through the same HTTP client, with the same errors.
+    """
 
     def __init__(self, base_url: str, api_key: str, timeout_s: float, *, confined: bool) -> None:
         """Make the client; nothing is sent. `confined`: it connects to private addresses only."""
+        # Reading has time-outs of our own everywhere; the client's would be one more timer for each token.
+        timeout = openai.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, read=None)
+        self._http = _http(base_url, confined=confined)
+        # A coding could make gigabytes of a few bytes, and saves little of a stream.
+        plain = {"Accept-Encoding": "identity"}
         self._client = AsyncOpenAI(
             base_url=base_url,
             api_key=api_key or "none",
             max_retries=0,
-            # Reading has time-outs of our own everywhere; the client's would be one more timer for each token.
-            timeout=openai.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, read=None),
-            # A coding could make gigabytes of a few bytes, and saves little of a stream.
-            default_headers={"Accept-Encoding": "identity"},
-            http_client=_http(base_url, confined=confined),
+            timeout=timeout,
+            default_headers=plain,
+            http_client=self._http,
         )
+        told = {
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+            "User-Agent": self._client.user_agent,
+            "OpenAI-Organization": self._client.organization,
+            "OpenAI-Project": self._client.project,
+            **plain,
+            **self._client.auth_headers,
+        }
+        self._headers = httpx2.Headers({name: value for name, value in told.items() if value is not None})
+        self._extensions = {"timeout": timeout.as_dict()}
+        self._urls: dict[str, httpx2.URL] = {}
 
     async def close(self) -> None:
         """Close all connections."""
@@ -58,14 +82,14 @@ class ServerClient:
         The body is read by `EventStream`, not by the client's own chunk models: those cost more than all the rest of
         the relay together (`disco bench relay`), and their decoder trips over what real servers send.
         """
+        content = _encode(body)
         try:
-            stream = await self._post(path, body)
+            response = await self._post(path, content)
         except openai.APIConnectionError as e:
             if connection_drop(e) is None:
                 raise
-            stream = await self._post(path, body)
-        stack.push_async_callback(_close, stream)
-        response = stream.response
+            response = await self._post(path, content)
+        stack.push_async_callback(_close, response)
         coded = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
         return response.aiter_bytes() if coded else response.aiter_raw()
 
@@ -82,25 +106,41 @@ class ServerClient:
                         raise Endless(msg)
                 return bytes(told)
             finally:
-                await _close(stream)
+                await _close(stream.response)
 
-    async def _post(self, path: str, body: dict[str, Any]) -> openai.AsyncStream[Any]:
-        """Send a request; what comes back is open, and nothing of it is read.
+    async def _post(self, path: str, content: bytes) -> httpx2.Response:
+        """Send a request; what comes back is open, and nothing of it is read. Raises the openai client's errors."""
+        url = self._urls.get(path)
+        if url is None:
+            base = self._client.base_url
+            url = self._urls[path] = base.copy_with(raw_path=base.raw_path + path.lstrip("/").encode())
+        request = httpx2.Request("POST", url, headers=self._headers, content=content, extensions=self._extensions)
+        try:
+            response = await self._http.send(request, stream=True)
+        except httpx2.TimeoutException as e:
+            raise openai.APITimeoutError(request=request) from e
+        except (httpx2.RequestError, ssl.SSLError) as e:
+            raise openai.APIConnectionError(request=request) from e
+        if response.is_success:
+            return response
+        try:
+            await response.aread()
+            raise self._client._make_status_error_from_response(response)
+        finally:
+            await _close(response)
 
-        Not by the client's method for the path: that one walks the whole conversation by its type annotations, at a
-        third of the cost of sending it, and the parameters have been looked at already.
-        """
-        return await self._client.post(path, cast_to=object, body=body, stream=True, stream_cls=_CHUNKS)
 
-
-def _http(base_url: str, *, confined: bool) -> Any:
+def _http(base_url: str, *, confined: bool) -> httpx2.AsyncClient:
     """Return the HTTP client; the prompt goes to no address that a server names.
 
     What is for this machine, or a key by plain http, never goes through a proxy.
     """
     local = is_loopback(urlsplit(base_url).hostname or "")
     http = DefaultAioHttpClient(
-        trust_env=not local and not confined, follow_redirects=False, event_hooks={"response": [_bound]}
+        trust_env=not local and not confined,
+        follow_redirects=False,
+        event_hooks={"response": [_bound]},
+        limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_WARM_S),
     )
     if confined:
         confine(http._transport)
@@ -145,9 +185,9 @@ async def look_up_private(base_url: str) -> None:
         await resolver.close()
 
 
-async def _close(stream: openai.AsyncStream[Any]) -> None:
+async def _close(response: httpx2.Response) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await stream.close()
+            await response.aclose()
     except HTTP_ERRORS as e:  # a TimeoutError is an OSError
         log.debug("closing a server stream: %s", type(e).__name__)
