@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tool_schemas import TOOLS, problems
-from benchmarks.tools import Call, table
+from benchmarks.tools import Call, Written, table
 
 BY_NAME = {tool["function"]["name"]: tool for tool in TOOLS}
 GOOD = Call("get_weather", '{"location": "Lisbon", "unit": "celsius"}', 1, "tool_calls", has_id=True)
@@ -46,7 +46,16 @@ def test_arguments_that_are_not_as_their_schema_says_are_seen(name: str, argumen
     assert any(found.startswith(why) for found in problems(arguments, schema, schema))
 
 
+def test_an_answer_by_a_schema_is_one_only_if_all_of_it_is_right() -> None:
+    tool = BY_NAME["get_weather"]
+    assert Written(GOOD.arguments, "stop").fault(tool) is None
+    for text, reason in ((GOOD.arguments, "length"), (GOOD.arguments[:-3], "stop"), ('{"location": "Lisbon"}', "stop")):
+        assert Written(text, reason).fault(tool)
+
+
 def test_the_faults_are_listed() -> None:
-    figures = {"answers": 4, "calls": 3, "whole": 2, "streamed": 1, "alike": 1, "pairs": 2, "faults": ["1 grep: no"]}
-    assert table(figures).startswith("3 of 4 forced answers are calls")
-    assert table(figures).endswith("\n1 grep: no")
+    found = {"asked": 4, "right": 3, "whole": 2, "streamed": 1, "alike": 1, "pairs": 2, "faults": ["1 grep: no"]}
+    said = table({"calls": found, "answers": found | {"faults": []}}).splitlines()
+    assert said[0].startswith("3 of 4 forced calls are as their schema says")
+    assert said[1] == "1 grep: no"
+    assert said[2].startswith("3 of 4 answers by a schema")
