@@ -28,7 +28,7 @@ import aiohttp
 import disco_daemon
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
-from disco_daemon.bench.relay import PAIR_TOKENS, Way, cpu_s_of, daemon_argv, door, rates, ttfts
+from disco_daemon.bench.relay import PAIR_TOKENS, AskedWay, cpu_s_of, daemon_argv, door, rates, ttfts
 from disco_daemon.program import command
 
 WARMUP = 50  # rounds
@@ -46,14 +46,14 @@ async def compare(checkout: Path, n: int) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-bench-")))
         argv = command("disco_daemon.bench.loopback", "--port", "0", "--tokens", str(max(PAIR_TOKENS, TOKENS)))
         server_url = await stack.enter_async_context(child(argv, folder, "loopback server"))
-        ways = [Way("direct", await stack.enter_async_context(door("direct", server_url, daemon=False)))]
+        ways = [AskedWay("direct", await stack.enter_async_context(door("direct", server_url, daemon=False)))]
         for name, code in (("this", here), ("that", checkout)):
             own = folder / name
             env = {"PYTHONPATH": str(packages(code, own))} | {
                 f"XDG_{kind}_HOME": str(own) for kind in ("CONFIG", "DATA", "CACHE")
             }
             url = await stack.enter_async_context(child(daemon_argv(server_url, own), own, "daemon", env))
-            ways.append(Way(name, await stack.enter_async_context(door(name, url))))
+            ways.append(AskedWay(name, await stack.enter_async_context(door(name, url))))
         try:
             await ttfts(ways, WARMUP, 0, progress)
             before = {way.name: await cpu_s_of(way.target) for way in ways}

@@ -20,7 +20,7 @@ import aiohttp
 
 from ..program import command, verb
 from .child import LOG_TAIL, BenchError, child
-from .relay_apis import APIS, CHAT, Api
+from .relay_apis import APIS, CHAT, StreamApi
 from .script import script
 
 REQUEST_S = 120.0  # one answer, s; 50 streams of 200 tokens take a few on a slow machine
@@ -44,18 +44,18 @@ class Target:
         """The address without /v1."""
         return self.url.removesuffix("/v1")
 
-    def post(self, body: bytes, api: Api = CHAT) -> Any:
+    def post(self, body: bytes, api: StreamApi = CHAT) -> Any:
         """Start one request."""
         return self.session.post(self.root + api.path, data=body, allow_redirects=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class AskedWay:
     """One way to the same answers: a door, and the API that is spoken there."""
 
     name: str
     target: Target
-    api: Api = CHAT
+    api: StreamApi = CHAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class Question:
         """Words of this question alone, each one token: the daemon cuts an answer at `max_tokens`."""
         return " ".join(f"{self.name}{word}" for word in ("the", "quick", "brown", "fox", "jumps"))
 
-    def body(self, api: Api) -> bytes:
+    def body(self, api: StreamApi) -> bytes:
         """The request."""
         return api.body(self.prompt, self.tokens)
 
-    def check(self, lines: Sequence[bytes], way: Way) -> None:
+    def check(self, lines: Sequence[bytes], way: AskedWay) -> None:
         """Raise unless the stream is this question's answer, whole and ended as it should."""
         text = way.api.text(lines)
         if text != "".join(script(self.prompt, self.tokens)):
@@ -105,7 +105,7 @@ async def bench_relay(
         raise BenchError("a measurement needs n >= 2, warmup >= 0, streams >= 1 and tokens >= 1")
     try:
         async with targets(max(tokens, PAIR_TOKENS), progress) as (direct, daemon):
-            ways = [Way("direct", direct), Way("daemon", daemon)]
+            ways = [AskedWay("direct", direct), AskedWay("daemon", daemon)]
             times = await ttfts(ways, n, warmup, progress)
             cpu_s = await request_cpu_s(ways[1], n)
             rated = await rates(ways, streams, tokens, progress)
@@ -139,8 +139,8 @@ async def shape_figures(
 
     `pairs` are the rounds and those before them, `streams` how many, and the tokens of each.
     """
-    ways = [Way(name, daemon, api) for name, api in APIS.items() if await has_route(daemon, api)]
-    times = await ttfts([Way("direct", direct), *ways], *pairs, progress)
+    ways = [AskedWay(name, daemon, api) for name, api in APIS.items() if await has_route(daemon, api)]
+    times = await ttfts([AskedWay("direct", direct), *ways], *pairs, progress)
     rated = await rates(ways, *streams, progress)
     return {
         way.name: {
@@ -153,7 +153,7 @@ async def shape_figures(
     }
 
 
-async def has_route(daemon: Target, api: Api) -> bool:
+async def has_route(daemon: Target, api: StreamApi) -> bool:
     """Whether the daemon speaks an API: what it does not know is a 404, an empty request to what it knows is not."""
     async with daemon.post(b"{}", api) as response:
         return bool(response.status != 404)
@@ -208,7 +208,7 @@ path = {json.dumps(str(folder / "history.sqlite"))}
 # The measurements.
 
 
-async def ttfts(ways: Sequence[Way], n: int, warmup: int, progress: Progress) -> dict[str, list[float]]:
+async def ttfts(ways: Sequence[AskedWay], n: int, warmup: int, progress: Progress) -> dict[str, list[float]]:
     """Time the first token by each way, one right after the other, `n` times; s. The order changes with every round."""
     times: dict[str, list[float]] = {way.name: [] for way in ways}
     order, shuffle = list(ways), random.Random(0).shuffle
@@ -224,7 +224,7 @@ async def ttfts(ways: Sequence[Way], n: int, warmup: int, progress: Progress) ->
     return times
 
 
-async def ttft(way: Way, question: Question) -> float:
+async def ttft(way: AskedWay, question: Question) -> float:
     """Ask one question; s from just before the request is sent to the first chunk with content."""
     body, first, lines = question.body(way.api), 0.0, []
     sent = time.perf_counter()
@@ -239,7 +239,7 @@ async def ttft(way: Way, question: Question) -> float:
     return first
 
 
-async def request_cpu_s(way: Way, n: int) -> float:
+async def request_cpu_s(way: AskedWay, n: int) -> float:
     """Ask `n` short questions, one after the other; the CPU time that the daemon took for each, s.
 
     It does not depend on what else the machine does, as times to a first token do.
@@ -250,7 +250,7 @@ async def request_cpu_s(way: Way, n: int) -> float:
     return (await cpu_s_of(way.target) - before) / n
 
 
-async def rates(ways: Sequence[Way], streams: int, tokens: int, progress: Progress) -> dict[str, Rate]:
+async def rates(ways: Sequence[AskedWay], streams: int, tokens: int, progress: Progress) -> dict[str, Rate]:
     """Measure the throughput by each way in turn, medians of `ROUNDS`."""
     found: dict[str, list[tuple[float, float]]] = {way.name: [] for way in ways}
     for i in range(ROUNDS):
@@ -262,7 +262,7 @@ async def rates(ways: Sequence[Way], streams: int, tokens: int, progress: Progre
     return {name: Rate(*map(statistics.median, zip(*each, strict=True))) for name, each in found.items()}
 
 
-async def rate(way: Way, streams: int, tokens: int) -> float:
+async def rate(way: AskedWay, streams: int, tokens: int) -> float:
     """Ask `streams` questions at once; token/s of all together. Reads raw bytes and looks at them afterwards."""
     questions = [Question(f"s{i}", tokens) for i in range(streams)]
 

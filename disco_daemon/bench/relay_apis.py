@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class StreamApi:
     """One API with streams: server-sent events, or a JSON document a line.
 
     `path` stands behind the address without `/v1`. `piece` is the text that a document of the stream brings, `ends`
@@ -78,7 +78,7 @@ def _user(prompt: str) -> list[Document]:
     return [{"role": "user", "content": prompt}]
 
 
-CHAT = Api(
+CHAT = StreamApi(
     "/v1/chat/completions",
     lambda prompt, most: {"messages": _user(prompt), "max_tokens": most},
     lambda chunk: _choice(chunk).get("delta", {}).get("content") or "",
@@ -87,19 +87,19 @@ CHAT = Api(
 )
 APIS = {
     "chat": CHAT,
-    "responses": Api(
+    "responses": StreamApi(
         "/v1/responses",
         lambda prompt, most: {"input": prompt, "max_output_tokens": most, "store": False},
         lambda event: event["delta"] if event.get("type") == "response.output_text.delta" else "",
         lambda event: event.get("type") in ("response.completed", "response.incomplete"),
     ),
-    "messages": Api(
+    "messages": StreamApi(
         "/v1/messages",
         lambda prompt, most: {"messages": _user(prompt), "max_tokens": most},
         lambda event: event["delta"].get("text", "") if event.get("type") == "content_block_delta" else "",
         lambda event: event.get("type") == "message_stop",
     ),
-    "ollama": Api(
+    "ollama": StreamApi(
         "/api/chat",
         lambda prompt, most: {"messages": _user(prompt), "options": {"num_predict": most}},
         lambda document: document.get("message", {}).get("content") or "",

@@ -135,7 +135,6 @@ class AnswerRun:
         while True:
             for effect in effects:
                 if self._carry_out(effect, planned, group):
-                    await self._show_rest()
                     return
             # Deliver: tokens that are there at the same time leave in one write.
             n_events += 1
@@ -156,14 +155,6 @@ class AnswerRun:
             # Hand over: where a move pays now, it begins; its source may rest while the reader has enough to read.
             for step in self._moves.steps():
                 effects += answer.on(step, self._now)
-
-    async def _show_rest(self) -> None:
-        """Show what is left of a whole answer now: the reader need not wait until the answer is booked and recorded."""
-        if self._error is None:
-            try:
-                await self._sink.flush()
-            except ReaderGone as e:
-                self._reason, self._error = "cancelled", e
 
     def _carry_out(self, effect: Effect, planned: Planned, group: asyncio.TaskGroup) -> bool:
         """Execute one effect; True when the answer has ended."""
