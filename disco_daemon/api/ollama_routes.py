@@ -105,8 +105,5 @@ async def _version(_request: web.Request) -> web.Response:
 
 async def _not_here(request: web.Request) -> web.Response:
     """ANY /api/pull: Answer 501: models are fetched by `disco models pull USER/REPO`."""
-    msg = (
-        f"disco does not {request.path.removeprefix(PATH).partition('/')[0]} models by this API: "
-        "`disco models pull USER/REPO` fetches one, and device.model says which one to use."
-    )
+    msg = f"{request.path} is not here: `disco models pull USER/REPO` fetches a model, device.model says which to use."
     raise RequestError(msg, status=501, code="not_implemented")

@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,18 +19,18 @@ from typing import Any
 
 from tests.clients.scripted import ScriptedServer
 from tests.fixtures.daemon import DaemonProcess, running
+from tests.fixtures.installing import install_node, install_python
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 VENV = ROOT / ".venv-clients"
 PATIENCE_S = 300.0  # for one library
-INSTALL_S = 600.0
 PYTHON = {
     "anthropic": "anthropic_sdk", "openai": "openai_sdk", "langchain-openai": "langchain_sdk", "litellm": "litellm_sdk",
     "llm": "llm_sdk", "ollama": "ollama_sdk", "langchain-ollama": "langchain_ollama_sdk",
-    "instructor": "instructor_sdk", "pydantic-ai-slim": "pydantic_ai_sdk", "openai-agents": "openai_agents_sdk",
+    "instructor": "instructor_sdk", "pydantic-ai-slim": "pydantic_ai_sdk", "openai-agents": "openai_agents_sdk chat",
     "smolagents": "smolagents_sdk",
-    "openai (Responses)": "openai_responses_sdk", "openai-agents (Responses)": "openai_agents_responses_sdk",
+    "openai (Responses)": "openai_responses_sdk", "openai-agents (Responses)": "openai_agents_sdk responses",
 }  # fmt: skip
 NODE = {
     "npm openai": "openai", "npm openai (Responses)": "openai_responses", "npm @anthropic-ai/sdk": "anthropic",
@@ -45,36 +43,6 @@ QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1", "OTEL_SDK_DISABLED": "true",
     "LOGFIRE_SEND_TO_LOGFIRE": "false", "AI_SDK_LOG_WARNINGS": "false", "NO_PROXY": "127.0.0.1",
 }  # fmt: skip
-
-
-def install(command: list[str], folder: Path) -> str:
-    """Run an installation; return why it failed, "" if it did not."""
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return str(e)
-    lines = (done.stderr or done.stdout).strip().splitlines()
-    return "" if done.returncode == 0 else (lines[-1] if lines else f"{command[0]} ended with {done.returncode}")
-
-
-def install_python() -> str:
-    """Install what the lock file has into a virtual environment of its own; return why that failed."""
-    lock, stamp = HERE / "requirements.lock", VENV / ".stamp"
-    if stamp.exists() and stamp.stat().st_mtime >= lock.stat().st_mtime:
-        return ""
-    pip = [str(VENV / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "-q", "--require-hashes"]
-    if why := install([sys.executable, "-m", "venv", str(VENV)], ROOT) or install([*pip, "-r", str(lock)], ROOT):
-        return why
-    stamp.touch()
-    return ""
-
-
-def install_node() -> str:
-    """Install what npm's lock file has; return why that failed."""
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        return "node and npm are not installed"
-    return install([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], HERE / "node")
 
 
 async def asked(command: list[str], daemon: DaemonProcess, folder: Path) -> dict[str, Any]:
@@ -108,8 +76,10 @@ async def main(names: list[str]) -> int:
     """Ask by each of these libraries, or by all."""
     wanted = [name for name in (*PYTHON, *NODE) if name in names or not names]
     why = {
-        **dict.fromkeys(PYTHON, install_python() if set(wanted) & PYTHON.keys() else ""),
-        **dict.fromkeys(NODE, install_node() if set(wanted) & NODE.keys() else ""),
+        **dict.fromkeys(
+            PYTHON, install_python(HERE / "requirements.lock", VENV) if set(wanted) & PYTHON.keys() else ""
+        ),
+        **dict.fromkeys(NODE, install_node(HERE / "node") if set(wanted) & NODE.keys() else ""),
     }
     clients: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +92,8 @@ async def main(names: list[str]) -> int:
                 if why[name]:
                     continue
                 if name in PYTHON:
-                    command = [str(VENV / "bin/python"), str(HERE / "python" / f"{PYTHON[name]}.py")]
+                    script, *words = PYTHON[name].split()
+                    command = [str(VENV / "bin/python"), str(HERE / "python" / f"{script}.py"), *words]
                 else:
                     command = ["node", str(HERE / "node" / f"{NODE[name]}.mjs")]
                 clients[name] = await asked(command, daemon, Path(folder))

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from functools import cache
 
-from tests.clients.__main__ import install
 from tests.coding_agents.programs import HERE, PROGRAMS, ROOT, VENV
+from tests.fixtures.installing import install_node, install_python
 
 NODE_AT_LEAST = 16  # of which Codex's launcher is
 
@@ -34,25 +33,14 @@ def installed(name: str) -> str:
 
 @cache
 def _python() -> str:
-    lock, stamp = HERE / "requirements.lock", VENV / ".stamp"
-    if stamp.exists() and stamp.stat().st_mtime >= lock.stat().st_mtime:
-        return ""
-    pip = [str(VENV / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "-q", "--require-hashes"]
-    if why := install([sys.executable, "-m", "venv", str(VENV)], ROOT) or install([*pip, "-r", str(lock)], ROOT):
-        return why
-    stamp.touch()
-    return ""
+    return install_python(HERE / "requirements.lock", VENV)
 
 
 @cache
 def _node() -> str:
-    npm, node = shutil.which("npm"), shutil.which("node")
-    if npm is None or node is None:
-        return "node and npm are not installed"
-    told = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
-    if int(told.removeprefix("v").partition(".")[0] or 0) < NODE_AT_LEAST:
-        return f"node {told.strip()} is too old: {NODE_AT_LEAST} or newer is needed"
-    lock, stamp = HERE / "node/package-lock.json", HERE / "node/node_modules/.package-lock.json"
-    if stamp.exists() and stamp.stat().st_mtime >= lock.stat().st_mtime:
-        return ""
-    return install([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], HERE / "node")
+    node = shutil.which("node")
+    if node is not None:
+        told = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        if int(told.removeprefix("v").partition(".")[0] or 0) < NODE_AT_LEAST:
+            return f"node {told.strip()} is too old: {NODE_AT_LEAST} or newer is needed"
+    return install_node(HERE / "node")

@@ -18,26 +18,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.clients.__main__ import ROOT, install
 from tests.fixtures.daemon import running
+from tests.fixtures.installing import install_python
 from tests.fixtures.upstream import Upstream
 
 HERE = Path(__file__).parent
-VENV = ROOT / ".venv-contract"
+VENV = HERE.parent.parent / ".venv-contract"
 KEY = "key-of-the-contract"
 PATIENCE_S = 3600.0
-
-
-def install_python() -> str:
-    """Install what the lock file has into a virtual environment of its own; return why that failed."""
-    lock, stamp = HERE / "requirements.lock", VENV / ".stamp"
-    if stamp.exists() and stamp.stat().st_mtime >= lock.stat().st_mtime:
-        return ""
-    pip = [str(VENV / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "-q", "--require-hashes"]
-    if why := install([sys.executable, "-m", "venv", str(VENV)], ROOT) or install([*pip, "-r", str(lock)], ROOT):
-        return why
-    stamp.touch()
-    return ""
 
 
 async def asked(cases: int, seed: int) -> int:
@@ -75,7 +63,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    if why := install_python():
+    if why := install_python(HERE / "requirements.lock", VENV):
         print(json.dumps({"skipped": why}))
         return 0
     return asyncio.run(asked(args.cases, args.seed))

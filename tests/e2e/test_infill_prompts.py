@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from disco_daemon.engine.wire import Count
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import ExtraText, Infill
 from tests.fixtures.gguf import FIM_TOKENS, fim_model
+from tests.fixtures.llama_servers import told_by
 
 CODE = "def area(width, height):\n    '''Return it in m².'''\n    return width * height\n\n\n"
 LONG = "".join(
@@ -89,13 +87,7 @@ async def test_the_ids_are_those_of_llama_server(vocabulary: Vocabulary, model: 
         "model": str(model), "folder": str(tmp_path), "cases": cases,
         "n_ctx": N_CTX, "n_batch": N_CTX // 2, "n_predict": ROOM // 2,
     }  # fmt: skip
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.fixtures.llama_server_infill",
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    out, _ = await process.communicate(json.dumps(asked).encode())
-    assert process.returncode == 0
-    told = json.loads(out.splitlines()[-1])
+    told = await told_by("llama_server_infill", asked)
     vocabulary.n_ctx = N_CTX
     for body, ids in zip(cases, told, strict=True):
         assert tokens(vocabulary, gap_of(body)) == ids, body

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from disco_daemon.models.default import default_model_path
+from tests.fixtures.llama_servers import told_by
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "templates" / "tools"
 RECORDED = json.loads((FOLDER / "prompts.json").read_text("utf-8"))["prompts"]
@@ -43,13 +42,7 @@ async def test_a_prompt_with_tools_is_that_of_llama_server() -> None:
     asked = {
         "model": str(default_model_path()), "templates": templates, "messages": made.CONVERSATIONS, "tools": made.TOOLS,
     }  # fmt: skip
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.fixtures.llama_server_prompts",
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    out, _ = await process.communicate(json.dumps(asked).encode())
-    assert process.returncode == 0
-    told = json.loads(out.splitlines()[-1])
+    told = await told_by("llama_server_prompts", asked)
     assert len(templates) >= 14
     for name in templates:
         for conversation, prompt in RECORDED[name].items():

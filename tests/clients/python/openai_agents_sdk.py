@@ -1,16 +1,28 @@
 import asyncio
+import sys
 
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from cases import HELLO, KEY, LIMIT, LONGER, QUESTION, SUNNY, URL, City, fails, get_weather, is_city, run
 from openai import AsyncOpenAI, NotFoundError
 
 set_tracing_disabled(True)
+# One script for both of the library's models: of chats, and of the Responses API.
+KIND = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}[sys.argv[1]]
 
 
 def of(model, limit=LIMIT, **more):
     client = AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0)
-    chosen = OpenAIChatCompletionsModel(model=model, openai_client=client)
-    return Agent(name="a", model=chosen, model_settings=ModelSettings(max_tokens=limit), **more)
+    return Agent(
+        name="a", model=KIND(model=model, openai_client=client), model_settings=ModelSettings(max_tokens=limit), **more
+    )
 
 
 def chat(model):
