@@ -68,15 +68,32 @@ async def test_an_answer_does_not_end_before_it_may(device: DaemonProcess, more:
     assert short["usage"]["completion_tokens"] < 40 <= long["usage"]["completion_tokens"]
 
 
-async def test_repetitions_are_less_likely_and_chance_leaves_the_likeliest_out(device: DaemonProcess) -> None:
-    again = [{"role": "user", "content": "Repeat this three times: red lamp, green chair, blue table."}]
-    usual = await said(device, messages=again, max_tokens=30)
-    wishes: tuple[dict[str, Any], ...] = (
+async def gone_on(daemon: DaemonProcess, prompt: str, **more: Any) -> str:
+    """What follows a raw prompt: a text that all machines go on with alike, where a chat's answer is its model's."""
+    text: str = (await asked(daemon, path="completions", prompt=prompt, **more))["choices"][0]["text"]
+    return text
+
+
+async def test_repetitions_are_less_likely(device: DaemonProcess) -> None:
+    again = " ".join(["red"] * 9)
+    usual = (await gone_on(device, again, max_tokens=6)).count(" red")
+    assert usual >= 4
+    names: tuple[dict[str, Any], ...] = (
         {"repeat_penalty": 1.8}, {"repetition_penalty": 1.8}, {"dry_multiplier": 3.0},
+        {"frequency_penalty": 2}, {"presence_penalty": 2},
+    )  # fmt: skip
+    for more in names:
+        assert (await gone_on(device, again, max_tokens=6, **more)).count(" red") < usual, more
+
+
+async def test_chance_leaves_the_likeliest_out(device: DaemonProcess) -> None:
+    begun = "Once upon a time"
+    usual = await gone_on(device, begun, max_tokens=30)
+    names: tuple[dict[str, Any], ...] = (
         {"xtc_probability": 1.0, "xtc_threshold": 0.05}, {"temperature": 1.0, "mirostat": 2, "seed": 3},
     )  # fmt: skip
-    for more in wishes:
-        assert await said(device, messages=again, max_tokens=30, **more) != usual
+    for more in names:
+        assert await gone_on(device, begun, max_tokens=30, **more) != usual, more
 
 
 async def test_an_answer_is_one_of_the_texts_to_choose_from(device: DaemonProcess) -> None:

@@ -41,9 +41,9 @@ class Hedging(Planner):
         super().__init__(make_policy("optimal"), DEVICE, 1.0)
         self.hedges = HedgeAllowance(1.0)
 
-    def preview(self, *args: Any, **more: Any) -> Plan:
+    def _preview(self, *args: Any, **more: Any) -> tuple[Plan, float]:
         del args, more
-        return self.always
+        return self.always, math.inf
 
 
 @dataclass
