@@ -16,7 +16,7 @@ from tests.fixtures.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Ends = tuple[Upstream, DaemonProcess]
-ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Name three colours, please."}], "max_tokens": 8}
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Name three colours please"}], "max_tokens": 8}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -19,7 +19,7 @@ from tests.fixtures.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Ends = tuple[Upstream, DaemonProcess, int]
-HI = [{"role": "user", "content": "Name three colours, please."}]
+HI = [{"role": "user", "content": "Name three colours please"}]
 OPTIONS = {"num_predict": 8, "temperature": 0}
 
 

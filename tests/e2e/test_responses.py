@@ -22,7 +22,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 OFTEN = "import disco_daemon.api.signs as s; s.SIGN_OF_LIFE_S = 0.2"
 DEVICE, SERVER = "disco/device", "disco/server"
 BOTH = pytest.mark.parametrize("model", [DEVICE, SERVER])
-ASKED: dict[str, Any] = {"input": "Name three colours, please.", "max_output_tokens": 8, "temperature": 0}
+# Words alone: the scripted server says each as one token, where a mark would count as another one and cut the answer.
+ASKED: dict[str, Any] = {"input": "Name three colours please", "max_output_tokens": 8, "temperature": 0}
 LOOK: Any = {"type": "function", "name": "look", "description": "Look.", "strict": False,
              "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}  # fmt: skip
 PATCH: Any = {"type": "custom", "name": "patch", "description": "Change a file."}
