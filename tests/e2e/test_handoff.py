@@ -40,6 +40,21 @@ def done(disco: dict[str, Any]) -> list[dict[str, Any]]:
     return [move for move in disco["moves"] if move["dropped"] is None]
 
 
+async def moved(daemon: DaemonProcess, **asked: Any) -> Heard:
+    """Ask until the answer has moved: where other programs hold a server up, a quick device may end before it is there.
+
+    Whether it moves or not, its text is the same one.
+    """
+    texts = set()
+    for _ in range(3):
+        heard = await ask(daemon, STORY, **asked)
+        texts.add(heard.text)
+        if done(heard.disco):
+            break
+    assert len(texts) == 1
+    return heard
+
+
 TRUSTED: dict[str, dict[str, Any]] = {"server": {"continuation": "continue_final_message"}, "policy": {"shadow": False}}
 FORCED = ("--force-handoff", "4-20")
 
@@ -93,7 +108,7 @@ async def test_a_stream_says_who_made_each_piece_though_it_is_read_later(tmp_pat
 async def test_an_answer_moves_from_device_to_server(tmp_path: Path, method: str) -> None:
     async with pair(tmp_path, "all-device", method, *FORCED) as daemon:
         whole = await ask(daemon, STORY, model="disco/device", max_tokens=120)
-        heard = await ask(daemon, STORY, max_tokens=120)
+        heard = await moved(daemon, max_tokens=120)
         (move,) = done(heard.disco)
         assert (move["source"], move["target"]) == ("device", "server")
         assert heard.text == whole.text
@@ -205,16 +220,19 @@ async def test_a_stop_string_is_found_behind_the_seam_and_the_stream_ends_once(t
         stop = whole[-60:-50]
         body = {"model": "disco", "messages": [{"role": "user", "content": STORY}], "temperature": 0, "max_tokens": 240}
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        async with daemon.session.post(
-            f"{daemon.url}/chat/completions", json=body | stream | {"stop": [stop]}
-        ) as response:
-            lines = (await response.text()).splitlines()
-        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
-        assert text == whole[: whole.index(stop)]
-        assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]].count("stop") == 1
-        assert sum("usage" in c and c["usage"] is not None for c in chunks) == 1
-        assert [line for line in lines if line.startswith(": disco handoff device to server")]
+        for _ in range(3):  # as often as `moved`
+            async with daemon.session.post(
+                f"{daemon.url}/chat/completions", json=body | stream | {"stop": [stop]}
+            ) as response:
+                lines = (await response.text()).splitlines()
+            chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
+            assert text == whole[: whole.index(stop)]
+            assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]].count("stop") == 1
+            assert sum("usage" in c and c["usage"] is not None for c in chunks) == 1
+            if moves := [line for line in lines if line.startswith(": disco handoff device to server")]:
+                break
+        assert moves
 
 
 async def test_a_tool_call_stays_where_it_began(tmp_path: Path) -> None:

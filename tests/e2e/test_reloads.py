@@ -17,7 +17,7 @@ import psutil
 import pytest
 import tomlkit
 
-from tests.e2e.test_handoff import FORCED, STORY, done, pair
+from tests.e2e.test_handoff import FORCED, STORY, done, moved, pair
 from tests.e2e.test_money import change
 from tests.e2e.test_private import trap
 from tests.fixtures.daemon import DaemonProcess, Heard, ask, running
@@ -142,7 +142,7 @@ async def test_after_a_reload_the_server_is_given_token_ids_by_the_device_in_use
         pid = (await daemon.state())["endpoints"]["device"]["pid"]
         assert await reloaded(daemon) == []
         assert (await daemon.state())["endpoints"]["device"]["pid"] == pid
-        heard = await ask(daemon, STORY, max_tokens=120)
+        heard = await moved(daemon, max_tokens=120)
         (move,) = done(heard.disco)
         assert (move["source"], move["target"]) == ("device", "server")
         assert heard.text == whole.text
