@@ -7,9 +7,7 @@ there, in the resolver whose addresses are the ones that are connected to.
 from __future__ import annotations
 
 import socket
-from typing import Any
 
-from aiohttp import ClientSession, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import DefaultResolver
 
@@ -40,21 +38,3 @@ class PrivateResolver(AbstractResolver):
     async def close(self) -> None:
         """Release what the look-ups hold."""
         await self._resolver.close()
-
-
-def confine(transport: Any) -> None:
-    """Have the openai client's transport over aiohttp reach private addresses only. Raises RuntimeError if it cannot.
-
-    There is no public way to its connector: it asks `client` for a session when the first request is sent.
-    """
-    if getattr(transport, "client", transport) is not None or not hasattr(transport, "limits"):
-        raise RuntimeError("this version of openai has another transport: nothing could keep a key in private networks")
-    limits = transport.limits
-
-    def session() -> ClientSession:
-        connector = TCPConnector(
-            resolver=PrivateResolver(), keepalive_timeout=limits.keepalive_expiry, limit=limits.max_connections or 0
-        )
-        return ClientSession(connector=connector)
-
-    transport.client = session

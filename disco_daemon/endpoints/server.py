@@ -150,8 +150,7 @@ class Server:
     async def start(self) -> None:
         """Make the client; nothing is sent."""
         config = self.config
-        timeout_s = max(config.first_token_timeout_s, config.token_timeout_s)
-        self._client = ServerClient(config.base_url, config.api_key, timeout_s, confined=self._confined)
+        self._client = ServerClient(config.base_url, config.api_key, confined=self._confined)
         if self._confined:
             await self._look()
 

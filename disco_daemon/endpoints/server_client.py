@@ -1,177 +1,204 @@
-"""The HTTP client for one server: bounded responses, no redirects, and no key in the clear to public addresses."""
+"""The HTTP client for one server: bounded responses, no redirects, and no key in the clear to public addresses.
+
+It is aiohttp, without the openai client above it: what that makes for each request (options, models, headers,
+addresses) took half of the time that this daemon added to a first token, and its import a third of a daemon's start.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import base64
+import os
 import ssl
+import zlib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import Any, cast
-from urllib.parse import urlsplit
+from contextlib import AsyncExitStack, suppress
+from functools import cache
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-import httpx2
 import msgspec
-import openai
-from openai import AsyncOpenAI, DefaultAioHttpClient
+from aiohttp import (
+    ClientConnectionError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+)
 
+from .. import __version__
 from ..net import hostname, is_address, is_loopback
-from .plainhttp import PrivateResolver, confine
-from .server_errors import HTTP_ERRORS, connection_drop
+from .plainhttp import PrivateResolver
+from .server_errors import StatusError, connection_drop
 from .stream import Bytes, Endless
-
-log = logging.getLogger("disco.server")
 
 CONNECT_TIMEOUT_S = 5.0  # a server that cannot be reached; the device goes on meanwhile
 KEEP_WARM_S = 60.0  # an idle connection: a new one costs round trips, most of all with TLS; many servers close after 75
 MAX_CONNECTIONS = 1000  # to one server
-CLOSE_TIMEOUT_S = 1.0  # closing a stream whose server does not react
+CLOSE_TIMEOUT_S = 1.0  # closing the connections to a server that does not react
 LOOKUP_TIMEOUT_S = 1.0  # at the start, of a name that a key would be sent to by plain http
 MAX_ERROR = 64 * 1024  # bytes read of an answer that is an error; a message takes some hundred
 ASK_TIMEOUT_S = 10.0  # what a server tells of its models
 MAX_TOLD = 16 * 2**20  # bytes of that; OpenRouter's list of all its models takes less than one
-_CODINGS = ("", "identity", "gzip", "deflate")  # zlib makes a thousand bytes of one at most, of 16 KiB at a time
+MAX_UNPACKED = 64 * 1024  # bytes of a packed answer that are unpacked at a time: zlib makes a thousand of one
+# Content codings that a server sends though it was asked for none, as zlib's window bits.
+_CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": 32 + zlib.MAX_WBITS}
 
-
-_CHUNKS = openai.AsyncStream[Any]  # its response is read here
 _encode = msgspec.json.Encoder().encode
 
 
 class ServerClient:
-    """The openai client, without its retries: those are the conductor's business.
+    """Connections to one server, and what is sent with each request. Without retries: those are the conductor's."""
 
-    Questions go past it: what it does for each (its options, models, headers and addresses are made anew) took half of
-    the time that this daemon added to a first token. They go through the same HTTP client, with the same errors.
-    """
+    def __init__(self, base_url: str, api_key: str, *, confined: bool) -> None:
+        """Make the client, in the loop that uses it; nothing is sent. `confined`: private addresses only.
 
-    def __init__(self, base_url: str, api_key: str, timeout_s: float, *, confined: bool) -> None:
-        """Make the client; nothing is sent. `confined`: it connects to private addresses only."""
-        # Reading has time-outs of our own everywhere; the client's would be one more timer for each token.
-        timeout = openai.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S, read=None)
-        self._http = _http(base_url, confined=confined)
-        # A coding could make gigabytes of a few bytes, and saves little of a stream.
-        plain = {"Accept-Encoding": "identity"}
-        self._client = AsyncOpenAI(
-            base_url=base_url,
-            api_key=api_key or "none",
-            max_retries=0,
-            timeout=timeout,
-            default_headers=plain,
-            http_client=self._http,
+        What is for this machine, or a key by plain http, never goes through a proxy.
+        """
+        self._base_url = base_url.rstrip("/")
+        host = hostname(base_url)
+        self._proxy, self._proxy_headers = (None, {}) if confined or is_loopback(host) else _proxy(base_url)
+        connector = TCPConnector(
+            limit=MAX_CONNECTIONS,
+            keepalive_timeout=KEEP_WARM_S,
+            resolver=PrivateResolver() if confined else None,
+            ssl=_tls() if urlsplit(base_url).scheme == "https" else True,
         )
-        told = {
-            "Accept": "application/json",
-            "Content-Type": "application/json",
-            "User-Agent": self._client.user_agent,
-            "OpenAI-Organization": self._client.organization,
-            "OpenAI-Project": self._client.project,
-            **plain,
-            **self._client.auth_headers,
-        }
-        self._headers = httpx2.Headers({name: value for name, value in told.items() if value is not None})
-        self._extensions = {"timeout": timeout.as_dict()}
-        self._urls: dict[str, httpx2.URL] = {}
+        self._session = ClientSession(
+            connector=connector,
+            headers=_headers(host, api_key),
+            cookie_jar=DummyCookieJar(),
+            auto_decompress=False,
+            # Reading has time-outs of our own everywhere; the client's would be one more timer for each token.
+            timeout=ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        )
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._session.close()
 
     async def stream(self, path: str, body: dict[str, Any], stack: AsyncExitStack) -> Bytes:
         """Send a request; return the response's body as it comes. `stack` closes it.
 
-        The body is read by `EventStream`, not by the client's own chunk models: those cost more than all the rest of
-        the relay together (`disco bench relay`), and their decoder trips over what real servers send.
+        Raises aiohttp's errors, TimeoutError where there is no connection in time, and StatusError.
         """
-        content = _encode(body)
-        try:
-            response = await self._post(path, content)
-        except openai.APIConnectionError as e:
-            if connection_drop(e) is None:
-                raise
-            response = await self._post(path, content)
-        stack.push_async_callback(_close, response)
-        coded = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
-        return response.aiter_bytes() if coded else response.aiter_raw()
+        return await self._ask("POST", f"{self._base_url}/{path.lstrip('/')}", stack, _encode(body))
 
     async def get(self, url: str) -> bytes:
-        """Return what is at a page of the server, bounded in size and time. Raises its client's errors."""
-        async with asyncio.timeout(ASK_TIMEOUT_S):
-            stream = await self._client.get(url, cast_to=object, stream=True, stream_cls=_CHUNKS)
-            try:
-                told = bytearray()
-                async for part in stream.response.aiter_bytes():
-                    told += part
-                    if len(told) > MAX_TOLD:
-                        msg = f"more than {MAX_TOLD} bytes"
-                        raise Endless(msg)
-                return bytes(told)
-            finally:
-                await _close(stream.response)
+        """Return what is at a page of the server, bounded in size and time. Raises as `stream`, and Endless."""
+        async with asyncio.timeout(ASK_TIMEOUT_S), AsyncExitStack() as stack:
+            return await _whole(await self._ask("GET", url, stack), MAX_TOLD)
 
-    async def _post(self, path: str, content: bytes) -> httpx2.Response:
-        """Send a request; what comes back is open, and nothing of it is read. Raises the openai client's errors."""
-        url = self._urls.get(path)
-        if url is None:
-            base = self._client.base_url
-            url = self._urls[path] = base.copy_with(raw_path=base.raw_path + path.lstrip("/").encode())
-        request = httpx2.Request("POST", url, headers=self._headers, content=content, extensions=self._extensions)
+    async def _ask(self, method: str, url: str, stack: AsyncExitStack, content: bytes | None = None) -> Bytes:
         try:
-            response = await self._http.send(request, stream=True)
-        except httpx2.TimeoutException as e:
-            raise openai.APITimeoutError(request=request) from e
-        except (httpx2.RequestError, ssl.SSLError) as e:
-            raise openai.APIConnectionError(request=request) from e
-        if response.is_success:
-            return response
-        try:
-            await response.aread()
-            raise self._client._make_status_error_from_response(response)
-        finally:
-            await _close(response)
+            response = await self._send(method, url, content)
+        except ClientConnectionError as e:
+            if connection_drop(e) is None:
+                raise
+            response = await self._send(method, url, content)
+        stack.callback(response.release)  # what is not at its end is closed by that, without waiting for anybody
+        body = _unpacked(response)
+        if 200 <= response.status < 300:
+            return body
+        raise StatusError(response.status, response.headers, url, await _head(body))
+
+    async def _send(self, method: str, url: str, content: bytes | None) -> ClientResponse:
+        return await self._session.request(
+            method, url, data=content, allow_redirects=False, proxy=self._proxy, proxy_headers=self._proxy_headers
+        )
 
 
-def _http(base_url: str, *, confined: bool) -> httpx2.AsyncClient:
-    """Return the HTTP client; the prompt goes to no address that a server names.
+def _headers(host: str, api_key: str) -> dict[str, str]:
+    """Return the headers of each request. A user's organization and project are OpenAI's business alone."""
+    headers = {
+        "Accept": "application/json",
+        "Content-Type": "application/json",
+        "User-Agent": f"disco/{__version__}",
+        "Authorization": f"Bearer {api_key or 'none'}",
+        # A coding could make gigabytes of a few bytes, and saves little of a stream.
+        "Accept-Encoding": "identity",
+    }
+    if host == "openai.com" or host.endswith(".openai.com"):
+        told = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+        headers |= {name: value for name, variable in told.items() if (value := os.environ.get(variable))}
+    return headers
 
-    What is for this machine, or a key by plain http, never goes through a proxy.
+
+def _proxy(base_url: str) -> tuple[str | None, dict[str, str]]:
+    """Return the proxy that the environment, or the system's settings, name for a server, and what that one is sent."""
+    parts = urlsplit(base_url)
+    proxies = getproxies()
+    named = proxies.get(parts.scheme) or proxies.get("all")
+    if not named or proxy_bypass(parts.hostname or ""):
+        return None, {}
+    proxy = urlsplit(named if "://" in named else f"http://{named}")
+    headers = {}
+    if proxy.username:
+        user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(user).decode()}"  # aiohttp makes it the proxy's
+    return proxy._replace(netloc=proxy.netloc.rpartition("@")[2]).geturl(), headers
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Return whom to trust: the system's certificates, or those that SSL_CERT_FILE or SSL_CERT_DIR name.
+
+    By httpx2, which knows where each system has them; it is loaded for servers by https alone.
     """
-    local = is_loopback(urlsplit(base_url).hostname or "")
-    http = DefaultAioHttpClient(
-        trust_env=not local and not confined,
-        follow_redirects=False,
-        event_hooks={"response": [_bound]},
-        limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_WARM_S),
-    )
-    if confined:
-        confine(http._transport)
-    return http
+    import httpx2
+
+    return httpx2.create_ssl_context()
 
 
-async def _bound(response: httpx2.Response) -> None:
-    """Bound a response: an error's body is read up to MAX_ERROR, and no content coding that expands is taken."""
-    if response.headers.get("content-encoding", "").strip().lower() not in _CODINGS:
-        msg = "the answer is packed in a way that was not asked for"
-        raise httpx2.DecodingError(msg)
-    if not response.is_success:
-        response.stream = _Head(cast("httpx2.AsyncByteStream", response.stream))
+async def _whole(body: Bytes, most: int) -> bytes:
+    """Return all of a body. Raises Endless where it is more than `most` bytes."""
+    told = bytearray()
+    async for part in body:
+        told += part
+        if len(told) > most:
+            msg = f"more than {most} bytes"
+            raise Endless(msg)
+    return bytes(told)
 
 
-class _Head(httpx2.AsyncByteStream):
-    """The beginning of a body."""
+async def _head(body: Bytes) -> bytes:
+    """Return the beginning of a body, MAX_ERROR bytes at most."""
+    told = bytearray()
+    async for part in body:
+        told += part
+        if len(told) > MAX_ERROR:
+            break
+    return bytes(told[:MAX_ERROR])
 
-    def __init__(self, whole: httpx2.AsyncByteStream) -> None:
-        self._whole = whole
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        n_bytes = 0
-        async for part in self._whole:
-            yield part
-            n_bytes += len(part)
-            if n_bytes > MAX_ERROR:
-                return
+def _unpacked(response: ClientResponse) -> Bytes:
+    """Return a response's body as it comes. Raises ValueError where it is packed in a way that nobody asked for."""
+    coding = response.headers.get("Content-Encoding", "").strip().lower()
+    if coding in ("", "identity"):
+        return response.content.iter_any()
+    if coding not in _CODINGS:
+        raise ValueError("the answer is packed in a way that was not asked for")
+    return _unpack(response.content.iter_any(), _CODINGS[coding])
 
-    async def aclose(self) -> None:
-        await self._whole.aclose()
+
+async def _unpack(packed: Bytes, window_bits: int) -> AsyncIterator[bytes]:
+    """Yield what is packed, a little at a time. Raises ValueError for what cannot be unpacked."""
+    try:
+        unpacker = zlib.decompressobj(window_bits)
+        async for part in packed:
+            while part:
+                if found := unpacker.decompress(part, MAX_UNPACKED):
+                    yield found
+                part = unpacker.unconsumed_tail
+        if rest := unpacker.flush():
+            yield rest
+    except zlib.error as e:
+        msg = f"the answer is packed, and broken: {e}"
+        raise ValueError(msg) from e
 
 
 async def look_up_private(base_url: str) -> None:
@@ -183,11 +210,3 @@ async def look_up_private(base_url: str) -> None:
                 await resolver.resolve(host)
     finally:
         await resolver.close()
-
-
-async def _close(response: httpx2.Response) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await response.aclose()
-    except HTTP_ERRORS as e:  # a TimeoutError is an OSError
-        log.debug("closing a server stream: %s", type(e).__name__)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import aiohttp
-import httpx2
 import msgspec
-import openai
 
 from ..clock import Clock
 from ..errors import EndpointError
@@ -26,8 +24,25 @@ UNHEDGED_S = 86_400.0  # after a 429: a server that had enough once in a day has
 MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
 MAX_SAID = 4096  # characters of an error's text that are looked at; a line has MAX_LINE
 _BUSY = (503, 529)  # the second one is Anthropic's
-# The errors of the HTTP libraries below the openai client, which reach us unwrapped while a stream is read.
-HTTP_ERRORS = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
+
+
+class StatusError(Exception):
+    """A server's answer that is no success: its status and headers, the URL that was asked, and what was said.
+
+    `said` is the beginning of the body, `document` what of it is JSON: the `error` of OpenAI's shape where it has one.
+    """
+
+    def __init__(self, status: int, headers: Mapping[str, str], url: str, said: bytes) -> None:
+        self.status, self.headers, self.url = status, headers, url
+        text = said.decode("utf-8", "replace").strip()
+        self.document: object = None
+        with suppress(msgspec.MsgspecError, RecursionError):
+            self.document = msgspec.json.decode(said)
+        if isinstance(self.document, dict):
+            self.document = self.document.get("error", self.document)
+            told = self.document.get("message") if isinstance(self.document, dict) else self.document
+            text = told if isinstance(told, str) and told else text
+        super().__init__(text or f"status {status}")
 
 
 class ServerErrors:
@@ -58,38 +73,26 @@ class ServerErrors:
         """Raise an EndpointError for each foreign error of the body."""
         try:
             yield
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:  # some of them are TimeoutErrors
+            raise self._connection_error(e) from e
         except TimeoutError as e:
             raise self.error("timeout", "the server gave no token in time") from e
-        except openai.APIConnectionError as e:
-            raise self._connection_error(e) from e
-        except openai.APIStatusError as e:
+        except StatusError as e:
             raise self._status_error(e) from e
-        except openai.APIError as e:
-            raise self.error("server_error", f"the server reports: {self._brief(e)}") from e
         except Endless as e:
             raise self.error("endless", f"the server's answer has no end: {e}") from e
-        except (msgspec.MsgspecError, openai.OpenAIError) as e:
-            raise self.error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}") from e
-        except HTTP_ERRORS as e:
+        except (aiohttp.ClientError, OSError) as e:
             raise self.error("cut", f"the connection to the server broke: {self._brief(e)}") from e
-        except (ValueError, TypeError, AttributeError, LookupError) as e:
+        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError) as e:
             raise self.error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}") from e
 
-    def _connection_error(self, e: openai.APIConnectionError) -> EndpointError:
-        """Say why there was no connection, or no answer on it."""
+    def _connection_error(self, e: aiohttp.ClientError) -> EndpointError:
+        """Say why there was no connection."""
         if _cause(e, NotPrivateError) is not None:
             return self.refuse_clear_text()
-        # The client's aiohttp transport reports a connection refused or dropped as a time-out.
-        if isinstance(e, openai.APITimeoutError):
-            if (cause := _cause(e, aiohttp.ClientConnectorError)) is not None:
-                return self.error("unreachable", f"the server cannot be reached: {self._brief(cause)}")
-            if (cause := connection_drop(e)) is not None:
-                return self.error("cut", f"the connection to the server broke: {self._brief(cause)}")
+        if isinstance(e, TimeoutError):
             return self.error("timeout", "the server did not answer in time")
-        cause = e.__cause__ or e
-        if isinstance(cause, httpx2.DecodingError):
-            return self.error("garbage", f"the server sent what is no OpenAI stream: {self._brief(cause)}")
-        return self.error("unreachable", f"the server cannot be reached: {self._brief(cause)}")
+        return self.error("unreachable", f"the server cannot be reached: {self._brief(e)}")
 
     def refuse_clear_text(self) -> EndpointError:
         """Return the error for a key that would go out in the clear: nothing was sent.
@@ -110,13 +113,13 @@ class ServerErrors:
 
     def _brief(self, e: BaseException) -> str:
         """Return one line of an error, never a page of HTML."""
-        return self.show(str(getattr(e, "message", "") or e)) or type(e).__name__
+        return self.show(str(e)) or type(e).__name__
 
-    def _status_error(self, e: openai.APIStatusError) -> EndpointError:
-        status, text = e.status_code, self._brief(e)
+    def _status_error(self, e: StatusError) -> EndpointError:
+        status, text = e.status, self._brief(e)
         where = "server" if self._side is Side.SERVER else "device"
         if 300 <= status < 400:
-            to = self.show(pointed_to(str(e.request.url), e.response.headers.get("location", "")))
+            to = self.show(pointed_to(e.url, e.headers.get("location", "")))
             mend = f"redirects are not followed, so set {where}.base_url to the address that answers"
             return self.error("redirected", f"the server said {status} and points to {to}: {mend}")
         if status in (401, 403):
@@ -124,7 +127,7 @@ class ServerErrors:
             return self.error("unauthorized", f"the server refused the API key with {status}: {hint}")
         if status in (400, 413, 415, 422):
             return EndpointError(self._side, "refused", f"the server said {status}: {text}", your_fault=True)
-        after_s = retry_after_s(e.response.headers, self._clock.wall())
+        after_s = retry_after_s(e.headers, self._clock.wall())
         if status == 429 or (status in _BUSY and after_s is not None):
             down_s = RATE_LIMITED_S if after_s is None else min(after_s, MAX_DOWN_S)
             self._down_until = self._clock.now() + down_s
@@ -142,7 +145,7 @@ class ServerErrors:
 def refusal_of(error: EndpointError) -> tuple[int, object]:
     """Return the HTTP status that an error is made of, and the document that came with it; (0, None) if none is."""
     said = error.__cause__
-    return (said.status_code, said.body) if isinstance(said, openai.APIStatusError) else (0, None)
+    return (said.status, said.document) if isinstance(said, StatusError) else (0, None)
 
 
 def connection_drop(e: BaseException) -> BaseException | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import accumulate, count, takewhile
@@ -201,7 +202,15 @@ async def test_an_answer_goes_on_alone_while_the_partner_is_back_and_says_nothin
     expected, _, _ = await usage_of(pair.edge, by("exact", 160))
     start, n_verdicts = len(await pair.wire.settle()), count(1)
     pair.wire.cut_behind = lambda message: isinstance(message, DraftVerdict) and next(n_verdicts) == 8
+
+    async def come_back() -> None:
+        while pair.wire.up:
+            await asyncio.sleep(0.001)  # a cut link has no event to wait for
+        pair.wire.delay_s = 2.0  # longer than an answer waits
+        pair.wire.join()
+
     answer, pieces = pair.edge.open(by("exact", 160, goes_on=True)), list[wire.TextPiece]()
+    coming = asyncio.create_task(come_back())
     try:
         async for message in answer:
             assert not isinstance(message, wire.Failed)
@@ -209,10 +218,9 @@ async def test_an_answer_goes_on_alone_while_the_partner_is_back_and_says_nothin
                 pieces.append(message)
                 if message.alone:
                     pair.wire.delay_s = 0.0
-            if not pair.wire.up:
-                pair.wire.delay_s = 2.0  # longer than an answer waits
-                pair.wire.join()
+        await coming
     finally:
+        coming.cancel()
         pair.wire.delay_s = 0.0
     assert answer.done is not None
     assert (use := answer.done.split) is not None

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.endpoints import plainhttp
 from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.errors import EndpointError
 from disco_daemon.onboarding.asking import goes_nowhere_public
@@ -114,11 +113,6 @@ async def test_no_proxy_carries_such_a_key(names: Names, monkeypatch: pytest.Mon
         assert await answered(server)
         await server.close()
         assert (upstream.n_requests, proxy.n_requests) == (1, 0)
-
-
-def test_a_client_whose_connections_cannot_be_guarded_is_not_used() -> None:
-    with pytest.raises(RuntimeError, match="transport"):
-        plainhttp.confine(object())
 
 
 def test_setup_asks_by_the_same_rule(names: Names) -> None:
