@@ -18,7 +18,7 @@ KEY = "none"
 HELLO = "Say hello."
 QUESTION = "How is the weather in Paris?"
 SUNNY = "sunny"
-LIMIT, LONGER = 24, 80  # tokens of a text, and of JSON
+LIMIT, LONGER = 24, 400  # tokens of a text, and of JSON, whose strings a small model draws at length now and then
 
 
 class City(BaseModel):
