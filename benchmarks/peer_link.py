@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.peer.certificates import new_request
 from disco_daemon.peer.control import Address, Identity, JoinPartner, Listening, ServeMembers
 from disco_daemon.peer.daemon_side import RelayProcess
 from disco_daemon.peer.messages import (
@@ -38,7 +39,7 @@ from disco_daemon.peer.messages import (
     decode,
     frame,
 )
-from disco_daemon.peer.pairing import Issuer, new_request
+from disco_daemon.peer.pairing import Issuer
 
 LIMITS = {"added_ms": 1.0}  # of the median round trip: the bar
 N_WARM = 100  # round trips before those that count

@@ -175,8 +175,7 @@ def _pair(args: argparse.Namespace) -> PairedPartner:
     import socket
 
     from ..peer.join import pair
-    from ..peer.pairing import safe_name
-    from ..peer.pairing_code import parse_code
+    from ..peer.pairing_code import parse_code, safe_name
 
     home, _ = asyncio.run(pair(parse_code(args.code), args.name or safe_name(socket.gethostname())))
     return home

@@ -59,7 +59,9 @@ def _shape(args: argparse.Namespace) -> Shape | None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     import asyncio
+    import gc
 
+    gc.disable()  # all that is loaded now stays: to look for what does not is an eighth of a start
     from ..config.layers import config_path, load
     from ..daemon import logs
     from ..daemon.daemon import Daemon
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from ..net import is_loopback
     from ..service.notify import ServiceChannel
 
+    gc.enable()
     logs.begin(args.log_level, as_json=args.service)
     flags = {
         "api.host": args.host,

@@ -15,12 +15,13 @@ from ..errors import ConfigError
 from ..models.default import default_model_path
 from ..models.progress import Report
 from ..models.segment_files import read_head
+from ..peer.certificates import check_authority
 from ..peer.control import Address
 from ..peer.first_frames import TheCuts
 from ..peer.join import MeasuredLink, ask_cuts, fetch, measure_link, pair
 from ..peer.messages import Build
-from ..peer.pairing import PairedPartner, check_authority, safe_name
-from ..peer.pairing_code import PairingCode, PairingError, parse_code
+from ..peer.pairing import PairedPartner
+from ..peer.pairing_code import PairingCode, PairingError, parse_code, safe_name
 from .device import token_s
 from .drafter import require_drafter
 from .edge import membership

@@ -1,4 +1,4 @@
-"""Asks a server that may be anything: for its models, and for one short answer.
+"""Asks a server that may be anything: for its models, and for one short answer. httpx2 is loaded by that alone.
 
 Each request is sent once: none is retried, and no redirect is followed, for the key goes along. Blocking, for a thread.
 """
@@ -13,12 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from threading import Thread
-from typing import Any, TypeVar
-
-import httpx2
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..money.catalog import is_private
 from ..net import hostname, is_address, is_loopback, is_private_address, pointed_to
+
+if TYPE_CHECKING:
+    import httpx2
 
 LOOKUP_TIMEOUT_S = 3.0  # of a name that a key would go to by plain http
 MODELS_TIMEOUT_S = 5.0  # a server's list of models, for `disco setup` and `disco doctor`
@@ -27,8 +28,6 @@ MAX_BYTES = 8 * 2**20  # of a list of models; the longest we know of has 1 MB
 MAX_ANSWER = 64 * 1024  # bytes read of an answer, or of an error; a token takes a few hundred
 MAX_TOKENS = 8  # of the answer that is asked for: next to nothing
 QUESTION = "Say hello."
-# Errors of the HTTP library where the other end, the network or the address is at fault.
-_TROUBLE = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError)
 
 T = TypeVar("T")
 
@@ -50,8 +49,24 @@ def within(timeout_s: float, work: Callable[[], T]) -> T:
     return future.result(timeout_s)
 
 
+def _late() -> tuple[type[Exception], ...]:
+    """Return what is raised where an answer does not come in time."""
+    import httpx2
+
+    return (TimeoutError, httpx2.TimeoutException)
+
+
+def _trouble() -> tuple[type[Exception], ...]:
+    """Return what else is raised where a server, or its address, is not right."""
+    import httpx2
+
+    return (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, ImportError)
+
+
 def _client(url: str, timeout_s: float) -> httpx2.Client:
     # Requests to this machine never go through a proxy.
+    import httpx2
+
     return httpx2.Client(timeout=timeout_s, trust_env=not is_loopback(hostname(url)), follow_redirects=False)
 
 
@@ -97,9 +112,9 @@ def ask_models(url: str, api_key: str) -> Reply:
     """Ask for the list of models, as an OpenAI client would."""
     try:
         return within(MODELS_TIMEOUT_S, lambda: _get_models(url, api_key))
-    except (TimeoutError, httpx2.TimeoutException):
+    except _late():
         return Reply(problem=f"no answer within {MODELS_TIMEOUT_S:g} s", late=True)
-    except _TROUBLE as e:
+    except _trouble() as e:
         return Reply(problem=str(e) or type(e).__name__)
 
 
@@ -181,9 +196,9 @@ def ask_answer(url: str, api_key: str, model: str, *, limit: str = "max_tokens")
     body = {"model": model, "messages": messages, "stream": True, limit: MAX_TOKENS}
     try:
         return within(ANSWER_TIMEOUT_S, lambda: _post(url, api_key, body))
-    except (TimeoutError, httpx2.TimeoutException):
+    except _late():
         return Said(problem=f"no token within {ANSWER_TIMEOUT_S:g} s", late=True)
-    except _TROUBLE as e:
+    except _trouble() as e:
         return Said(problem=str(e) or type(e).__name__)
 
 

@@ -43,8 +43,8 @@ from .first_frames import (
 )
 from .frame_stream import FrameStream
 from .messages import Build
-from .pairing import PairedPartner, check_authority, check_certificate, check_name, new_request
-from .pairing_code import PairingCode, PairingError
+from .pairing import PairedPartner
+from .pairing_code import PairingCode, PairingError, check_name
 from .refusals import LinkEndedError
 
 STALLED_S = 30.0  # without a byte of a file: the other side gives up after as long
@@ -70,6 +70,8 @@ async def pair(
     Returns what `pairing.Membership` keeps, and the model that the other one serves, if one is in memory. The secret is
     sent only after the other side has proved to be the one of the code. Raises PairingError.
     """
+    from .certificates import check_authority, check_certificate, new_request
+
     check_name(name)
     try:
         address, ca = await _find(code)

@@ -1,4 +1,4 @@
-"""The one-time code that one machine prints and the other one is given, as one word. Pure.
+"""The one-time code that one machine prints and the other one is given, as one word, and their names. Pure.
 
 Its bytes are the version, the port, the addresses, a secret, the SHA-256 of the authority's certificate, and four bytes
 of a checksum over all of it. They are written in base32, without the digits that look like letters, so case, blanks
@@ -23,6 +23,7 @@ N_FINGERPRINT = 32  # bytes of a SHA-256
 N_CHECKSUM = 4  # bytes: one typing error in four thousand million is not found
 ADDRESSES_MAX = 4  # in a code; a laptop has one by cable, one by radio, one of a VPN
 MAX_HOST = 253  # bytes of a host name, as in DNS
+SAFE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")  # a label of DNS, and a file's name anywhere
 _LOOKALIKES = str.maketrans("018", "OIB", "- \t\r\n")
 _ALPHABET = re.compile(r"[A-Z2-7]+")
 
@@ -124,3 +125,17 @@ def _unpack_host(data: bytes, at: int) -> tuple[str, int]:
         raise ValueError
     n_bytes, at = data[at], at + 1
     return data[at : at + n_bytes].decode("ascii"), at + n_bytes
+
+
+def check_name(name: str) -> str:
+    """Return a machine's name if it is one: a word of small letters, digits and dashes. Raises PairingError."""
+    if not SAFE_NAME.fullmatch(name):
+        msg = f"{name[:60]!r} is no name for a machine: up to 40 small letters, digits and dashes (--name)"
+        raise PairingError("bad_name", msg)
+    return name
+
+
+def safe_name(hostname: str) -> str:
+    """Return a name for a machine, made of its host name."""
+    name = re.sub(r"[^a-z0-9]+", "-", hostname.partition(".")[0].lower())[:40].strip("-")
+    return name or "machine"

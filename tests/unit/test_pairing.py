@@ -15,22 +15,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.peer.certificates import MEMBER_DAYS, check_authority, check_certificate, check_times, new_request
 from disco_daemon.peer.control import Address, Identity, PairAsked
-from disco_daemon.peer.pairing import (
-    CODE_S,
-    MEMBER_DAYS,
-    SAFE_NAME,
-    Issuer,
-    Membership,
-    PairedPartner,
-    answer_pair,
-    check_authority,
-    check_certificate,
-    check_times,
-    new_request,
-    safe_name,
-)
-from disco_daemon.peer.pairing_code import PairingCode, PairingError, format_code, parse_code
+from disco_daemon.peer.pairing import CODE_S, Issuer, Membership, PairedPartner, answer_pair
+from disco_daemon.peer.pairing_code import SAFE_NAME, PairingCode, PairingError, format_code, parse_code, safe_name
 
 DAY_S = 86400.0
 HERE = [Address(host="192.168.1.5", port=8766)]

@@ -139,7 +139,7 @@ def _joined(unasked: str) -> Iterator[Finding]:
 
     from ...daemon.fleet_lending import home_membership
     from ...errors import DiscoError
-    from ...peer.pairing import valid_until
+    from ...peer.certificates import valid_until
 
     try:
         paired = home_membership().partner()

@@ -64,7 +64,7 @@ def _edge(config: Config, daemon: Mapping[str, Any] | None, unasked: str) -> Ite
     from ...daemon.edge import membership
     from ...daemon.joined import JoinedFolder
     from ...errors import DiscoError
-    from ...peer.pairing import valid_until
+    from ...peer.certificates import valid_until
 
     try:
         joined, paired = JoinedFolder().find(), membership().partner()
@@ -188,7 +188,8 @@ def of_members(
     from ...client import once as client
     from ...config.layers import data_path
     from ...errors import DiscoError
-    from ...peer.pairing import Issuer, valid_until
+    from ...peer.certificates import valid_until
+    from ...peer.pairing import Issuer
 
     issuer = Issuer(data_path() / folder / "issuer")
     try:
