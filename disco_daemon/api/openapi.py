@@ -20,6 +20,7 @@ from .doors import ROUTES, At
 from .failures import ERROR_SHAPES, ErrorShape, error_shape
 from .guard import WITHOUT_KEY
 from .openapi_bodies import REF, body_schema, types_of
+from .openapi_words import HEADERS, WORDS
 from .operations import OPERATIONS, SSE, Failing, Operation, Schema
 from .shapes import error_body
 
@@ -40,16 +41,8 @@ WITH_STATUS = {
 }
 OPENAI = "OpenAI"  # whose shape errors have where no other API is asked
 RETRY = frozenset({429, 503})  # where a Retry-After may tell when to come again; a 503 always has one
-HEADERS: dict[str, tuple[Schema, str]] = {
-    "X-Disco-Request-Id": ({"type": "string"}, "The request's name in the history."),
-    "X-Disco-Route": ({"enum": ["device", "server"]}, "The side that gave the first token."),
-    "X-Disco-Model": ({"type": "string"}, "The model that did, percent-encoded."),
-    "X-Disco-Reason": ({"type": "string"}, "Why it was that side."),
-    "X-Disco-Quality": ({"type": "string"}, "Of a device over two machines."),
-    "X-Disco-Ignored": ({"type": "string"}, "Fields that nobody heeded, percent-encoded."),
-    "X-Disco-Cost-Usd": ({"type": "string"}, "Cost of a whole answer, $."),
-    "X-Disco-Ttft-Ms": ({"type": "string"}, "Time to first token of a whole answer."),
-}
+# What headers may hold that are no plain text.
+HEADER_VALUES: dict[str, Schema] = {"X-Disco-Route": {"enum": ["device", "server"]}}
 # One event of a stream; how each looks is for docs/api.md.
 EVENT: Schema = {
     "type": "object",
@@ -75,8 +68,11 @@ def document(routes: Iterable[tuple[str, str, str]]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for method, path, told, operation in found:
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, told, operation, schemas, shapes)
-    headers = {name: {"schema": schema, "description": about} for name, (schema, about) in HEADERS.items()}
-    headers["Retry-After"] = {"schema": {"type": "string"}, "description": "Seconds until it is worth asking again."}
+    headers = {
+        name: {"schema": HEADER_VALUES.get(name, {"type": "string"}), "description": about}
+        for name, about in HEADERS.items()
+    }
+    headers["Retry-After"] = {"schema": {"type": "string"}, "description": "seconds until it is worth asking again"}
     return {
         "openapi": OPENAPI,
         "info": {
@@ -228,4 +224,7 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Schema]:
         kind for operation in operations for kind in (*types_of(operation), operation.gives) if isinstance(kind, type)
     ]
     _, found = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=REF)
+    for name, words in WORDS.items():
+        properties = found[name]["properties"]
+        found[name] |= {"properties": {key: schema | {"description": words[key]} for key, schema in properties.items()}}
     return dict(found)

@@ -204,10 +204,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/disco/v1/fleet/pause"): Operation(failing=Failing.WRONG),
     ("POST", "/disco/v1/fleet/resume"): Operation(failing=Failing.WRONG),
     ("POST", "/disco/v1/fleet/drain"): Operation(DrainWish, failing=Failing.BODY),
-    ("GET", "/disco/v1/fleet/members"): Operation(failing=Failing.WRONG),
+    ("GET", "/disco/v1/fleet/members"): Operation(),
     ("POST", "/disco/v1/fleet/new"): Operation(PairWish, failing=Failing.BODY, may_be_empty=True),
     ("POST", "/disco/v1/fleet/revoke"): Operation(RevokeWish, failing=Failing.BODY),
-    ("GET", "/disco/v1/partner"): Operation(failing=Failing.WRONG),
+    ("GET", "/disco/v1/partner"): Operation(),
     ("POST", "/disco/v1/partner/pair"): Operation(PairWish, failing=Failing.BODY, may_be_empty=True),
     ("POST", "/disco/v1/partner/revoke"): Operation(RevokeWish, failing=Failing.BODY),
 }  # fmt: skip

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from disco_daemon.api import sse
 from disco_daemon.api.doors import ROUTES, At
 from disco_daemon.api.failures import error_shape
 from disco_daemon.api.openapi import WITH_STATUS, error_schema
+from disco_daemon.api.openapi_words import HEADERS, WORDS
 from disco_daemon.api.operations import OPERATIONS
 from disco_daemon.types.drawing import Wishes
 from tests.fixtures.described import DescribedAnswers, described, route_of
+from tests.fixtures.documents import PAGES, rows
 
 
 @pytest.fixture(scope="module", name="described")
@@ -82,6 +86,20 @@ def test_an_answer_that_the_document_does_not_name_is_noticed() -> None:
     heard.status("GET", "/disco/v1/state", 418)
     heard.body("GET", "/api/version", b'{"version": 1}')
     assert len(heard.surprises) == 2
+
+
+def test_the_words_are_those_of_the_fields_and_headers_that_there_are(described: dict[str, Any]) -> None:
+    for name, words in WORDS.items():
+        assert set(words) == set(described["components"]["schemas"][name]["properties"]), name
+    outcome: Any = SimpleNamespace(cost_usd=0.5, ttft_s=0.5)
+    sent = sse.headers("r", "device", "whole", model="m", reason="race", ignored=["x"]) | sse.bill(outcome)
+    assert set(sent) == set(HEADERS)
+
+
+def test_what_docs_say_is_not_here_is_not() -> None:
+    missing = [name for row in rows(PAGES["api.md"], "What is not here") for name in re.findall(r"/v1/\w+", row[0])]
+    assert {"/v1/decisions", "/v1/batches", "/v1/files", "/v1/audio", "/v1/rerank"} <= set(missing)
+    assert not [path for _, path in ROUTES if path.startswith(tuple(missing))]
 
 
 def test_a_path_leads_to_its_route() -> None:
