@@ -33,7 +33,7 @@ WITH_STATUS = {
     408: "The body did not come within `api.receive_timeout_s`.",
     413: "The body is too large.",
     415: "A web page has to send JSON as such.",
-    429: "A cap is reached, or the server wants no more requests now.",
+    429: "A cap is reached, the server wants no more requests now, or another check of one is under way.",
     501: "This API cannot do that; the message says what can.",
     502: "An endpoint failed, and no other one could go on.",
     503: "Nothing can serve now, or the daemon is full.",
