@@ -122,7 +122,7 @@ def routes() -> str:
             continue
         path = route.resource.canonical
         _, _, said = " ".join((inspect.getdoc(route.handler) or "").split()).partition(": ")
-        lines.append(f"| `{route.method} {_display_path(path)}` | {said} | {ROUTES[route.method, path].value} |")
+        lines.append(f"| `{route.method} {display_path(path)}` | {said} | {ROUTES[route.method, path].value} |")
     return "\n".join(lines)
 
 
@@ -132,12 +132,13 @@ def doors() -> str:
 
     lines = ["| besides the Unix socket | routes |", "| --- | --- |"]
     for where in At:
-        served = [f"`{method} {_display_path(path)}`" for (method, path), at in ROUTES.items() if at is where]
+        served = [f"`{method} {display_path(path)}`" for (method, path), at in ROUTES.items() if at is where]
         lines.append(f"| {where.value} | {', '.join(served)} |")
     return "\n".join(lines)
 
 
-def _display_path(path: str) -> str:
+def display_path(path: str) -> str:
+    """Return a path as the documents write it."""
     return path.replace("{request_id}", "ID").replace("{name}", "NAME")
 
 
@@ -157,6 +158,20 @@ def fields() -> str:
         names = ", ".join(f"`{row.name}`" for row in rows)
         lines.append(f"| {names} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+# --- requests and answers in docs/api.md --------------------------------------------------------------------------
+
+
+def of_api(block: str) -> Callable[[], str]:
+    """The maker of a block that is made of /openapi.json: docs/described.py has it."""
+
+    def made() -> str:
+        from docs import described
+
+        return described.BLOCKS[block]()
+
+    return made
 
 
 # --- the life of an answer in docs/handoff.md ---------------------------------------------------------------------
@@ -274,6 +289,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/settings.md": settings,
 }
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
+    **{("docs/api.md", block): of_api(block) for block in ("asked", "bodies", "errors", "headers", "outcome")},
     ("docs/api.md", "fields"): fields,
     ("docs/api.md", "routes"): routes,
     ("docs/doors.md", "doors"): doors,

@@ -282,3 +282,83 @@ class OllamaAnswer(OllamaEnd, kw_only=True):
     """A whole answer to one prompt."""
 
     response: str
+
+
+class OllamaEmbeddings(msgspec.Struct):
+    """The vectors of all texts, in their order."""
+
+    embeddings: list[list[float]]
+    model: str
+    prompt_eval_count: int
+    total_duration: int
+
+
+class OllamaEmbedding(msgspec.Struct):
+    """The vector of one text, as older clients read it."""
+
+    embedding: list[float]
+
+
+class OllamaDetails(msgspec.Struct):
+    """What a model is; texts are empty for one that is not a file of this machine."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaListed(msgspec.Struct, kw_only=True):
+    """One name that may be asked for; `size` in bytes, 0 of a server's model."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    modified_at: str
+
+
+class OllamaTags(msgspec.Struct):
+    """All names but patterns."""
+
+    models: list[OllamaListed]
+
+
+class OllamaLoaded(msgspec.Struct, kw_only=True):
+    """One name of the model in memory, and when it would leave."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: str
+    size_vram: int
+    context_length: int | None = None
+
+
+class OllamaInMemory(msgspec.Struct):
+    """The names of the model that the device has in memory."""
+
+    models: list[OllamaLoaded]
+
+
+class OllamaShown(msgspec.Struct):
+    """One model; its context is in `model_info`, by its architecture's name."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: Json
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(msgspec.Struct):
+    """The version of the Ollama whose API this is."""
+
+    version: str

@@ -15,7 +15,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from ..errors import RequestError, Unavailable
-from .failures import MAX_BODY, SERVER, failure, log, of_http, plain, too_large, unexpected
+from .failures import MAX_BODY, SERVER, error_shape, failure, log, of_http, plain, too_large, unexpected
 from .peers import Kernel, Peer, Whose
 from .scrape import Handler
 from .sse import READER_TIMEOUT_S
@@ -232,7 +232,7 @@ async def bounded(request: web.Request, handler: Handler) -> web.StreamResponse:
     except RequestError as e:
         if e.status not in (408, 413):
             raise
-        refusal = failure(e)
+        refusal = failure(e, shape=error_shape(request.path))
         refusal.force_close()
         return refusal
     finally:

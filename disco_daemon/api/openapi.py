@@ -20,7 +20,9 @@ from .doors import ROUTES, At
 from .failures import ERROR_SHAPES, ErrorShape, error_shape
 from .guard import WITHOUT_KEY
 from .openapi_bodies import REF, body_schema, types_of
+from .openapi_words import HEADERS, WORDS
 from .operations import OPERATIONS, SSE, Failing, Operation, Schema
+from .shapes import error_body
 
 OPENAPI = "3.1.0"
 WITH_STATUS = {
@@ -31,23 +33,16 @@ WITH_STATUS = {
     408: "The body did not come within `api.receive_timeout_s`.",
     413: "The body is too large.",
     415: "A web page has to send JSON as such.",
-    429: "A cap is reached, or the server wants no more requests now.",
+    429: "A cap is reached, the server wants no more requests now, or another check of one is under way.",
     501: "This API cannot do that; the message says what can.",
     502: "An endpoint failed, and no other one could go on.",
     503: "Nothing can serve now, or the daemon is full.",
     504: "An endpoint was silent for too long.",
 }
+OPENAI = "OpenAI"  # whose shape errors have where no other API is asked
 RETRY = frozenset({429, 503})  # where a Retry-After may tell when to come again; a 503 always has one
-HEADERS: dict[str, tuple[Schema, str]] = {
-    "X-Disco-Request-Id": ({"type": "string"}, "The request's name in the history."),
-    "X-Disco-Route": ({"enum": ["device", "server"]}, "The side that gave the first token."),
-    "X-Disco-Model": ({"type": "string"}, "The model that did, percent-encoded."),
-    "X-Disco-Reason": ({"type": "string"}, "Why it was that side."),
-    "X-Disco-Quality": ({"type": "string"}, "Of a device over two machines."),
-    "X-Disco-Ignored": ({"type": "string"}, "Fields that nobody heeded, percent-encoded."),
-    "X-Disco-Cost-Usd": ({"type": "string"}, "Cost of a whole answer, $."),
-    "X-Disco-Ttft-Ms": ({"type": "string"}, "Time to first token of a whole answer."),
-}
+# What headers may hold that are no plain text.
+HEADER_VALUES: dict[str, Schema] = {"X-Disco-Route": {"enum": ["device", "server"]}}
 # One event of a stream; how each looks is for docs/api.md.
 EVENT: Schema = {
     "type": "object",
@@ -73,8 +68,11 @@ def document(routes: Iterable[tuple[str, str, str]]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for method, path, told, operation in found:
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, told, operation, schemas, shapes)
-    headers = {name: {"schema": schema, "description": about} for name, (schema, about) in HEADERS.items()}
-    headers["Retry-After"] = {"schema": {"type": "string"}, "description": "Seconds until it is worth asking again."}
+    headers = {
+        name: {"schema": HEADER_VALUES.get(name, {"type": "string"}), "description": about}
+        for name, about in HEADERS.items()
+    }
+    headers["Retry-After"] = {"schema": {"type": "string"}, "description": "seconds until it is worth asking again"}
     return {
         "openapi": OPENAPI,
         "info": {
@@ -133,8 +131,10 @@ def _security(method: str, path: str) -> list[dict[str, list[str]]]:
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
+    part: Schema = {"type": "string", "minLength": 1, "pattern": "^[^{}/]+$"}  # as aiohttp reads one
+    whole: Schema = {"type": "string", "minLength": 1}  # a model's name, which may have slashes
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        {"name": name, "in": "path", "required": True, "schema": whole if name == "name" else part}
         for name in _PATH_KEY.findall(path)
     ]
 
@@ -157,24 +157,37 @@ def _responses(method: str, path: str, operation: Operation, shapes: dict[str, S
     whole: dict[str, Any] = {"description": "What was asked for.", "content": content}
     if operation.failing is Failing.ANSWER:
         whole["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in HEADERS}
-    found = ({} if operation.failing is Failing.ALWAYS else {"200": whole}) | {
-        str(status): {**whole, "description": WITH_STATUS[status]} for status in operation.statuses
-    }
-    doors = [403] if path in WITHOUT_KEY else [401, 403]
-    for status in sorted({*doors, *operation.failing.value} - set(operation.statuses)):
-        found[str(status)] = _error(status, path, shapes)
+    found: dict[str, Any] = {} if operation.failing is Failing.ALWAYS else {"200": whole}
+    for status in sorted({*everywhere(method, path), *operation.failing.value, *operation.statuses}):
+        error = _error(status, path, shapes)
+        if status in operation.statuses:
+            media = error["content"]["application/json"]
+            error["content"]["application/json"] = {"schema": {"anyOf": [schema, media["schema"]]}}
+        found[str(status)] = error
     return found
 
 
+def everywhere(method: str, path: str) -> set[int]:
+    """Return the statuses of errors that a route has for what is wrong with a caller, a body's length or the daemon."""
+    keys = set() if path in WITHOUT_KEY else {401}
+    return keys | {403, 413, 503} | (set() if method == "GET" else {415})
+
+
 def _error(status: int, path: str, shapes: dict[str, Schema]) -> dict[str, Any]:
-    """Return an error of a route, in the shape that its clients know."""
-    shape = error_shape(path)
-    begin = next((begin for begin in ERROR_SHAPES if path.startswith(begin)), "OpenAI")
-    name = f"{begin.strip('/').rpartition('/')[2].capitalize() if begin.startswith('/') else begin}Error"
-    shapes.setdefault(name, error_schema(shape))
+    """Return an error of a route, in the shape that its clients know.
+
+    A connection too many is refused before it says what it wants: in OpenAI's shape, whatever that is.
+    """
+    begin = next((begin for begin in ERROR_SHAPES if path.startswith(begin)), OPENAI)
+    names = {begin: error_shape(path)} | ({OPENAI: error_body} if status == 503 else {})
+    refs = []
+    for kind, shape in names.items():
+        name = f"{kind.strip('/').rpartition('/')[2].capitalize() if kind.startswith('/') else kind}Error"
+        shapes.setdefault(name, error_schema(shape))
+        refs.append({"$ref": REF.format(name=name)})
     found: dict[str, Any] = {
         "description": WITH_STATUS[status],
-        "content": {"application/json": {"schema": {"$ref": REF.format(name=name)}}},
+        "content": {"application/json": {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}},
     }
     return found | (
         {"headers": {"Retry-After": {"$ref": "#/components/headers/Retry-After"}}} if status in RETRY else {}
@@ -211,4 +224,7 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Schema]:
         kind for operation in operations for kind in (*types_of(operation), operation.gives) if isinstance(kind, type)
     ]
     _, found = msgspec.json.schema_components(list(dict.fromkeys(types)), ref_template=REF)
+    for name, words in WORDS.items():
+        properties = found[name]["properties"]
+        found[name] |= {"properties": {key: schema | {"description": words[key]} for key, schema in properties.items()}}
     return dict(found)

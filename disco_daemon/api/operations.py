@@ -40,16 +40,16 @@ class Fields(StrEnum):
 
 
 class Failing(Enum):
-    """The statuses of errors that a kind of route has, beside those of the doors."""
+    """The statuses of errors that a kind of route has, beside those that every one has (`openapi.everywhere`)."""
 
     NOT = ()
-    QUERY = (400,)
+    WRONG = (400,)
     GONE = (404,)
     HISTORY = (400, 404)
-    BODY = (400, 408, 413, 415, 503)
-    RUNNING = (400, 404, 408, 413, 415, 503)
-    CONTROL = (400, 408, 413, 415, 502, 503, 504)
-    ANSWER = (400, 404, 408, 413, 415, 429, 502, 503, 504)
+    BODY = (400, 408)
+    RUNNING = (400, 404, 408)
+    CHECK = (400, 408, 429, 504)
+    ANSWER = (400, 404, 408, 429, 502, 504)
     ALWAYS = (501,)
 
 
@@ -141,12 +141,20 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         OllamaGenerateRequest, gives.OllamaAnswer, Failing.ANSWER, streams=LINES,
         examples={"once": OLLAMA | {"prompt": "Once upon a time"}},
     ),
-    ("POST", "/api/embed"): Operation(OllamaEmbedRequest, failing=Failing.ANSWER, requires=("input",)),
-    ("POST", "/api/embeddings"): Operation(OllamaEmbedRequest, failing=Failing.ANSWER, requires=("prompt",)),
-    ("GET", "/api/tags"): Operation(),
-    ("GET", "/api/ps"): Operation(),
-    ("POST", "/api/show"): Operation(OllamaShowRequest, failing=Failing.RUNNING),
-    ("GET", "/api/version"): Operation(),
+    ("POST", "/api/embed"): Operation(
+        OllamaEmbedRequest, gives.OllamaEmbeddings, Failing.ANSWER, requires=("input",),
+        examples={"two": {"model": "disco", "input": ["one", "two"]}},
+    ),
+    ("POST", "/api/embeddings"): Operation(
+        OllamaEmbedRequest, gives.OllamaEmbedding, Failing.ANSWER, requires=("prompt",),
+        examples={"one": {"model": "disco", "prompt": "one"}},
+    ),
+    ("GET", "/api/tags"): Operation(gives=gives.OllamaTags),
+    ("GET", "/api/ps"): Operation(gives=gives.OllamaInMemory),
+    ("POST", "/api/show"): Operation(
+        OllamaShowRequest, gives.OllamaShown, Failing.RUNNING, examples={"disco": {"model": "disco"}}
+    ),
+    ("GET", "/api/version"): Operation(gives=gives.OllamaVersion),
     ("POST", "/api/pull"): Operation(failing=Failing.ALWAYS),
     ("POST", "/api/create"): Operation(failing=Failing.ALWAYS),
     ("POST", "/api/push"): Operation(failing=Failing.ALWAYS),
@@ -161,12 +169,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation(gives={"type": "string"}, media="text/plain"),
     ("GET", "/disco/v1/state"): Operation(),
     ("GET", "/disco/v1/trace/{request_id}"): Operation(failing=Failing.GONE),
-    ("GET", "/disco/v1/providers"): Operation(failing=Failing.QUERY),
+    ("GET", "/disco/v1/providers"): Operation(failing=Failing.WRONG),
     ("GET", "/disco/v1/ledger"): Operation(
-        gives=gives.DatedRows, failing=Failing.QUERY, query=(Query("days", _ROWS, "How many days; from 1 to 1,000."),)
+        gives=gives.DatedRows, failing=Failing.WRONG, query=(Query("days", _ROWS, "How many days; from 1 to 1,000."),)
     ),
     ("GET", "/disco/v1/plan"): Operation(
-        failing=Failing.QUERY,
+        failing=Failing.WRONG,
         query=(
             Query("tokens", {"type": "integer", "minimum": 1, "maximum": MAX_PLAN_TOKENS}, "Of the prompt.", True),
             Query("waited", _AMOUNT, "Seconds that are over already."),
@@ -184,22 +192,22 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         Adjustment, gives.AdjustedAnswer, Failing.RUNNING, examples={"slower": {"pace_tps": 8}}
     ),
     ("GET", "/disco/v1/history"): Operation(
-        gives=gives.DatedRows, failing=Failing.QUERY, query=(Query("limit", _ROWS, "How many rows; from 1 to 1,000."),)
+        gives=gives.DatedRows, failing=Failing.WRONG, query=(Query("limit", _ROWS, "How many rows; from 1 to 1,000."),)
     ),
     ("GET", "/disco/v1/settings"): Operation(),
     ("PATCH", "/disco/v1/settings"): Operation(SETTINGS, failing=Failing.BODY),
-    ("POST", "/disco/v1/reload"): Operation(failing=Failing.CONTROL),
-    ("POST", "/disco/v1/server/check"): Operation(ServerWish, failing=Failing.CONTROL),
-    ("PUT", "/disco/v1/server"): Operation(ServerWish, failing=Failing.CONTROL),
-    ("PUT", "/disco/v1/device"): Operation(DeviceWish, failing=Failing.CONTROL),
+    ("POST", "/disco/v1/reload"): Operation(failing=Failing.WRONG),
+    ("POST", "/disco/v1/server/check"): Operation(ServerWish, failing=Failing.CHECK),
+    ("PUT", "/disco/v1/server"): Operation(ServerWish, failing=Failing.BODY),
+    ("PUT", "/disco/v1/device"): Operation(DeviceWish, failing=Failing.BODY),
     ("GET", "/disco/v1/fleet"): Operation(),
-    ("POST", "/disco/v1/fleet/pause"): Operation(failing=Failing.CONTROL),
-    ("POST", "/disco/v1/fleet/resume"): Operation(failing=Failing.CONTROL),
-    ("POST", "/disco/v1/fleet/drain"): Operation(DrainWish, failing=Failing.CONTROL),
-    ("GET", "/disco/v1/fleet/members"): Operation(failing=Failing.QUERY),
-    ("POST", "/disco/v1/fleet/new"): Operation(PairWish, failing=Failing.CONTROL, may_be_empty=True),
-    ("POST", "/disco/v1/fleet/revoke"): Operation(RevokeWish, failing=Failing.CONTROL),
-    ("GET", "/disco/v1/partner"): Operation(failing=Failing.QUERY),
-    ("POST", "/disco/v1/partner/pair"): Operation(PairWish, failing=Failing.CONTROL, may_be_empty=True),
-    ("POST", "/disco/v1/partner/revoke"): Operation(RevokeWish, failing=Failing.CONTROL),
+    ("POST", "/disco/v1/fleet/pause"): Operation(failing=Failing.WRONG),
+    ("POST", "/disco/v1/fleet/resume"): Operation(failing=Failing.WRONG),
+    ("POST", "/disco/v1/fleet/drain"): Operation(DrainWish, failing=Failing.BODY),
+    ("GET", "/disco/v1/fleet/members"): Operation(),
+    ("POST", "/disco/v1/fleet/new"): Operation(PairWish, failing=Failing.BODY, may_be_empty=True),
+    ("POST", "/disco/v1/fleet/revoke"): Operation(RevokeWish, failing=Failing.BODY),
+    ("GET", "/disco/v1/partner"): Operation(),
+    ("POST", "/disco/v1/partner/pair"): Operation(PairWish, failing=Failing.BODY, may_be_empty=True),
+    ("POST", "/disco/v1/partner/revoke"): Operation(RevokeWish, failing=Failing.BODY),
 }  # fmt: skip

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from benchmarks.fuzz_http import REAL, mutate, scramble
 from tests.fixtures.daemon import DaemonProcess, running
+from tests.fixtures.raw import message, replied
 from tests.fixtures.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -59,3 +60,12 @@ async def test_bad_bodies_get_an_error_in_the_shape_of_the_route(path: str, daem
             break
     assert len(took_s) == N_BAD
     assert statistics.median(took_s) < SOON_S
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_body_that_announces_too_much_is_refused_in_the_shape_of_the_route(
+    path: str, daemon: DaemonProcess
+) -> None:
+    reply = await replied(daemon.root, message("POST", path, b"x", Content_Length=str(50 * 10**9)))
+    assert reply.status == 413
+    assert has_own_shape(path, json.loads(reply.body)), reply

@@ -11,9 +11,12 @@ import pytest
 from disco_daemon.cli.main import make_parser
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import keys
+from tests.fixtures.documents import section
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = sorted(DOCS.glob("howto-*.md"))
+# About the daemon and its two sides, and no program that asks it.
+OF_THE_DAEMON = {"howto-offline.md", "howto-openai.md", "howto-two-machines.md", "howto-vllm.md"}
 TEXTS = {page.name: page.read_text("utf-8") for page in [*PAGES, DOCS / "metrics.md"]}
 
 
@@ -33,6 +36,7 @@ def test_there_are_how_tos() -> None:
         "howto-copilot",
         "howto-editors",
         "howto-home-assistant",
+        "howto-jetbrains",
         "howto-obsidian",
         "howto-offline",
         "howto-openai",
@@ -40,6 +44,17 @@ def test_there_are_how_tos() -> None:
         "howto-two-machines",
         "howto-vllm",
     }
+
+
+@pytest.mark.parametrize("name", sorted({page.name for page in PAGES} - OF_THE_DAEMON))
+def test_a_page_on_a_program_says_what_it_needs_and_whether_it_sends_a_key(name: str) -> None:
+    needs, keys_of_it = (section(TEXTS[name], title) for title in ("What it needs", "Keys, and other machines"))
+    assert re.search(r"\btools\b", needs, re.IGNORECASE), "of the model"
+    assert "**Room.**" in needs, "of its context"
+    assert "device.n_ctx" in needs
+    assert "another machine" in keys_of_it or "machine of its own" in keys_of_it
+    assert re.search(r"\bsends?\b|\bsent\b", keys_of_it), "whether there is a key"
+    assert "api.key" in keys_of_it
 
 
 @pytest.mark.parametrize("name", TEXTS)
