@@ -63,6 +63,7 @@ lock: .venv/tools/.stamp
 	$(LOCK) -o tests/clients/requirements.lock tests/clients/requirements.in
 	$(LOCK) -o tests/contract/requirements.lock tests/contract/requirements.in
 	$(LOCK) -o tests/coding_agents/requirements.lock tests/coding_agents/requirements.in
+	$(LOCK) -o benchmarks/peers/requirements.lock benchmarks/peers/requirements.in
 
 # The list of what users get, dist/sbom.cdx.json, in CycloneDX's form.
 sbom: .venv/tools/.stamp
@@ -110,5 +111,5 @@ test-binary:
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-clients .venv-contract .venv-agents tests/clients/node/node_modules tests/coding_agents/node/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-clients .venv-contract .venv-agents .venv-peers tests/clients/node/node_modules tests/coding_agents/node/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
