@@ -169,11 +169,24 @@ class Converter(SchemaConverter):  # type: ignore[misc]
 
 def resolve(converter: Converter, schema: dict[str, Any]) -> Any:
     """Resolve a schema's references. The converter looks for none beside a reference: not in its $defs."""
-    if "$ref" not in schema:
+    refers_to_all = _name_whole(schema)
+    if "$ref" not in schema and not refers_to_all:
         return converter.resolve_refs(schema, "stdin")
-    root = {"$ref": schema.pop("$ref")}
+    root = {"$ref": schema.pop("$ref")} if "$ref" in schema else schema
     converter.resolve_refs(schema | {"": root}, "stdin")
     return root
+
+
+def _name_whole(schema: Any) -> bool:
+    """Name the whole schema `#/`, which the converter finds, where it is `#`; return whether it is named at all."""
+    if isinstance(schema, list):
+        return sum(map(_name_whole, schema)) > 0  # all of them, not up to the first
+    if not isinstance(schema, dict):
+        return False
+    found = schema.get("$ref") == "#"
+    if found:
+        schema["$ref"] = "#/"
+    return _name_whole(list(schema.values())) or found
 
 
 def literal(text: str) -> str:
