@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 
@@ -42,17 +42,30 @@ def bounded(grammar: str, levels: int = LEVELS) -> str:
     end, and all where even the least is too large, stay as they are.
     """
     rules: dict[str, str] = dict(_RULE.findall(grammar))
-    refers = {name: {found for found in _NAME.findall(body) if found in rules} for name, body in rules.items()}
+    refers = {
+        name: [word for word in dict.fromkeys(_NAME.findall(body)) if word in rules] for name, body in rules.items()
+    }
     circles = [circle for names in _components(refers) if (circle := _circle(names, rules, refers))]
+    of = {name: circle for circle in circles for name in circle.bodies}
+    for name, words in {"": ["root"], **refers}.items():
+        for word in words:
+            if word in of and of.get(name) is not of[word]:
+                of[word].entered.add(word)
     run = max((len(hyphens) for name in rules for hyphens in re.findall("-+", name)), default=0)
     mark = "-" * (run + 1)  # no rule has a name with it
+    circles.sort(key=lambda circle: circle.size(mark))
     size = sum(circle.size(mark) for circle in circles)
-    if not size or MAX_WRITTEN // size < LEAST_LEVELS:
-        return grammar
+    while size > MAX_WRITTEN // LEAST_LEVELS:
+        size -= circles.pop().size(mark)
+    copies: dict[str, str] = {}
     for circle in circles:
         if written := circle.written(min(levels, MAX_WRITTEN // size), mark):
-            rules = {name: body for name, body in rules.items() if name not in circle.bodies} | written
-    return "\n".join(f"{name} ::= {body}" for name, body in rules.items())
+            copies |= written
+            for name in circle.bodies:
+                del rules[name]
+    if not copies:
+        return grammar
+    return "\n".join(f"{name} ::= {body}" for name, body in (rules | copies).items())
 
 
 @dataclass(slots=True)
@@ -80,9 +93,9 @@ class _Circle:
     """Rules that hold one another, those they need before them."""
 
     bodies: dict[str, list[list[_Part]]]
-    entered: set[str]  # by rules outside
     n_characters: int
     n_names: int
+    entered: set[str] = field(default_factory=set)  # rules that others refer to
 
     def size(self, mark: str) -> int:
         """Return how many characters a level has."""
@@ -109,22 +122,21 @@ class _Circle:
         return _reached(self.entered, made) if self.entered <= made.keys() else {}
 
 
-def _circle(names: frozenset[str], rules: Mapping[str, str], refers: Mapping[str, set[str]]) -> _Circle | None:
+def _circle(names: frozenset[str], rules: Mapping[str, str], refers: Mapping[str, Sequence[str]]) -> _Circle | None:
     """Make a circle of rules, if they are one, and if each way round opens a bracket."""
-    if len(names) == 1 and not any(name in refers[name] for name in names):
+    n_characters = sum(len(name) + len(rules[name]) for name in names)
+    if n_characters > MAX_WRITTEN // LEAST_LEVELS or not any(word in names for name in names for word in refers[name]):
         return None
     for opening in _OPENING:
-        bodies = {name: _parse(rules[name], opening) for name in names}
-        needed = {name: {word for word, n in _named(body) if n == 0 and word in names} for name, body in bodies.items()}
+        bodies = {name: _parse(rules[name], opening) for name in sorted(names)}
+        needed = {name: [word for word, n in _named(body) if n == 0 and word in names] for name, body in bodies.items()}
         try:
             order = list(TopologicalSorter(needed).static_order())
         except CycleError:
             continue
-        entered = {word for name, words in refers.items() if name not in names for word in words if word in names}
         return _Circle(
             {name: bodies[name] for name in order},
-            entered | (names & {"root"}),
-            sum(len(name) + len(rules[name]) for name in names),
+            n_characters,
             len(names) + sum(word in names for body in bodies.values() for word, _ in _named(body)),
         )
     return None
@@ -190,15 +202,15 @@ def _reached(entered: Iterable[str], rules: dict[str, str]) -> dict[str, str]:
     return {name: body for name, body in rules.items() if name in reached}
 
 
-def _components(refers: Mapping[str, set[str]]) -> Iterator[frozenset[str]]:
+def _components(refers: Mapping[str, Sequence[str]]) -> Iterator[frozenset[str]]:
     """Yield sets of rules that all lead to one another.
 
     Source: Sharir (1981), "A strong-connectivity algorithm and its applications in data flow analysis".
     """
-    back: dict[str, set[str]] = {name: set() for name in refers}
+    back: dict[str, list[str]] = {name: [] for name in refers}
     for name, words in refers.items():
         for word in words:
-            back[word].add(name)
+            back[word].append(name)
     seen, taken = set[str](), set[str]()
     last = [name for start in refers for name in _left(start, refers, seen)]
     for name in reversed(last):
@@ -206,7 +218,7 @@ def _components(refers: Mapping[str, set[str]]) -> Iterator[frozenset[str]]:
             yield found
 
 
-def _left(start: str, refers: Mapping[str, set[str]], seen: set[str]) -> Iterator[str]:
+def _left(start: str, refers: Mapping[str, Sequence[str]], seen: set[str]) -> Iterator[str]:
     """Yield what a walk from a rule finds, each when all behind it was found; `seen` is not walked again."""
     if start in seen:
         return
