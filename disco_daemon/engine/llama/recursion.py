@@ -31,7 +31,8 @@ _MAY_MISS = re.compile(r"[*?]|\{\s*0+\s*[,}]")
 # What opens and closes a level: objects; lists as well in a circle that has a way round without an object.
 _OPENING = ({'"{"': 1, '"}"': -1}, {'"{"': 1, '"}"': -1, '"["': 1, '"]"': -1})
 
-Renamed = Callable[[str, int], str | None]  # a name, and the brackets that are open: its name there, if it can end
+# A name or another sign, and the brackets that are open in front of it: what stands there, None if nothing can.
+Renamed = Callable[[str, int], str | None]
 
 
 @lru_cache(MAX_KNOWN)  # clients send the same schema again and again
@@ -42,6 +43,8 @@ def bounded(grammar: str, levels: int = LEVELS) -> str:
     end, and all where even the least is too large, stay as they are.
     """
     rules: dict[str, str] = dict(_RULE.findall(grammar))
+    if len(rules) <= grammar.strip().count("\n"):
+        return grammar  # of which this would lose something
     refers = {
         name: [word for word in dict.fromkeys(_NAME.findall(body)) if word in rules] for name, body in rules.items()
     }
@@ -55,11 +58,11 @@ def bounded(grammar: str, levels: int = LEVELS) -> str:
     mark = "-" * (run + 1)  # no rule has a name with it
     circles.sort(key=lambda circle: circle.size(mark))
     size = sum(circle.size(mark) for circle in circles)
-    while size > MAX_WRITTEN // LEAST_LEVELS:
+    while size > MAX_WRITTEN // (LEAST_LEVELS + 1):
         size -= circles.pop().size(mark)
     copies: dict[str, str] = {}
     for circle in circles:
-        if written := circle.written(min(levels, MAX_WRITTEN // size), mark):
+        if written := circle.written(min(levels, MAX_WRITTEN // size - 1), mark):
             copies |= written
             for name in circle.bodies:
                 del rules[name]
@@ -82,7 +85,7 @@ class _Part:
             inner = _text(self.sign, renamed)
             found = f"({inner})" if inner else inner
         else:
-            found = renamed(self.sign, self.n_open) if _is_name(self.sign) else self.sign
+            found = renamed(self.sign, self.n_open)
         if found:
             return found + self.times
         return "" if _MAY_MISS.match(self.times) else found
@@ -93,6 +96,7 @@ class _Circle:
     """Rules that hold one another, those they need before them."""
 
     bodies: dict[str, list[list[_Part]]]
+    opening: Mapping[str, int]
     n_characters: int
     n_names: int
     entered: set[str] = field(default_factory=set)  # rules that others refer to
@@ -102,18 +106,18 @@ class _Circle:
         return self.n_characters + self.n_names * (len(mark) + 2)
 
     def written(self, levels: int, mark: str) -> dict[str, str]:
-        """Return the rules for so many levels, of which the first one keeps its names; none if it cannot end so."""
+        """Return the rules for so many levels; outside them they keep their names. None if it cannot end so."""
         made: dict[str, str] = {}
 
         def name_at(name: str, level: int) -> str:
             return f"{name}{mark}{level}" if level else name
 
-        for level in reversed(range(levels)):
+        for level in reversed(range(levels + 1)):  # the last one is within the last bracket
 
-            def renamed(name: str, n_open: int, level: int = level) -> str | None:
-                if name not in self.bodies:
-                    return name
-                copy = name_at(name, level + n_open)
+            def renamed(sign: str, n_open: int, level: int = level) -> str | None:
+                if sign not in self.bodies:
+                    return None if level + n_open + self.opening.get(sign, 0) > levels else sign
+                copy = name_at(sign, level + n_open)
                 return copy if copy in made else None
 
             for name, body in self.bodies.items():
@@ -125,7 +129,9 @@ class _Circle:
 def _circle(names: frozenset[str], rules: Mapping[str, str], refers: Mapping[str, Sequence[str]]) -> _Circle | None:
     """Make a circle of rules, if they are one, and if each way round opens a bracket."""
     n_characters = sum(len(name) + len(rules[name]) for name in names)
-    if n_characters > MAX_WRITTEN // LEAST_LEVELS or not any(word in names for name in names for word in refers[name]):
+    if n_characters > MAX_WRITTEN // (LEAST_LEVELS + 1) or not any(
+        word in names for name in names for word in refers[name]
+    ):
         return None
     for opening in _OPENING:
         bodies = {name: _parse(rules[name], opening) for name in sorted(names)}
@@ -136,6 +142,7 @@ def _circle(names: frozenset[str], rules: Mapping[str, str], refers: Mapping[str
             continue
         return _Circle(
             {name: bodies[name] for name in order},
+            opening,
             n_characters,
             len(names) + sum(word in names for body in bodies.values() for word, _ in _named(body)),
         )
