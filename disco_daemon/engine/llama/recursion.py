@@ -21,7 +21,7 @@ from graphlib import CycleError, TopologicalSorter
 LEVELS = 24  # objects within each other by one recursive schema; lists and trees of people have fewer
 LEAST_LEVELS = 6  # where a schema is too large for more; with fewer, an answer would rather be cut than made to end
 MAX_WRITTEN = 128 * 1024  # characters of the rules that are written out; llama.cpp reads them in a few ms
-MAX_KNOWN = 16  # grammars that need not be written out again; 4 MiB at most
+MAX_KNOWN = 8  # grammars that need not be written out again; 10 MiB at most, and most have a hundredth of that
 
 _RULE = re.compile(r"^([A-Za-z0-9-]+) ::= (.*)$", re.MULTILINE)
 _WORDS = r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}'  # what is no name, whatever stands in it
