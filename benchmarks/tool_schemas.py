@@ -113,7 +113,7 @@ def problems(value: Any, schema: Any, root: Schema, where: str = "$") -> Iterato
     """Yield what of a value is not as its JSON schema says; of the keywords that the tools here have."""
     if "$ref" in schema:
         found: Any = root
-        for part in schema["$ref"].removeprefix("#/").split("/"):
+        for part in filter(None, schema["$ref"].removeprefix("#").split("/")):
             found = found[part]
         yield from problems(value, found, root, where)
     for alternatives in (schema[kind] for kind in ("anyOf", "oneOf") if kind in schema):

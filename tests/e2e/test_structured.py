@@ -10,6 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from disco_daemon.engine.llama.recursion import LEVELS
 from disco_daemon.engine.schema import MAX_CHOICES
 from tests.fixtures.daemon import DaemonProcess, running
 
@@ -37,7 +38,7 @@ async def device(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Daem
 async def asked(device: DaemonProcess, max_tokens: int = 60, **more: Any) -> Any:
     messages: Any = [{"role": "user", "content": "Which animal has four legs, and how many?"}]
     return await device.client.chat.completions.create(
-        model="disco/device", messages=messages, temperature=0, max_tokens=max_tokens, **more
+        model="disco/device", messages=messages, max_tokens=max_tokens, **{"temperature": 0} | more
     )
 
 
@@ -54,6 +55,21 @@ async def test_any_object_is_an_object(device: DaemonProcess) -> None:
     stream = await asked(device, response_format={"type": "json_object"}, stream=True)
     text = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
     assert text.lstrip().startswith("{")
+
+
+async def test_an_answer_by_a_schema_that_contains_itself_ends(device: DaemonProcess) -> None:
+    linked = {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}
+    node = {"type": "object", "properties": {"n": linked}, "required": ["n"], "additionalProperties": False}
+    for seed in range(4):  # the model opens one after the other, for as long as it may
+        made = await asked(
+            device, 400, response_format=formatted(node | {"$defs": {"node": node}}), seed=seed,
+            temperature=1.5,
+        )  # fmt: skip
+        assert made.choices[0].finish_reason == "stop"
+        said, n = json.loads(made.choices[0].message.content), 0
+        while said is not None:
+            said, n = said["n"], n + 1
+        assert n <= LEVELS + 1
 
 
 async def test_a_schema_that_cannot_be_obeyed_is_the_clients_fault(device: DaemonProcess) -> None:

@@ -9,6 +9,7 @@ import pytest
 from disco_daemon.engine.llama.grammar import MAX_GRAMMAR, GrammarError, grammar_of
 from disco_daemon.engine.llama.patterns import spell
 from disco_daemon.engine.schema import MAX_CHOICES, MAX_DEPTH, MAX_OPTIONAL, MAX_REPEATS, MAX_SCHEMA, SchemaError, check
+from tests.fixtures.gbnf import Language
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
@@ -214,6 +215,19 @@ def test_what_stands_beside_alternatives_holds_for_each() -> None:
 def test_a_value_without_a_type_is_any_value() -> None:
     assert rules({"description": "Whatever."})["x-kv"].endswith(" value")
     assert rules({"type": "object", "required": ["y"]})["x"] == '"{" space x-y-kv "}" space'
+
+
+@pytest.mark.parametrize("required", [[], ["a"], ["a", "b"]])
+def test_commas_stand_between_properties_with_a_name_and_without_one(required: list[str]) -> None:
+    one = {"type": "integer"}
+    of = {"type": "object", "properties": {"a": one, "b": one}, "required": required, "additionalProperties": one}
+    allowed = Language(grammar_of(schema(of)))
+    pairs = ['"a":1', '"b":1', '"x":1', '"y":1']
+    for n in range(1 << len(pairs)):
+        there = [pair for i, pair in enumerate(pairs) if n >> i & 1]
+        assert allowed.allows("{" + ",".join(there) + "}") is all(f'"{name}":1' in there for name in required), there
+        for i in range(1, len(there)):
+            assert not allowed.allows("{" + "".join(there[:i]) + ",".join(there[i:]) + "}")
 
 
 def test_a_reference_is_what_it_names_wherever_that_is() -> None:

@@ -1,9 +1,9 @@
 """llama.cpp's converter of JSON schemas to grammars, with bounds, and with what schemas of tools need.
 
-The converter leaves out what stands beside `anyOf` or a list of types, and the bounds of numbers; it names a reference
-by its last word, lets line feeds stand in a string as they are, and knows no value without a type. All that this one
-writes is JSON that the schema allows, but for what no grammar counts here: `multipleOf`, `uniqueItems`, `not` and the
-like.
+The converter leaves out what stands beside `anyOf` or a list of types, the bounds of numbers, and a comma; it names a
+reference by its last word, lets line feeds stand in a string as they are, and knows no value without a type. All that
+this one writes is JSON that the schema allows, but for what no grammar counts here: `multipleOf`, `uniqueItems`, `not`
+and the like.
 """
 
 from __future__ import annotations
@@ -144,6 +144,38 @@ class Converter(SchemaConverter):  # type: ignore[misc]
     def _format_literal(self, text: str) -> str:
         return literal(json.dumps(json.loads(text), ensure_ascii=False))
 
+    def _build_object_rule(
+        self, properties: list[tuple[str, Any]], required: set[str], name: str, additional_properties: Any
+    ) -> str:
+        """Return the body of an object's rule.
+
+        llama.cpp's own has no comma between the last property that may be missing and those that have no name.
+        """
+        prefix = f"{name}-" if name else ""
+        pairs = dict[str, str]()
+        for key, inner in properties:
+            value = self.visit(inner, f"{prefix}{key}")
+            pairs[key] = self._add_rule(
+                f"{prefix}{key}-kv", f'{self._generate_constant_rule(key)} space ":" space {value}'
+            )
+        more = ""  # the rule of one without a name
+        if additional_properties is True or isinstance(additional_properties, dict):
+            inner = {} if additional_properties is True else additional_properties
+            value = self.visit(inner, f"{prefix}additional-value")
+            text = self._add_primitive("string", PRIMITIVE_RULES["string"])
+            more = self._add_rule(f"{prefix}additional-kv", f'{text} ":" space {value}')
+        begins = [self._add_rule(f"{prefix}additional-kvs", f'{more} ( "," space {more} )*')] if more else []
+        rest = f'( "," space {more} )*' if more else ""
+        for key in reversed([key for key in pairs if key not in required]):
+            after = self._add_rule(f"{prefix}{key}-rest", rest) if rest else ""
+            begins.append(f"{pairs[key]} {after}".rstrip())
+            rest = f'( "," space {pairs[key]} )? {after}'.rstrip()
+        rule = '"{" space ' + ' "," space '.join(pair for key, pair in pairs.items() if key in required)
+        if begins:
+            either = " | ".join(reversed(begins))
+            rule += f' ( "," space ( {either} ) )?' if required & pairs.keys() else f" ({either} )?"
+        return rule + ' "}" space'
+
     def _visit_pattern(self, pattern: str, name: str) -> Any:
         return super()._visit_pattern(spell(pattern), name)
 
@@ -169,11 +201,24 @@ class Converter(SchemaConverter):  # type: ignore[misc]
 
 def resolve(converter: Converter, schema: dict[str, Any]) -> Any:
     """Resolve a schema's references. The converter looks for none beside a reference: not in its $defs."""
-    if "$ref" not in schema:
+    refers_to_all = _name_whole(schema)
+    if "$ref" not in schema and not refers_to_all:
         return converter.resolve_refs(schema, "stdin")
-    root = {"$ref": schema.pop("$ref")}
+    root = {"$ref": schema.pop("$ref")} if "$ref" in schema else schema
     converter.resolve_refs(schema | {"": root}, "stdin")
     return root
+
+
+def _name_whole(schema: Any) -> bool:
+    """Name the whole schema `#/`, which the converter finds, where it is `#`; return whether it is named at all."""
+    if isinstance(schema, list):
+        return sum(map(_name_whole, schema)) > 0  # all of them, not up to the first
+    if not isinstance(schema, dict):
+        return False
+    found = schema.get("$ref") == "#"
+    if found:
+        schema["$ref"] = "#/"
+    return _name_whole(list(schema.values())) or found
 
 
 def literal(text: str) -> str:

@@ -16,7 +16,8 @@ from .converter import ESCAPE, WHOLE, Converter, literal, resolve
 from .converter import MAX_GRAMMAR as MAX_GRAMMAR
 from .converter import GrammarError as GrammarError  # where everybody looks for it
 from .patterns import PatternError
-from .readings import MAX_READINGS, readings
+from .readings import MAX_READINGS, noted, readings
+from .recursion import bounded
 
 MAX_CALLS = 2 * MAX_GRAMMAR  # the same of all tools together
 MAX_REASON = 200  # characters of what a converter says of a strange schema
@@ -26,8 +27,10 @@ AMBIGUOUS = (
     "alike, shorten long enums, and nest fewer repetitions in a pattern."
 )
 
-
 _ANY = {"type": "object"}
+# llama.cpp's grammar of JSON, one rule a line.
+_ANY_OBJECT = re.sub(r" ?(\w+) ::= ?", r"\n\1 ::= ", re.sub(r"(?:#.*)?\s+", " ", str(JSON_GBNF))).strip()
+_ANY_OBJECT = _ANY_OBJECT.replace(ESCAPE, WHOLE)
 # Rules that are the same in each grammar of a schema.
 _SHARED = (RESERVED_NAMES - {"root"}) | {"space"}
 # A word of a rule's body: the name of a rule, or something in quotes or brackets.
@@ -42,7 +45,7 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
         raise GrammarError(str(e)) from e
     match response_format:
         case {"type": "json_object"}:
-            return str(JSON_GBNF).replace(ESCAPE, WHOLE)
+            return _written_out(_ANY_OBJECT)
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
             return _of_schema(schema)
         case {"type": "choice", "choice": [*texts]}:
@@ -71,7 +74,13 @@ def _of_schema(schema: dict[str, Any]) -> str:
         too_many = readings(grammar) > MAX_READINGS
     if too_many:
         raise GrammarError(AMBIGUOUS)
-    return grammar
+    return _written_out(grammar)
+
+
+def _written_out(grammar: str) -> str:
+    """Return a grammar whose recursion ends. It has no more readings, and a walk through all its levels takes long."""
+    written = bounded(grammar)
+    return grammar if written == grammar else noted(written, readings(grammar))
 
 
 def grammar_of_calls(calls: Grammar, *, lenient: bool = False) -> str:
@@ -81,11 +90,11 @@ def grammar_of_calls(calls: Grammar, *, lenient: bool = False) -> str:
     """
     found = _joined(calls, _any_if_strange if lenient else _rules_of)
     if readings(found) <= MAX_READINGS:
-        return found
+        return _written_out(found)
     if lenient:
         found = _joined(calls, _any_if_ambiguous)
         if readings(found) <= MAX_READINGS:
-            return found
+            return _written_out(found)
     raise GrammarError(AMBIGUOUS)
 
 

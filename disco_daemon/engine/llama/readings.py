@@ -20,6 +20,7 @@ MAX_WORK = 60_000  # stacks looked at, in all walks of one grammar; 0.1 s
 MAX_KNOWN = 16  # grammars whose walks need not be taken again; 4 MiB at most
 WIDE = 4  # readings that may begin alike in a grammar whose walks were not finished
 
+_NOTE = re.compile(r" # readings: (\d+)\Z")  # no text of a client's ends so: it would be in quotes or brackets
 _SIGN = re.compile(
     r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z0-9-]+\s*::=|[A-Za-z0-9-]+|\{[^}]*\}|[()|*+?.]', re.DOTALL
 )
@@ -43,6 +44,8 @@ def readings(grammar: str) -> int:
 
     Beyond MAX_READINGS it may be any number. Takes 0.1 s or so at most.
     """
+    if note := _NOTE.search(grammar):
+        return int(note[1])
     walks = _Walks(*_parse(grammar))
     width = 0
     try:
@@ -53,6 +56,11 @@ def readings(grammar: str) -> int:
         if width > WIDE or not width:
             return MAX_READINGS + 1
     return walks.most
+
+
+def noted(grammar: str, n: int) -> str:
+    """Return a grammar with a note, which llama.cpp skips, that it has at most `n` readings."""
+    return f"{grammar.rstrip()} # readings: {n}"
 
 
 # --- walking -----------------------------------------------------------------------------------------------------
