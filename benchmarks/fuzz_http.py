@@ -70,9 +70,20 @@ GENERATE: dict[str, Any] = {
     "model": "disco", "prompt": "Hi", "system": "Be brief.", "images": [], "raw": False, "format": "json",
     "options": {"num_predict": 1, "stop": ["x"]}, "keep_alive": 0.5, "context": [1],
 }  # fmt: skip
+FILL: dict[str, Any] = {
+    "model": "disco", "prompt": "def f(", "suffix": "return 1", "max_tokens": 1, "temperature": 0.5, "stop": ["x"],
+    "stream": False, "seed": 1,
+}  # fmt: skip
+INFILL: dict[str, Any] = {
+    "input_prefix": "def f(", "input_suffix": "return 1", "prompt": "a", "n_predict": 1, "temperature": 0.5,
+    "input_extra": [{"filename": "a.py", "text": "x = 1"}], "n_indent": 0, "t_max_predict_ms": 500, "stop": ["x"],
+    "stream": False, "samplers": ["top_k"], "cache_prompt": True, "top_k": 40,
+}  # fmt: skip
 REAL: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/chat/completions", CHAT),
     ("POST", "/v1/completions", {"model": "disco", "prompt": "Hi", "max_tokens": 1, "echo": False}),
+    ("POST", "/v1/completions", FILL),
+    ("POST", "/infill", INFILL),
     ("POST", "/v1/embeddings", {"model": "disco", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8}),
     ("POST", "/v1/responses", RESPONSES),
     ("POST", "/v1/responses/input_tokens", RESPONSES),

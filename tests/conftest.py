@@ -22,11 +22,11 @@ BESIDE = tuple(
     f"tests/e2e/test_{name}.py"
     for name in (
         "bad_requests", "bench_split", "confinement", "context", "continuations", "doctor", "doors", "embeddings",
-        "engine_exact", "exit_segment", "exits", "fleet_again", "fleet_answers", "fleet_host", "imports", "install",
-        "keys", "launcher", "layer_states", "lora", "money", "private", "private_marks", "peer_link", "peer_pairing",
-        "peer_strangers", "profile", "pull", "reloads", "segment_model", "service_live", "setup", "soak", "speculate",
-        "spill", "split_ahead", "split_check", "split", "split_draft", "split_engines", "split_modes", "split_whole",
-        "structured", "thinking", "tools", "trace", "tui_terminal", "tune", "whatif",
+        "engine_exact", "every_route", "exit_segment", "exits", "fleet_again", "fleet_answers", "fleet_host", "imports",
+        "install", "keys", "launcher", "layer_states", "lora", "money", "private", "private_marks", "peer_link",
+        "peer_pairing", "peer_strangers", "profile", "pull", "reloads", "same_texts", "segment_model", "service_live",
+        "setup", "soak", "speculate", "spill", "split_ahead", "split_check", "split", "split_draft", "split_engines",
+        "split_modes", "split_whole", "structured", "thinking", "tools", "trace", "tui_terminal", "tune", "whatif",
     )
 )  # fmt: skip
 # Each has a simulation as its fixture, which takes longer than its tests.

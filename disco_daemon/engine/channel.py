@@ -81,10 +81,14 @@ class RequestChannel:
 
     @contextlib.contextmanager
     def inbox(self) -> Iterator[tuple[str, ReplyInbox]]:
-        """Open an inbox for a question that is asked and answered in one place."""
+        """Open an inbox for a question that is asked and answered in one place; left unanswered, it is withdrawn."""
         request_id, inbox = self.expect("q")
         try:
             yield request_id, inbox
+        except (TimeoutError, asyncio.CancelledError):
+            with contextlib.suppress(EngineGone):
+                self.write(wire.CancelRequest(id=request_id))
+            raise
         finally:
             self.forget(request_id)
 

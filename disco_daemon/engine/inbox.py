@@ -120,16 +120,11 @@ class EngineAnswer:
             self._forget(self._id)
 
 
-async def wait_for_embedding(inbox: ReplyInbox, cancel: Callable[[], None]) -> wire.Embedded | wire.Failed:
-    """Wait for an embedding; if the wait is cancelled, so is the embedding. Raises EngineGone."""
-    try:
-        while True:
-            match await inbox.replies.get():  # ends: the supervisor kills an engine that hangs
-                case EngineGone() as gone:
-                    raise gone
-                case wire.Embedded() | wire.Failed() as reply:
-                    return reply
-    except asyncio.CancelledError:
-        with contextlib.suppress(EngineGone):
-            cancel()
-        raise
+async def wait_for_embedding(inbox: ReplyInbox) -> wire.Embedded | wire.Failed:
+    """Wait for an embedding. Raises EngineGone."""
+    while True:
+        match await inbox.replies.get():  # ends: the supervisor kills an engine that hangs
+            case EngineGone() as gone:
+                raise gone
+            case wire.Embedded() | wire.Failed() as reply:
+                return reply

@@ -374,14 +374,14 @@ class Engine:
         if self.state is not EngineState.READY:
             self.wake()  # a counted prompt will be followed by its request
             return None
-        with self._channel.inbox() as (request_id, inbox):
-            try:
+        try:
+            with self._channel.inbox() as (request_id, inbox):
                 self._channel.write(count_message(request_id, request, ids=ids))
                 async with asyncio.timeout(IDS_TIMEOUT_S if ids else COUNT_TIMEOUT_S):
                     reply = await inbox.replies.get()
-            except (EndpointError, TimeoutError):  # it has gone, or such a request cannot be sent to it
-                return None
-            return reply if isinstance(reply, wire.Counted) else None
+        except (EndpointError, TimeoutError):  # it has gone, or such a request cannot be sent to it
+            return None
+        return reply if isinstance(reply, wire.Counted) else None
 
     def open(self, request: GenerationRequest, *, hold: bool = False) -> EngineAnswer:
         """Start one answer. Raises EngineGone, and EndpointError if the request cannot be sent."""
@@ -397,4 +397,4 @@ class Engine:
         """Embed a text, or token ids. Raises EngineGone, and EndpointError for what cannot be sent."""
         with self._channel.inbox() as (request_id, inbox):
             self._channel.write(wire.Embed(id=request_id, input=given))
-            return await wait_for_embedding(inbox, lambda: self._channel.write(wire.CancelRequest(id=request_id)))
+            return await wait_for_embedding(inbox)

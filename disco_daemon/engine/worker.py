@@ -1,7 +1,8 @@
 """The engine process: `python -m disco_daemon.engine.worker FD [DOOR_FD]`.
 
-Two threads. The main thread owns llama.cpp's context and everything in `Batcher`. The reader thread takes frames off
-the socket, answers what needs no context (token counts), and stops a decode in flight when a CancelRequest arrives.
+Three threads. The main thread owns llama.cpp's context and everything in `Batcher`. The reader thread takes frames off
+the socket, and stops a decode in flight when a CancelRequest arrives. The intake makes tokens and grammars for the main
+thread, and answers what needs no context (token counts).
 When the daemon goes away, the socket ends and so does this process.
 """
 
@@ -14,8 +15,7 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -30,37 +30,31 @@ from .host_door import HostDoor
 from .kv.cells import Cells
 from .kv.spill import Spill, fingerprint_of
 from .llama import gpu
-from .llama.adapters import prefix_key
 from .llama.draft import DraftModel
 from .llama.embedding import Embeddings
 from .llama.memory import available_bytes
 from .llama.model import AbortFlag, Llama, build
-from .llama.refusals import ModelError, PromptTooLong
+from .llama.refusals import ModelError
 from .llama.sequences import N_SEQS
 from .llama.template import TemplateError
-from .llama.vocabulary import PromptError
 from .peer_socket import RelayDoor
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
 from .serve.edge import EdgeBatcher
+from .serve.intake import Command, Intake
 from .serve.partner import PartnerBatcher
-from .serve.prepare import prepare
-from .serve.role import load_llama, make_batcher, obey_fleet
+from .serve.role import load_llama, make_batcher
 from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
 
 NICE = 5  # added to our niceness: the daemon comes first
 LAST_S = 8.0  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
 SLACK_S = 0.3  # until the decode in flight is stopped, and the process is gone
-BEAT_S = 1.0  # between signs of life while a long prompt is looked at
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
 
 
-Command = Callable[[], None]
-
-
 class Worker:
-    """The process: socket, reader thread and batcher."""
+    """The process: socket, reader thread, intake and batcher."""
 
     def __init__(self, sock: socket.socket, door: socket.socket | None = None) -> None:
         """Through `door` come sockets that lead to the machines that have the other layers, or to a fleet's hosts."""
@@ -71,10 +65,9 @@ class Worker:
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: the daemon has gone
         self._cells: Cells | None = None
         self._spill: Spill | None = None
-        self._batcher: Batcher | None = None
         self._embeddings: Embeddings | None = None
+        self._intake: Intake | None = None
         self._outbox: list[bytes] = []
-        self._alive_at = 0.0  # when the reader thread last sent Alive, s
 
     def send(self, message: wire.Message) -> None:
         """Send one message to the daemon at once."""
@@ -119,17 +112,20 @@ class Worker:
         except TemplateError as e:
             self.send(wire.LoadFailed(message=f"{e}. Give it another one: device.chat_template names a file"))
             return
-        llama.vocabulary.beat = self._beat
         latency = IterationLatency(llama.latency_prior)
         spill = self._spill = _spill(load, llama)
         spare_bytes = int(SPARE_SHARE * available_bytes())
         cells = self._cells = Cells(llama, N_SEQS, llama.n_cells, spare_bytes=spare_bytes, spill=spill)
         admission = Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
         send_frame = None if self._relays is None else self._relays.send
-        batcher = self._batcher = make_batcher(load, llama, self.post, admission, send_frame)
+        batcher = make_batcher(load, llama, self.post, admission, send_frame)
         if load.speculate and llama.divisible:  # else wrong guesses could not be cut
             batcher.speculator = Speculator(llama, latency, cells, small)
-        self._embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
+        embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
+        intake = Intake(batcher, embeddings, cells, self.send, self._commands.put, self._abort)
+        llama.vocabulary.beat = intake.beat
+        threading.Thread(target=intake.run, name="intake", daemon=True).start()
+        self._embeddings, self._intake = embeddings, intake
         name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
         self.send(
             wire.Loaded(
@@ -219,34 +215,17 @@ class Worker:
         os._exit(0)
 
     def _read(self) -> None:
-        """Read frames in a thread of its own: answer what needs no context, and queue the rest for the main thread."""
+        """Read frames in a thread of its own, and queue them to be prepared; a CancelRequest overtakes all others."""
         with self._end_process():
             while (body := framing.read_blocking(self._sock)) is not None:
-                message, batcher, embeddings = wire.decode_to_engine(body), self._batcher, self._embeddings
-                if isinstance(message, wire.Load) or batcher is None or embeddings is None:
+                message, intake = wire.decode_to_engine(body), self._intake
+                if isinstance(message, wire.Load) or intake is None:
                     msg = f"{type(message).__name__} at the wrong time"
                     raise ValueError(msg)
-                with self._refuse_unreadable(message.id):
-                    match message:
-                        case wire.Count():
-                            self._count(message, batcher.llama)
-                        case wire.Generate():
-                            self._commands.put(partial(batcher.queue, prepare(batcher.llama, message)))
-                        case wire.Embed():
-                            self._commands.put(partial(embeddings.add, _tokenize(message, batcher.llama)))
-                        case wire.HoldAnswer(id=request_id):
-                            self._commands.put(partial(batcher.hold, request_id))
-                        case wire.AppendText():
-                            self._commands.put(partial(batcher.append, message))
-                        case wire.MoveLayers() | wire.BreakOffMove() | wire.LimitAnswers():
-                            self._commands.put(partial(obey_fleet, batcher, message))
-                        case wire.SetPace(id=request_id, pace_tps=pace_tps):
-                            self._commands.put(partial(batcher.pace, request_id, pace_tps))
-                        case wire.CancelRequest(id=request_id):
-                            self._commands.put(partial(batcher.cancel, request_id))
-                            self._commands.put(partial(embeddings.cancel, request_id))
-                if self._is_urgent(message):
-                    self._abort.set()
+                if isinstance(message, wire.CancelRequest):
+                    intake.cancel(message.id)
+                else:
+                    intake.put(message)
 
     @contextlib.contextmanager
     def _end_process(self) -> Iterator[None]:
@@ -261,58 +240,6 @@ class Worker:
             self._abort.set()
             threading.Event().wait(LAST_S + SLACK_S)  # `_end` is quicker
         os._exit(0)
-
-    def _is_urgent(self, message: wire.ToEngine) -> bool:
-        """Whether the decode in flight is stopped for a message: it takes long, or is of no use any more."""
-        single = self._batcher is not None and self._batcher.single_prompt
-        return isinstance(message, wire.CancelRequest) or (single and isinstance(message, wire.Generate))
-
-    @contextlib.contextmanager
-    def _refuse_unreadable(self, request_id: str) -> Iterator[None]:
-        """Refuse a request that cannot be served; whatever exception it causes, other answers go on."""
-        try:
-            yield
-        except (TemplateError, PromptError) as e:
-            self.send(wire.refusal(request_id, e))
-        except Exception as e:
-            os.write(2, f"a request fails: {type(e).__name__}\n".encode())
-            self.send(
-                wire.Failed(
-                    id=request_id,
-                    reason="engine_error",
-                    message=f"the engine cannot read it: {type(e).__name__}",
-                    your_fault=False,
-                )
-            )
-
-    def _beat(self) -> None:
-        """Send, once a second, that a long prompt is being read: the supervisor kills a silent engine."""
-        now = time.monotonic()
-        if now - self._alive_at > BEAT_S:
-            self._alive_at = now
-            self.send(wire.Alive())
-
-    def _count(self, message: wire.Count, llama: Llama) -> None:
-        vocabulary = llama.vocabulary
-        try:
-            prompt = vocabulary.prompt_tokens(message)
-            begun = vocabulary.answer_tokens(message.answer, message.answer_ids)
-        except PromptTooLong as e:
-            if message.ids:
-                raise
-            self.send(wire.Counted(id=message.id, n_tokens=e.n_tokens))  # an estimate: a server's price depends on it
-            return
-        if not message.ids:
-            prompt = [*prompt, *begun]
-            key = prefix_key(prompt, llama.salt(message.adapter))
-            n_cached = self._cells.count_cached(key) if self._cells is not None else 0
-            self.send(wire.Counted(id=message.id, n_tokens=len(prompt), n_cached=n_cached))
-            return
-        ids = (*prompt, *begun)
-        text = vocabulary.prompt_text(message)
-        self.send(
-            wire.Counted(id=message.id, n_tokens=len(prompt), ids=ids, text=text + message.answer if text else "")
-        )
 
 
 def _require_divisible(llama: Llama, path: str) -> None:
@@ -329,17 +256,6 @@ def _do_nothing() -> None:
 def least(*waits_s: float | None) -> float | None:
     """Return the shortest wait, s; None if all are without end."""
     return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
-
-
-def _tokenize(message: wire.Embed, llama: Llama) -> wire.Embed:
-    """Tokenize the text of an embedding. Raises PromptError."""
-    try:
-        return wire.Embed(id=message.id, input=tuple(llama.vocabulary.raw_tokens(message.input)))
-    except PromptTooLong as e:
-        raise e.of("input") from e
-    except PromptError as e:
-        e.reason = "bad_input"
-        raise
 
 
 def _give_up_rights(load: wire.Load) -> Confinement:

@@ -169,8 +169,9 @@ class HomeBatcher(Batcher):
         Batcher.append(self, order)
 
     def cancel(self, request_id: str) -> None:
-        """End a sequence."""
-        self._land_all()
+        """End a sequence; of an unknown id nothing is under way."""
+        if request_id in self.admission.sequences:
+            self._land_all()
         Batcher.cancel(self, request_id)
 
     # --- iterations -----------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""Preparing a request in the reader's thread: its tokens and its grammar.
+"""Preparing a request in the intake's thread: its tokens and its grammar.
 
-So neither a long prompt nor a strange schema keeps the running answers waiting, and a request that cannot be served is
-refused before it reaches the batcher.
+A request that cannot be served is refused before it reaches the batcher.
 """
 
 from __future__ import annotations

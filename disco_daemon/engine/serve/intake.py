@@ -1,0 +1,160 @@
+"""Between the socket and the main thread: a thread that makes tokens, grammars and counts, one request at a time.
+
+So neither a long prompt nor a strange schema keeps the running answers waiting, and the thread that reads the socket
+hears at once that a request is cancelled: it is dropped here, or the decode in flight is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from .. import wire
+from ..kv.cells import Cells
+from ..llama.adapters import prefix_key
+from ..llama.embedding import Embeddings
+from ..llama.model import AbortFlag, Llama
+from ..llama.refusals import PromptTooLong
+from ..llama.template import TemplateError
+from ..llama.vocabulary import PromptError
+from .batch import Batcher
+from .prepare import prepare
+from .role import obey_fleet
+
+BEAT_S = 1.0  # between signs of life while a long prompt is looked at
+
+Command = Callable[[], None]
+Request = wire.Count | wire.Generate | wire.Embed
+Order = wire.HoldAnswer | wire.AppendText | wire.SetPace | wire.ToFleet
+
+
+@dataclass(slots=True)
+class Intake:
+    """The messages that wait to be prepared, in the order in which they came, and whose requests have been cancelled.
+
+    `put` and `cancel` are for the thread that reads the socket, `run` is a thread of its own. `hand_on` gives a command
+    to the main thread.
+    """
+
+    batcher: Batcher
+    embeddings: Embeddings
+    cells: Cells
+    send: Callable[[wire.Message], None]
+    hand_on: Callable[[Command], None]
+    abort: AbortFlag
+    _messages: queue.SimpleQueue[Request | Order] = field(default_factory=queue.SimpleQueue)
+    _waiting: dict[str, Request] = field(default_factory=dict)  # not handed on, nor answered
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _alive_at: float = 0.0  # when Alive was last sent, s
+
+    def put(self, message: Request | Order) -> None:
+        """Queue a message to be prepared."""
+        if isinstance(message, Request):
+            with self._lock:
+                self._waiting[message.id] = message
+        self._messages.put(message)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request that waits here; if the main thread has it, stop its decode, and let that thread end it."""
+        with self._lock:
+            waiting = self._waiting.pop(request_id, None)
+        match waiting:
+            case wire.Generate():
+                self.send(wire.Done(id=request_id, reason="cancelled", n_prompt=0, n_completion=0, busy_s=0.0))
+            case None:
+                self.hand_on(partial(self.batcher.cancel, request_id))
+                self.hand_on(partial(self.embeddings.cancel, request_id))
+                self.abort.set()
+
+    def run(self) -> None:
+        """Prepare one message after the other, for ever."""
+        while True:
+            message = self._messages.get()
+            if isinstance(message, Request):
+                if message.id in self._waiting:
+                    self._finish(message, self._outcome(message))
+            else:
+                self.hand_on(self._order(message))
+
+    def beat(self) -> None:
+        """Send, once a second, that a long prompt is being read: the supervisor kills a silent engine."""
+        now = time.monotonic()
+        if now - self._alive_at > BEAT_S:
+            self._alive_at = now
+            self.send(wire.Alive())
+
+    def _finish(self, message: Request, outcome: Command | wire.Message) -> None:
+        """Send what has come of a request, or hand it on; neither if it was cancelled meanwhile."""
+        with self._lock:
+            if self._waiting.pop(message.id, None) is None:
+                return
+            if isinstance(outcome, wire.Message):
+                self.send(outcome)
+                return
+            self.hand_on(outcome)
+        if isinstance(message, wire.Generate) and self.batcher.single_prompt:
+            self.abort.set()  # a decode that is so large takes too long for an answer that has just come
+
+    def _outcome(self, message: Request) -> Command | wire.Message:
+        """Return the main thread's part of a request, or the last answer to it; whatever it causes, others go on."""
+        llama = self.batcher.llama
+        try:
+            match message:
+                case wire.Count():
+                    return self._count(message, llama)
+                case wire.Generate():
+                    return partial(self.batcher.queue, prepare(llama, message))
+                case wire.Embed():
+                    return partial(self.embeddings.add, _tokenize(message, llama))
+        except (TemplateError, PromptError) as e:
+            return wire.refusal(message.id, e)
+        except Exception as e:
+            os.write(2, f"a request fails: {type(e).__name__}\n".encode())
+            text = f"the engine cannot read it: {type(e).__name__}"
+            return wire.Failed(id=message.id, reason="engine_error", message=text, your_fault=False)
+
+    def _order(self, message: Order) -> Command:
+        """Return the main thread's part of an order."""
+        batcher = self.batcher
+        match message:
+            case wire.HoldAnswer(id=request_id):
+                return partial(batcher.hold, request_id)
+            case wire.AppendText():
+                return partial(batcher.append, message)
+            case wire.SetPace(id=request_id, pace_tps=pace_tps):
+                return partial(batcher.pace, request_id, pace_tps)
+            case wire.MoveLayers() | wire.BreakOffMove() | wire.LimitAnswers():
+                return partial(obey_fleet, batcher, message)
+
+    def _count(self, message: wire.Count, llama: Llama) -> wire.Counted:
+        vocabulary = llama.vocabulary
+        try:
+            prompt = vocabulary.prompt_tokens(message)
+            begun = vocabulary.answer_tokens(message.answer, message.answer_ids)
+        except PromptTooLong as e:
+            if message.ids:
+                raise
+            return wire.Counted(id=message.id, n_tokens=e.n_tokens)  # an estimate: a server's price depends on it
+        if not message.ids:
+            prompt = [*prompt, *begun]
+            n_cached = self.cells.count_cached(prefix_key(prompt, llama.salt(message.adapter)))
+            return wire.Counted(id=message.id, n_tokens=len(prompt), n_cached=n_cached)
+        ids = (*prompt, *begun)
+        text = vocabulary.prompt_text(message)
+        return wire.Counted(id=message.id, n_tokens=len(prompt), ids=ids, text=text + message.answer if text else "")
+
+
+def _tokenize(message: wire.Embed, llama: Llama) -> wire.Embed:
+    """Tokenize the text of an embedding. Raises PromptError."""
+    try:
+        return wire.Embed(id=message.id, input=tuple(llama.vocabulary.raw_tokens(message.input)))
+    except PromptTooLong as e:
+        raise e.of("input") from e
+    except PromptError as e:
+        e.reason = "bad_input"
+        raise
