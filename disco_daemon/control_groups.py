@@ -94,7 +94,7 @@ def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
 def _groups(controller: str, root: Path, own: Path) -> tuple[bool, list[Path]]:
     """Return whether a controller is version 2's, and the folders of this process's group and of all above it."""
     path = "/"  # where nothing tells: a container is mostly shown its own group as the root
-    for line in _text(own).splitlines():
+    for line in _text(own).split("\n"):
         number, names, in_tree = (*line.split(":", 2), "", "")[:3]
         if controller in names.split(","):
             # The folder is called as the line says (`cpu,cpuacct`), or there is a link of the controller's name.
@@ -125,7 +125,7 @@ def _is_folder(path: Path) -> bool:
 def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8", "surrogateescape").strip()
-    except (OSError, ValueError):  # ValueError: a name that no file can have
+    except OSError:
         return ""
 
 

@@ -66,7 +66,7 @@ SHAPES = {
             "memory.max": "4294967296\n",
             "memory.current": "5\n",
             "cpu.max": "400000 100000\n",
-            "system.slice/inner/cpu.max": "1000 100000\n",
+            "system.slice/cpu.max": "1000 100000\n",
         },
         ((4 * GIB, 5),),
         4.0,
@@ -76,7 +76,14 @@ SHAPES = {
     ),
     # Joined from another namespace (`nsenter`, `kubectl exec` into a group beside it).
     "beside the namespace": Shape(
-        "0::/../other\n", {"memory.max": "4096\n", "memory.current": "96\n", "other/memory.max": "1\n"}, ((4096, 96),)
+        "0::/../other\n",
+        {
+            "memory.max": "4096\n",
+            "memory.current": "96\n",
+            "../other/memory.max": "1\n",
+            "../other/memory.current": "1\n",
+        },
+        ((4096, 96),),
     ),
     "docker v1": Shape(
         "12:memory:/docker/4f1c\n11:cpuset:/docker/4f1c\n4:cpu,cpuacct:/docker/4f1c\n1:name=systemd:/docker/4f1c\n0::/\n",
@@ -87,7 +94,8 @@ SHAPES = {
                 "inactive_file 12\nmapped_file 12\nhierarchical_memory_limit 2147483648\n"
                 "total_mapped_file 4096\ntotal_inactive_file 1073745920\n"
             ),
-            "memory/docker/inner/memory.limit_in_bytes": "4096\n",  # of a container within this one
+            "memory/docker/memory.limit_in_bytes": "4096\n",  # of containers within this one
+            "memory/docker/memory.usage_in_bytes": "4096\n",
             "cpu,cpuacct/cpu.cfs_quota_us": "250000\n",
             "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
             "systemd/cgroup.procs": "1\n",
@@ -158,6 +166,11 @@ SHAPES = {
     "v2 with a named tree": Shape(
         "1:name=systemd:/\n0::/\n",
         {"cgroup.controllers": "cpu memory\n", "cpu.max": "700000 100000\n", "systemd/cgroup.procs": "1\n"},
+        quota=7.0,
+    ),
+    "v2 with a group of the name of hybrid's folder": Shape(
+        "0::/\n",
+        {"cgroup.controllers": "cpu memory\n", "cpu.max": "700000 100000\n", "unified/cpu.max": "1 100000\n"},
         quota=7.0,
     ),
     "kubernetes v2": Shape(
@@ -271,7 +284,7 @@ V2, V1 = SHAPES["docker v2"], SHAPES["docker v1"]
 READ = [(shape, name) for shape in (V2, V1) for name in shape.files if "mem" in name or "cpu." in name]
 
 
-@pytest.mark.parametrize(("shape", "name"), [one for one in READ if "inner" not in one[1] and "stat" not in one[1]])
+@pytest.mark.parametrize(("shape", "name"), [one for one in READ if "/docker/" not in one[1] and "stat" not in one[1]])
 @pytest.mark.parametrize(
     "text", [None, "", "-1", "max", "²", "1e9", "0x10", "9" * 5000, "1 2 3", "\n\n", "\x00", "folder"]
 )
