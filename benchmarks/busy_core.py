@@ -20,6 +20,7 @@ from unittest import mock
 
 from disco_daemon import process, program
 from disco_daemon.clock import SystemClock
+from disco_daemon.control_groups import n_processors
 from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
@@ -83,7 +84,7 @@ async def measure(threads: int, tokens: int, repeats: int) -> dict[str, dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=min(os.cpu_count() or 2, 4))
+    parser.add_argument("--threads", type=int, default=min(n_processors(), 4))
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()

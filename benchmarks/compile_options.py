@@ -22,6 +22,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from disco_daemon.control_groups import n_processors
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.model import AbortFlag, Llama, build
 from disco_daemon.models.default import default_model_path
@@ -66,7 +67,7 @@ def package(folder: Path, source: Path, options: list[str]) -> Path:
     cmake = shutil.which("cmake") or sys.exit("cmake is wanted: pip install cmake")
     steps = (
         [cmake, "-S", str(source), "-B", str(folder / "build"), "-DCMAKE_BUILD_TYPE=Release", *options],
-        [cmake, "--build", str(folder / "build"), "--target", "ggml-cpu", "--parallel", str(os.cpu_count() or 1)],
+        [cmake, "--build", str(folder / "build"), "--target", "ggml-cpu", "--parallel", str(n_processors())],
     )
     for step in steps:
         done = subprocess.run(step, capture_output=True, text=True, timeout=LIMIT_S, check=False)

@@ -25,6 +25,7 @@ import numpy as np
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import Figures, at_least, print_figures, progress, run_script
 from disco_daemon.config.layers import data_path
+from disco_daemon.control_groups import n_processors
 from disco_daemon.daemon.exits import KeptExit, KeptExits
 from disco_daemon.daemon.split import ranges_of, segment_files
 from disco_daemon.engine.llama.model import quiet
@@ -33,7 +34,6 @@ from disco_daemon.engine.wire import Load
 from disco_daemon.exits.prompts import PromptPart, prompts
 from disco_daemon.exits.quality import rouge_l
 from disco_daemon.models.default import fetch_default_model
-from disco_daemon.profiling.tuned_profile import n_cores
 
 from .exit_answers import N_BESIDE, RangesInStep, WrittenAnswer, judged
 from .exit_figures import (
@@ -178,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--answers", type=at_least(1), default=48, help="of each kind (default: %(default)s)")
     parser.add_argument("--lossy", type=at_least(1), default=16, help="of each kind by each theta (%(default)s)")
     parser.add_argument("--tokens", type=at_least(2), default=128, help="of an answer at most (default: %(default)s)")
-    parser.add_argument("--threads", type=at_least(1), default=n_cores(), help="(default: all cores)")
+    parser.add_argument("--threads", type=at_least(1), default=n_processors(), help="(default: all cores)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)
     quiet()

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from disco_daemon.bench.command import Figures, print_figures, progress, run_script
+from disco_daemon.control_groups import n_processors
 
 from .fleet_constants import MOVED_SEEDS, SEEDS
 from .fleet_decisions import decision_ms
@@ -154,7 +155,7 @@ def main() -> int:
         return print_figures(found, fleet_live.table, as_json=args.json)
     begin = time.monotonic()
     seeds = SEEDS if args.full else MOVED_SEEDS
-    figures = simulate(SEEDS, seeds, min(2, os.cpu_count() or 1), progress)
+    figures = simulate(SEEDS, seeds, min(2, n_processors()), progress)
     figures["decision_ms"] = decision_ms()
     used = os.times()
     cpu_s = used.user + used.system + used.children_user + used.children_system

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ import tomlkit
 
 from disco_daemon.bench.child import LOG_TAIL, BenchError, child
 from disco_daemon.bench.demo import PASSAGE, PRICES, WATTS
+from disco_daemon.control_groups import n_processors
 from disco_daemon.program import verb
 
 from . import llama_server
@@ -109,7 +109,7 @@ def daemon_argv(
 def _up(folder: Path, name: str, settings: dict[str, Any], model: Path, *more: str) -> list[str]:
     config = folder / f"{name}.toml"
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
-    threads = max(1, (os.cpu_count() or 2) // 2)  # two engines compute at once: half of the cores each
+    threads = max(1, n_processors() // 2)  # two engines compute at once: half of the cores each
     return [
         *verb("up"), "--port", "0", "--json", "--until-eof", "--config", str(config),
         "--history", str(folder / f"{name}.sqlite"), "--model", str(model), "--threads", str(threads),

@@ -27,6 +27,7 @@ from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import print_figures, progress, run_measurement, run_script
 from disco_daemon.bench.demo import PASSAGE
 from disco_daemon.bench.streamed import Chat, Door, StreamedAnswer, ask, at_rest, device_state
+from disco_daemon.control_groups import n_processors
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.program import verb
 
@@ -133,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--model", type=Path, help="GGUF file (default: the embedded model)")
     parser.add_argument("--draft-model", default="", help="a small GGUF file of the same family (default: none)")
-    parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=max(1, n_processors() - 1), help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)

@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 import tomlkit
 
+from ..control_groups import n_processors
 from ..models.default import fetch_default_model
 from ..program import verb
 from .child import BenchError, child
@@ -77,7 +78,7 @@ class EngineSetup:
     @property
     def n_threads(self) -> int:
         """CPU threads of each server."""
-        return self.threads or max(1, (os.cpu_count() or 2) - 1)
+        return self.threads or max(1, n_processors() - 1)
 
 
 def ratio(figures: Mapping[str, Sequence[float]], key: str = "ratio") -> dict[str, float]:

@@ -39,7 +39,8 @@ WARM_S = 10.0  # of traffic without faults, before the counts that have to come 
 EARLY_SHARE, EARLY_S = 1 / 6, 300.0  # memory is compared with that after five minutes, or a sixth of a shorter run
 SAMPLE_S = 5.0  # between two looks at memory and history
 QUIET_S = 90.0  # until all is at rest again: an idle connection to a server is kept for some seconds
-POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # asyncio's pool, which is filled as it is needed, and kept
+# asyncio's pool, which is filled as it is needed, and kept. Python counts the machine's processors for it, so we do.
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
 HISTORY_ROWS = 1000  # the most that one question to the daemon gets
 # Asked for between two samples, where some 40 requests end: an answer that grew with the run would count as its memory.
 HISTORY_ROWS_SAMPLED = 200

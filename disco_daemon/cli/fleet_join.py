@@ -155,9 +155,9 @@ def _join(args: argparse.Namespace) -> int:
 
 def _terms(args: argparse.Namespace) -> OwnerTerms:
     """Return what the owner allows. Raises ConfigError."""
+    from ..control_groups import n_processors
     from ..daemon.owner import OwnerTerms
     from ..errors import ConfigError
-    from ..profiling.tuned_profile import n_cores
 
     if args.cpus is not None and args.cpus < 1:
         msg = f"--cpus {args.cpus}: a host needs one thread at least"
@@ -165,7 +165,7 @@ def _terms(args: argparse.Namespace) -> OwnerTerms:
     if args.memory and args.memory < LEAST_GIB:
         msg = f"--memory {args.memory:g}: a host needs {LEAST_GIB:g} GiB at least"
         raise ConfigError(msg)
-    n_threads = args.cpus or max(1, n_cores() - 1)
+    n_threads = args.cpus or max(1, n_processors() - 1)
     return OwnerTerms(n_threads, int(args.memory * 2**30), args.only_idle, args.only_mains)
 
 

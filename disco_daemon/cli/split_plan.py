@@ -66,20 +66,19 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _planned(args: argparse.Namespace, config: Config, model: Path) -> SplitPlan:
     """Plan by the arguments, and by what is known of this machine. Raises ConfigError."""
-    import psutil
-
+    from .. import control_groups
     from ..daemon.hosted_range import tell_cuts
     from ..daemon.split_plan import LinkSpeed, PlanInput, plan_cuts
 
     cuts = tell_cuts(config)
     here_s = None if args.edge_token_ms and args.partner_token_ms else _token_s(cuts.token_s, model)
-    free = psutil.virtual_memory().available
+    _, free_bytes = control_groups.memory()
 
     def seconds(given_ms: float | None) -> float:
         return given_ms / 1e3 if given_ms is not None else here_s or 0.0
 
     def memory(given_gib: float | None) -> float:
-        return free if given_gib is None else given_gib * 2**30
+        return free_bytes if given_gib is None else given_gib * 2**30
 
     there_s = seconds(args.partner_token_ms)
     given = PlanInput(

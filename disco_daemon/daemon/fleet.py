@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 from msgspec.structs import replace as replace_fields
 
 from ..clock import Clock
 from ..config.schema import Config
+from ..control_groups import memory, n_processors
 from ..endpoints.fleet_device import FleetDevice
 from ..engine import wire
 from ..engine.config import EngineConfig
@@ -20,7 +20,6 @@ from ..fleet.layout import FleetLayout
 from ..models.gguf import Header
 from ..models.segment_files import read_head
 from ..models.segments import NotCuttableError, cut
-from ..profiling.tuned_profile import n_cores
 from .device import knobs_for, model_path, token_s
 from .fleet_hosts import HostProcesses
 from .fleet_layers import FleetLayers
@@ -96,10 +95,10 @@ def plan_input(config: Config, model: Path, header: Header, n: int, n_lent: int 
         knobs.n_threads,
         shared_knobs(knobs, config.fleet.hosts).n_threads,
         config.device.n_cells or 2 * config.device.n_ctx,
-        float(psutil.virtual_memory().total),
+        float(memory()[0]),
         "" if measured_s else NOT_MEASURED,
         n,
-        n_cores(),
+        n_processors(),
         n_lent,
     )
 

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from ..control_groups import memory
 from ..process import waited_s
 from .tasks.idle import is_on_mains
 
 OWNER_S = 10.0  # between two looks for who works here: it starts a program
 LOGINCTL_TIMEOUT_S = 2.0  # it takes milliseconds; the manager of logins may hang
 MAX_SESSIONS = 32  # that are looked at
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ProcessLoad:
 class MachineLoad:
     """The machine as a whole: the share of its processors that others than the fleet took, and its memory, bytes.
 
-    Of both, a control group's limit counts where it is less. `owner_at_work` is None where nothing tells.
+    Of memory, a control group's limit counts where it is less. `owner_at_work` is None where nothing tells.
     """
 
     n_cpus: int
@@ -60,6 +60,7 @@ class FleetMonitor:
 
     def look(self, pids: Mapping[int, int]) -> MachineLoad:
         """Return how the machine is, and the fleet's processes: `pids` by the numbers of hosts, 0 is home."""
+        # All processors of the machine, whatever a quota leaves us: the busy time below is that of all of them.
         now, n_cpus = self.clock(), psutil.cpu_count() or 1
         passed_s = 0.0 if self._at_s is None else max(1e-3, now - self._at_s)
         used, loads = dict[int, tuple[float, float]](), dict[int, ProcessLoad]()
@@ -106,33 +107,6 @@ def _busy_s() -> float:
     """Return the seconds that all processors have been busy."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
-
-
-def memory(groups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> tuple[int, int]:
-    """Return all memory that there is for programs here, and what is free of it, bytes: the control groups' if less."""
-    found = psutil.virtual_memory()
-    total, free = int(found.total), int(found.available)
-    for limit, used in _group_limits(groups, own):
-        total, free = min(total, limit), min(free, max(0, limit - used))
-    return total, free
-
-
-def _group_limits(groups: Path, own: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and use of the control group of this process, and of those above it, bytes (cgroup v2)."""
-    try:
-        line = next((line for line in own.read_text("utf-8").splitlines() if line.startswith("0::")), "0::/")
-    except OSError:
-        return
-    folder = groups / line.removeprefix("0::").strip("/")
-    for group in (folder, *folder.parents):
-        if not group.is_relative_to(groups):
-            return
-        try:
-            limit, used = ((group / name).read_text("ascii").strip() for name in ("memory.max", "memory.current"))
-        except OSError:
-            continue
-        if limit.isdigit() and used.isdigit():
-            yield int(limit), int(used)
 
 
 # --- who works here -------------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ import psutil
 
 from ..clock import Clock
 from ..config.schema import Config
+from ..control_groups import memory
 from ..engine.supervisor import Engine, EngineState
 from .fleet_control import FleetOperator
 from .fleet_hosts import HostLife, HostProcesses
 from .fleet_layers import FleetLayers
-from .fleet_monitor import memory
 from .fleet_places import LentMachine
 from .fleet_plan import HOME, FleetPlanInput
 from .fleet_seen import GIB

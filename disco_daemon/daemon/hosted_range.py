@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from .. import __version__
 from ..clock import Clock
 from ..config.layers import data_path, write_private
 from ..config.schema import Config
+from ..control_groups import memory
 from ..engine.config import EngineConfig
 from ..errors import ConfigError
 from ..models.segment_files import read_head
@@ -111,7 +111,7 @@ def tell_cuts(config: Config, hosted: int = 0) -> TheCuts:
         raise ConfigError(msg) from e
     return msgspec.structs.replace(
         found,
-        free_bytes=float(psutil.virtual_memory().available),
+        free_bytes=float(memory()[1]),
         n_cells=config.device.n_cells or 2 * config.device.n_ctx,
         kv_bytes=config.partner.memory * 2**30,
         token_s=token_s(config, model) or 0.0,
@@ -174,7 +174,7 @@ def require_memory(config: Config, model: Path, layers: LayerRange) -> None:
     head, header = read_head(model)
     n_cells = _n_cells(config, model, layers) or config.device.n_ctx
     needed = cut(head, header, layers).disk_bytes + n_cells * kv_bytes_per_layer(header) * layers.n_layers
-    free = psutil.virtual_memory().available
+    _, free = memory()
     if needed > free * (1 - SPARE):
         msg = (
             f"layers {layers} of {model.name} take {needed / 1e9:.2f} GB at the partner, with {n_cells} tokens of KV "

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from ..config.schema import Config
+from ..control_groups import memory
 from ..errors import ConfigError
 from ..models.default import default_model_path
 from ..models.progress import Report
@@ -142,7 +141,7 @@ async def _choose(
     if wanted is not None and not 0 < wanted < build.n_layers:
         msg = f"--cut {wanted}: the model has {build.n_layers} layers, so from 1 to {build.n_layers - 1} may be here"
         raise ConfigError(msg)
-    model, free = await ask_cuts(partner), psutil.virtual_memory().available
+    model, free = await ask_cuts(partner), memory()[1]
     if wanted is not None:
         require_room(model, wanted, config.device.n_cells or config.device.n_ctx, free)
         return wanted, "as you have said"

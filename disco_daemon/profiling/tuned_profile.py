@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import tomlkit
 
+from ..control_groups import n_processors
 from ..engine.measure.tune_messages import Knobs, Speed, Tuned
 
 N_UBATCH = 512  # tokens; llama.cpp's own default
@@ -120,7 +121,7 @@ def key_of(model: Path, *, exact: bool, kv_type: str, gpu_layers: int | str = 0)
     """The key for a model file on this machine. Raises OSError if there is no such file."""
     stat, version = model.stat(), importlib.metadata.version("llama-cpp-python")
     model_file = (str(model), stat.st_size, stat.st_mtime_ns)
-    return ProfileKey(*model_file, cpu_name(), n_cores(), version, exact, kv_type, gpu_layers)
+    return ProfileKey(*model_file, cpu_name(), n_processors(), version, exact, kv_type, gpu_layers)
 
 
 def choose_knobs(wanted: Wanted, tuned: Knobs | None, cores: int) -> Knobs:
@@ -138,13 +139,6 @@ def choose_knobs(wanted: Wanted, tuned: Knobs | None, cores: int) -> Knobs:
         found.flash_attn if wanted.flash_attn is None else wanted.flash_attn,
         found.repack,
     )
-
-
-def n_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_name() -> str:

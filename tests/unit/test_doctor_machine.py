@@ -154,6 +154,20 @@ def test_a_build_that_leaves_out_what_the_processor_can_is_slow() -> None:
     assert machine.processor(Processor(), BUILT).level is OK
 
 
+@pytest.mark.parametrize(
+    ("quota", "mask", "said"),
+    [(1.5, 32, "quota allows 1.5"), (0.25, 2, "quota allows 0.25"), (None, 32, ""), (40.0, 32, ""), (1.5, 1, "")],
+)
+def test_a_quota_is_named_if_it_takes_threads(
+    quota: float | None, mask: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "affinity", lambda: mask)
+    found = machine.processor(of_linux(EPYC), None, quota)
+    assert found.level is OK
+    assert said in found.found
+    assert bool(said) == ("quota" in found.found)
+
+
 def test_this_machine_tells_something() -> None:
     found = machine.processor(machine.this_processor(), None)
     assert found.level is OK

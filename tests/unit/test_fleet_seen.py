@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from disco_daemon.config.schema import FleetSettings
 from disco_daemon.daemon.fleet_control import SeenRate
 from disco_daemon.daemon.fleet_costs import MAX_RANGES, CostBook, condensed
-from disco_daemon.daemon.fleet_monitor import FleetMonitor, MachineLoad, ProcessLoad, is_somebody_active, memory
+from disco_daemon.daemon.fleet_monitor import FleetMonitor, MachineLoad, ProcessLoad, is_somebody_active
 from disco_daemon.daemon.fleet_plan import FleetPlanInput
 from disco_daemon.daemon.fleet_seen import GIB, PROCESS_BYTES, FleetMoment, is_closed, seen_of
 from disco_daemon.engine import wire
@@ -232,20 +231,6 @@ def test_the_rate_is_of_the_tokens_between_two_reports() -> None:
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
-
-
-def test_a_control_group_s_limit_counts_where_it_is_less(tmp_path: Path) -> None:
-    own, inner = tmp_path / "cgroup", tmp_path / "groups" / "a" / "b"
-    inner.mkdir(parents=True)
-    own.write_text("0::/a/b\n")
-    total, free = memory(tmp_path / "groups", own)
-    assert total == psutil.virtual_memory().total
-    (inner / "memory.max").write_text("max\n")
-    (inner / "memory.current").write_text("5\n")
-    (inner.parent / "memory.max").write_text("1000000\n")
-    (inner.parent / "memory.current").write_text("600000\n")
-    assert memory(tmp_path / "groups", own) == (1_000_000, 400_000)
-    assert free > 400_000
 
 
 def test_somebody_is_at_work_in_a_session_that_is_neither_idle_nor_locked() -> None:

@@ -144,6 +144,17 @@ def test_the_user_knows_better_than_the_rule_of_thumb() -> None:
     assert guessed.uncertainty > told.uncertainty
 
 
+def test_threads_that_a_quota_takes_draw_no_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 16)
+    watts = dict[int, float | None]()
+    for n in (2, 9, 16, 32):
+        monkeypatch.setattr(sensors, "n_processors", lambda n=n: n)
+        monkeypatch.setattr(sensors, "linux_sensors", lambda sys, fallback, gpus: sensors.Sensors([], fallback))
+        monkeypatch.setattr(sensors, "mac_sensors", lambda fallback: sensors.Sensors([], fallback))
+        watts[n] = sensors.of_this_machine().look(0.0).reading.watts
+    assert (watts[2] or 0) < (watts[9] or 0) < (watts[16] or 0) == watts[32], "32 threads share 16 cores"
+
+
 def test_this_machine_has_a_source() -> None:
     found = sensors.of_this_machine(user_watts=20.0)
     state = found.look(0.0)

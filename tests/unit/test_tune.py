@@ -225,9 +225,8 @@ def test_a_damaged_profile_is_none(tmp_path: Path, model: Path, text: str) -> No
     assert profiles.load(key) is None
 
 
-def test_the_cpu_has_a_name_and_cores() -> None:
+def test_the_cpu_has_a_name() -> None:
     assert tuned_profile.cpu_name()
-    assert 1 <= tuned_profile.n_cores() <= (os.cpu_count() or 1)
 
 
 # --- who wins -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...control_groups import cpu_quota
 from ...plain import masked, plain
 from ..terminal import make_console
 
@@ -127,7 +128,7 @@ def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> 
     if (confined := engine.confinement(seen)) is not None:
         yield confined
     yield machine.compiler(engine_works=seen.bindings is not None)
-    yield machine.processor(machine.this_processor(), seen.bindings)
+    yield machine.processor(machine.this_processor(), seen.bindings, cpu_quota())
     if found.level == Level.OK:
         yield engine.memory(question, seen, daemon)
     if (named := files.device_files(settings)) is not None:

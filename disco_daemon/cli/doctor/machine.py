@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from ...control_groups import affinity
 from ...engine.measure.checkup_messages import Bindings
 from ...money.exchange import DEFAULT_FLOOR
 from ...onboarding.asking import within
@@ -117,9 +118,14 @@ class Processor:
     features: tuple[str, ...] = ()
 
 
-def processor(cpu: Processor, built: Bindings | None) -> Finding:
-    """Check whether llama.cpp was `built` for the processor's features; None if it could not be asked."""
+def processor(cpu: Processor, built: Bindings | None, quota: float | None = None) -> Finding:
+    """Check whether llama.cpp was `built` for the processor's features; None if it could not be asked.
+
+    `quota` is what control groups allow, in processors; it is named if there are fewer threads for its sake.
+    """
     cores = f"{os.cpu_count() or 1} cores"
+    if quota is not None and max(1, int(quota)) < affinity():
+        cores += f", of which a control group's quota allows {quota:.3g}"
     has = f": {' '.join(cpu.features)}" if cpu.features else ""
     found = f"{cpu.name or platform.machine()}, {cores}{has}"
     missing = [] if built is None else [feature for feature in cpu.features if feature not in built.features]

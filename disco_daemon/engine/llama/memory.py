@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from ... import control_groups
 from ...models.gguf import shard_names
 
-CGROUP = Path("/sys/fs/cgroup")
 CACHE_SHARE = 0.25  # of the free memory, for more than one answer's KV cache
 FACTOR = 2  # answers of full length in the KV cache, if there is memory
 LEAST_CTX = 512  # tokens; an answer with less is of no use
@@ -54,10 +52,8 @@ def gpu_layers(model: Footprint, work: int, free: int) -> int:
 
 
 def available_bytes() -> int:
-    """Return the memory available without swapping: the machine's, or the control group's if that is less."""
-    free = int(psutil.virtual_memory().available)
-    limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
-    return free if limit is None or used is None else max(0, min(free, limit - used))
+    """Return the memory available without swapping: the machine's, or what control groups leave if that is less."""
+    return control_groups.memory()[1]
 
 
 def model_bytes(path: str) -> int:
@@ -106,11 +102,3 @@ def require(what: str, n_bytes: int, available: int) -> None:
             "close other programs, or choose a smaller model (device.model)"
         )
         raise MemoryError(msg)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ...confine import Access, confine
+from ...control_groups import n_processors
 from ...models.gguf import with_shards
 from ...program import end_with_stdin
 from ..llama.model import requantize
@@ -20,7 +21,7 @@ def main() -> None:
         Path(unfinished).touch(mode=0o600, exist_ok=False)
         confine(Access(read=with_shards([Path(source)]), replace=Path(unfinished)))
         end_with_stdin(lambda: _give_up(unfinished))
-        requantize(source, unfinished, os.cpu_count() or 1)
+        requantize(source, unfinished, n_processors())
         Path(unfinished).replace(target)
     finally:
         Path(unfinished).unlink(missing_ok=True)
