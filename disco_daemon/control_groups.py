@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 ROOT = Path("/sys/fs/cgroup")  # where the trees are mounted
 OWN = Path("/proc/self/cgroup")  # which group of each tree this process is in
 UNLIMITED = 2**60  # bytes; version 1 says "no limit" by the largest number of whole pages, a little below 2**63
@@ -37,6 +35,8 @@ _V1 = _MemoryNames(
 
 def memory(root: Path = ROOT, own: Path = OWN) -> tuple[int, int]:
     """Return all memory that there is for programs here, and what is free of it, bytes: the control groups' if less."""
+    import psutil  # commands that people wait for import this module, and ask nothing of it
+
     found = psutil.virtual_memory()
     total, free = int(found.total), int(found.available)
     for limit, used in memory_limits(root, own):
