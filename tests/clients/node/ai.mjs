@@ -25,7 +25,7 @@ async function stream(model) {
 }
 
 async function schema(model) {
-  const form = z.object({ name: z.string(), people: z.number().int() })
+  const form = z.object({ name: z.string().max(40), people: z.number().int().min(0).max(1e9) })
   isCity((await generateObject(asked(model, { schema: form, maxOutputTokens: longer }))).object)
 }
 

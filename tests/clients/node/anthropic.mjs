@@ -7,7 +7,7 @@ const messages = [{ role: "user", content: hello }]
 const object = (properties) => ({
   type: "object", properties, required: Object.keys(properties), additionalProperties: false,
 })
-const city = object({ name: { type: "string" }, people: { type: "integer" } })
+const city = object({ name: { type: "string", maxLength: 40 }, people: { type: "integer", minimum: 0, maximum: 1e9 } })
 const tools = [{ name: "get_weather", input_schema: object({ city: { type: "string" } }) }]
 const said = ({ content }) => content.filter((block) => block.type === "text").map((block) => block.text).join("")
 

@@ -3,7 +3,7 @@ import assert from "node:assert/strict"
 import { readFileSync } from "node:fs"
 
 export const url = process.env.DISCO_URL
-export const [limit, longer] = [24, 400] // tokens of a text, and of JSON, whose strings a small model draws at length now and then
+export const [limit, longer] = [24, 400] // tokens of a text, and of JSON
 export const [hello, question, sunny] = ["Say hello.", "How is the weather in Paris?", "sunny"]
 const models = process.env.DISCO_MODELS.split(",")
 const toolModels = process.env.DISCO_TOOL_MODELS.split(",")

@@ -5,7 +5,7 @@ import { fails, hello, isCity, limit, longer, question, run, sunny, url } from "
 const client = new Ollama({ host: url.replace(/\/v1$/, "") })
 const messages = [{ role: "user", content: hello }]
 const object = (properties) => ({ type: "object", properties, required: Object.keys(properties) })
-const city = object({ name: { type: "string" }, people: { type: "integer" } })
+const city = object({ name: { type: "string", maxLength: 40 }, people: { type: "integer", minimum: 0, maximum: 1e9 } })
 const tools = [{ type: "function", function: { name: "get_weather", parameters: object({ city: { type: "string" } }) } }]
 const asked = (model, more) => ({ model, messages, options: { num_predict: limit }, ...more })
 

@@ -7,7 +7,7 @@ const messages = [{ role: "user", content: hello }]
 const object = (properties) => ({
   type: "object", properties, required: Object.keys(properties), additionalProperties: false,
 })
-const city = object({ name: { type: "string" }, people: { type: "integer" } })
+const city = object({ name: { type: "string", maxLength: 40 }, people: { type: "integer", minimum: 0, maximum: 1e9 } })
 const tools = [{ type: "function", function: { name: "get_weather", parameters: object({ city: { type: "string" } }) } }]
 
 async function chat(model) {

@@ -7,7 +7,7 @@ const asked = (model, more) => ({ model, input: hello, max_output_tokens: limit,
 const object = (properties) => ({
   type: "object", properties, required: Object.keys(properties), additionalProperties: false,
 })
-const city = object({ name: { type: "string" }, people: { type: "integer" } })
+const city = object({ name: { type: "string", maxLength: 40 }, people: { type: "integer", minimum: 0, maximum: 1e9 } })
 const weather = { type: "function", name: "get_weather", strict: true, parameters: object({ city: { type: "string" } }) }
 
 async function chat(model) {

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from importlib.metadata import version
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 URL = os.environ["DISCO_URL"]
 MODELS = os.environ["DISCO_MODELS"].split(",")
@@ -18,14 +18,14 @@ KEY = "none"
 HELLO = "Say hello."
 QUESTION = "How is the weather in Paris?"
 SUNNY = "sunny"
-LIMIT, LONGER = 24, 400  # tokens of a text, and of JSON, whose strings a small model draws at length now and then
+LIMIT, LONGER = 24, 400  # tokens of a text, and of JSON or what has to come to its own end
 
 
 class City(BaseModel):
-    """What an answer with a schema has."""
+    """What an answer with a schema has, within bounds: a small model writes strings and digits on and on."""
 
-    name: str
-    people: int
+    name: str = Field(max_length=40)
+    people: int = Field(ge=0, le=10**9)
 
 
 def is_city(found: object) -> None:

@@ -31,7 +31,7 @@ def chat(model):
 
 def stream(model):
     async def streamed():
-        answer = Runner.run_streamed(of(model), HELLO)
+        answer = Runner.run_streamed(of(model, LONGER), HELLO)  # it takes an answer that its limit cut for an error
         kinds = {event.type async for event in answer.stream_events()}
         assert "raw_response_event" in kinds
         return answer.final_output
