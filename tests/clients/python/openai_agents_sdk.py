@@ -26,12 +26,12 @@ def of(model, limit=LIMIT, **more):
 
 
 def chat(model):
-    assert Runner.run_sync(of(model), HELLO).final_output
+    assert Runner.run_sync(of(model, LONGER), HELLO).final_output  # an answer that its limit cut it takes for an error
 
 
 def stream(model):
     async def streamed():
-        answer = Runner.run_streamed(of(model, LONGER), HELLO)  # it takes an answer that its limit cut for an error
+        answer = Runner.run_streamed(of(model, LONGER), HELLO)
         kinds = {event.type async for event in answer.stream_events()}
         assert "raw_response_event" in kinds
         return answer.final_output
