@@ -91,7 +91,11 @@ class ServerClient:
     async def get(self, url: str) -> bytes:
         """Return what is at a page of the server, bounded in size and time. Raises as `stream`, and Endless."""
         async with asyncio.timeout(ASK_TIMEOUT_S), AsyncExitStack() as stack:
-            return await _whole(await self._ask("GET", url, stack), MAX_TOLD)
+            told = await _beginning(await self._ask("GET", url, stack), MAX_TOLD + 1)
+        if len(told) > MAX_TOLD:
+            msg = f"more than {MAX_TOLD} bytes"
+            raise Endless(msg)
+        return told
 
     async def _ask(self, method: str, url: str, stack: AsyncExitStack, content: bytes | None = None) -> Bytes:
         try:
@@ -104,7 +108,7 @@ class ServerClient:
         body = _unpacked(response)
         if 200 <= response.status < 300:
             return body
-        raise StatusError(response.status, response.headers, url, await _head(body))
+        raise StatusError(response.status, response.headers, url, await _beginning(body, MAX_ERROR))
 
     async def _send(self, method: str, url: str, content: bytes | None) -> ClientResponse:
         return await self._session.request(
@@ -154,25 +158,14 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-async def _whole(body: Bytes, most: int) -> bytes:
-    """Return all of a body. Raises Endless where it is more than `most` bytes."""
+async def _beginning(body: Bytes, most: int) -> bytes:
+    """Return the beginning of a body, `most` bytes at most."""
     told = bytearray()
     async for part in body:
         told += part
-        if len(told) > most:
-            msg = f"more than {most} bytes"
-            raise Endless(msg)
-    return bytes(told)
-
-
-async def _head(body: Bytes) -> bytes:
-    """Return the beginning of a body, MAX_ERROR bytes at most."""
-    told = bytearray()
-    async for part in body:
-        told += part
-        if len(told) > MAX_ERROR:
+        if len(told) >= most:
             break
-    return bytes(told[:MAX_ERROR])
+    return bytes(told[:most])
 
 
 def _unpacked(response: ClientResponse) -> Bytes:

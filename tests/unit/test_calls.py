@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,12 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.llama.calling import Calling
 from disco_daemon.engine.llama.calls import CallingText, OpeningMark
 from disco_daemon.engine.llama.grammar import GrammarError, grammar_of_calls
-from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.refusals import FormatError, ToolsError
 from disco_daemon.engine.llama.sampler import Sampler
 from disco_daemon.engine.llama.template import ChatTemplate
 from disco_daemon.engine.llama.text import TextStream
 from disco_daemon.engine.llama.thinking import ThinkingText
 from disco_daemon.engine.llama.vocabulary import Vocabulary
-from disco_daemon.models.default import default_model_path
 from disco_daemon.tools.detect import TemplateTools, detect
 from disco_daemon.tools.format import Tool, WrittenCall, tools_of
 from disco_daemon.tools.formats import BY_NAME, GENERIC
@@ -37,18 +35,6 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required"
 REQUESTED = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": CITY}}
 TOOLS = tools_of([REQUESTED])
 CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Paris"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Iterator[Vocabulary]:
-    """The default model's tokens, without its weights."""
-    quiet()
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(str(default_model_path()).encode(), params)
-    assert model, f"{default_model_path()} is not there: `make model` fetches it"
-    yield Vocabulary(model)
-    llama_cpp.llama_model_free(model)
 
 
 def stream(*, thinks: bool = False, stop: Sequence[str] = (), begun: str = "") -> CallingText:

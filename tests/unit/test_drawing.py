@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -14,29 +14,15 @@ import pytest
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
-from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.refusals import DrawingError
 from disco_daemon.engine.llama.sampler import Sampler
 from disco_daemon.engine.llama.vocabulary import Vocabulary
-from disco_daemon.models.default import default_model_path
 from disco_daemon.types import Drawing
 
 N = 32  # tokens
 END = 31
 FALLING = [10.0 - 0.5 * i for i in range(N)]  # token 0 is the likeliest one
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Iterator[Vocabulary]:
-    """The default model's tokens, without its weights."""
-    quiet()
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(str(default_model_path()).encode(), params)
-    assert model, f"{default_model_path()} is not there: `make model` fetches it"
-    yield Vocabulary(model)
-    llama_cpp.llama_model_free(model)
 
 
 def sampler(

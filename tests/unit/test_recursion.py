@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import llama_cpp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,12 +14,10 @@ from benchmarks.tool_schemas import TOOLS, problems
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.converter import Converter, resolve
 from disco_daemon.engine.llama.grammar import grammar_of, grammar_of_calls
-from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.readings import noted, readings
 from disco_daemon.engine.llama.recursion import LEAST_LEVELS, LEVELS, MAX_WRITTEN, bounded
 from disco_daemon.engine.llama.sampler import Sampler
 from disco_daemon.engine.llama.vocabulary import Vocabulary
-from disco_daemon.models.default import default_model_path
 from disco_daemon.tools.format import tools_of
 from disco_daemon.tools.formats import BY_NAME
 from tests.fixtures.gbnf import Language
@@ -277,17 +273,6 @@ def test_the_readings_of_a_bounded_grammar_are_those_of_the_one_it_is_made_of() 
 
 
 # --- in all formats, and in llama.cpp -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Iterator[Vocabulary]:
-    quiet()
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(str(default_model_path()).encode(), params)
-    assert model, f"{default_model_path()} is not there: `make model` fetches it"
-    yield Vocabulary(model)
-    llama_cpp.llama_model_free(model)
 
 
 def understood(vocabulary: Vocabulary, grammar: str) -> None:

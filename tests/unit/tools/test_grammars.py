@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from llama_cpp.llama_grammar import SchemaConverter
 
-from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.vocabulary import Vocabulary
-from disco_daemon.models.default import default_model_path
 from disco_daemon.tools.format import Arguments, CallBegun, CallEnded, Tool, ToolFormat, WrittenCall
 from disco_daemon.tools.formats import BY_NAME
 from disco_daemon.tools.grammar import (
@@ -179,17 +177,6 @@ def test_whatever_a_grammar_lets_through_is_calls_by_their_schemas(known: ToolFo
 
 
 # --- in llama.cpp ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Iterator[Vocabulary]:
-    quiet()
-    params = llama_cpp.llama_model_default_params()
-    params.vocab_only = True
-    model = llama_cpp.llama_model_load_from_file(str(default_model_path()).encode(), params)
-    assert model, f"{default_model_path()} is not there: `make model` fetches it"
-    yield Vocabulary(model)
-    llama_cpp.llama_model_free(model)
 
 
 def written(grammar: Grammar) -> str:
