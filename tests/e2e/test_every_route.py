@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +72,20 @@ async def test_these_are_all_routes_with_a_body() -> None:
 # --- privacy ------------------------------------------------------------------------------------------------------
 
 
+Ends = tuple[DaemonProcess, Upstream]
+
+
+@asynccontextmanager
+async def with_both(folder: Path, settings: dict[str, Any]) -> AsyncIterator[Ends]:
+    """A daemon with a device, and its server, which it prefers."""
+    async with (
+        Upstream(tokens=3) as server,
+        running(folder, server=server.url, policy="all-server", settings=settings) as daemon,
+    ):
+        await daemon.device_ready()
+        yield daemon, server
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def private(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[DaemonProcess, list[object]]]:
     """A daemon with `policy.private`, and who has called its server."""
@@ -96,20 +112,14 @@ async def test_in_private_mode_no_route_asks_the_server(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[DaemonProcess, Upstream]]:
+async def both(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ends]:
     """A daemon whose server answers all that it may."""
-    async with (
-        Upstream(tokens=3) as server,
-        running(tmp_path_factory.mktemp("b"), server=server.url, policy="all-server", settings=FILLING) as daemon,
-    ):
-        await daemon.device_ready()
-        yield daemon, server
+    async with with_both(tmp_path_factory.mktemp("b"), FILLING) as ends:
+        yield ends
 
 
 @pytest.mark.parametrize("route", ANSWERS)
-async def test_a_request_that_is_private_stays_here_on_every_route(
-    route: str, both: tuple[DaemonProcess, Upstream]
-) -> None:
+async def test_a_request_that_is_private_stays_here_on_every_route(route: str, both: Ends) -> None:
     daemon, server = both
     before = server.n_requests
     told = await asked(daemon, route, disco={"private": True})
@@ -126,25 +136,14 @@ async def test_a_request_that_is_private_stays_here_on_every_route(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def capped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[DaemonProcess, Upstream]]:
+async def capped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ends]:
     """A daemon that may spend no money."""
-    async with (
-        Upstream(tokens=3) as server,
-        running(
-            tmp_path_factory.mktemp("c"),
-            server=server.url,
-            policy="all-server",
-            settings={"caps": {"usd_per_day": 0.0}} | FILLING,
-        ) as daemon,
-    ):
-        await daemon.device_ready()
-        yield daemon, server
+    async with with_both(tmp_path_factory.mktemp("c"), {"caps": {"usd_per_day": 0.0}} | FILLING) as ends:
+        yield ends
 
 
 @pytest.mark.parametrize("route", ANSWERS | OTHERS)
-async def test_where_no_money_is_left_every_route_is_the_devices_alone(
-    route: str, capped: tuple[DaemonProcess, Upstream]
-) -> None:
+async def test_where_no_money_is_left_every_route_is_the_devices_alone(route: str, capped: Ends) -> None:
     daemon, server = capped
     told = await asked(daemon, route)
     assert told.is_refused if route in FILLS else told.status == 200, told
@@ -154,25 +153,16 @@ async def test_where_no_money_is_left_every_route_is_the_devices_alone(
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def spent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[DaemonProcess, Upstream]]:
+async def spent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ends]:
     """A daemon that may spend neither money nor energy."""
-    async with (
-        Upstream(tokens=3) as server,
-        running(
-            tmp_path_factory.mktemp("s"),
-            server=server.url,
-            policy="all-server",
-            settings={"caps": {"usd_per_day": 0.0, "wh_per_day": 0.0}} | FILLING,
-        ) as daemon,
-    ):
-        await daemon.device_ready()
-        yield daemon, server
+    async with with_both(
+        tmp_path_factory.mktemp("s"), {"caps": {"usd_per_day": 0.0, "wh_per_day": 0.0}} | FILLING
+    ) as ends:
+        yield ends
 
 
 @pytest.mark.parametrize("route", ANSWERS)
-async def test_a_cap_that_is_used_up_is_told_in_the_routes_own_shape(
-    route: str, spent: tuple[DaemonProcess, Upstream]
-) -> None:
+async def test_a_cap_that_is_used_up_is_told_in_the_routes_own_shape(route: str, spent: Ends) -> None:
     daemon, server = spent
     told = await asked(daemon, route)
     assert told.is_refused
@@ -186,9 +176,7 @@ async def test_a_cap_that_is_used_up_is_told_in_the_routes_own_shape(
 
 
 @pytest.mark.parametrize("route", list(ROUTES), ids=" ".join)
-async def test_no_route_serves_a_web_page_of_a_stranger(
-    route: tuple[str, str], spent: tuple[DaemonProcess, Upstream]
-) -> None:
+async def test_no_route_serves_a_web_page_of_a_stranger(route: tuple[str, str], spent: Ends) -> None:
     daemon, server = spent
     method, path = route
     path = path.replace("{name}", "disco").replace("{request_id}", "req-0").replace("{digest}", "sha256:0")
