@@ -149,7 +149,10 @@ async def test_what_the_probe_asks_is_booked_too(tmp_path: Path) -> None:
         assert money["spent"]["usd_today"] == pytest.approx(probe["server_usd"] + asked.disco["server_usd"])
         sent = sum(len(e.tokens) for e in upstream.exchanges)
         with closing(sqlite3.connect(tmp_path / "history.sqlite")) as connection:
-            (booked,) = connection.execute("SELECT sum(completion_tokens) FROM ttft_samples").fetchone()
+            # Where this machine is busy, the server may be slow enough for a rescue: the device has an attempt of its own.
+            (booked,) = connection.execute(
+                "SELECT sum(completion_tokens) FROM ttft_samples WHERE side = 'server'"
+            ).fetchone()
         assert booked == sent
 
 

@@ -206,7 +206,7 @@ async def test_an_answer_goes_on_alone_while_the_partner_is_back_and_says_nothin
     async def come_back() -> None:
         while pair.wire.up:
             await asyncio.sleep(0.001)  # a cut link has no event to wait for
-        pair.wire.delay_s = 2.0  # longer than an answer waits
+        pair.wire.verdicts.clear()
         pair.wire.join()
 
     answer, pieces = pair.edge.open(by("exact", 160, goes_on=True)), list[wire.TextPiece]()
@@ -217,11 +217,11 @@ async def test_an_answer_goes_on_alone_while_the_partner_is_back_and_says_nothin
             if isinstance(message, wire.TextPiece):
                 pieces.append(message)
                 if message.alone:
-                    pair.wire.delay_s = 0.0
+                    pair.wire.verdicts.set()
         await coming
     finally:
         coming.cancel()
-        pair.wire.delay_s = 0.0
+        pair.wire.verdicts.set()
     assert answer.done is not None
     assert (use := answer.done.split) is not None
     exact = "".join(piece.text for piece in takewhile(lambda piece: not piece.alone, pieces))
