@@ -11,13 +11,18 @@ function(disco_options_of_files)
   if(NOT TARGET ggml-cpu OR NOT GGML_NATIVE OR NOT CMAKE_C_COMPILER_ID STREQUAL "GNU")
     return()
   endif()
+  get_target_property(source ggml-cpu SOURCE_DIR)
+  # Any version: the header is right with those that are mended, too.
+  set_source_files_properties(
+    "${source}/ggml-cpu/amx/mmq.cpp" TARGET_DIRECTORY ggml-cpu
+    PROPERTIES COMPILE_OPTIONS "-include;${CMAKE_CURRENT_FUNCTION_LIST_DIR}/amx_tiles.h"
+  )
   include(CheckCSourceCompiles)
   set(CMAKE_REQUIRED_FLAGS -march=native)
   check_c_source_compiles(
     "#if !defined(__AVX512F__) || !defined(__AVXVNNI__)\n#error\n#endif\nint main(void) { return 0; }" DISCO_AVX_VNNI
   )
   if(DISCO_AVX_VNNI)
-    get_target_property(source ggml-cpu SOURCE_DIR)
     set_source_files_properties(
       "${source}/ggml-cpu/arch/x86/quants.c" TARGET_DIRECTORY ggml-cpu PROPERTIES COMPILE_OPTIONS -mno-avx512f
     )

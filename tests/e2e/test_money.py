@@ -139,7 +139,8 @@ async def test_what_the_probe_asks_is_booked_too(tmp_path: Path) -> None:
         running(tmp_path, server=upstream.url, policy="all-server", settings=settings) as daemon,
     ):
         await daemon.device_ready()
-        asked = await ask(daemon, HELLO, max_tokens=8)
+        # To the server's own end: its `lighthouses. ` counts as two here, so a limit might close it before its bill comes.
+        asked = await ask(daemon, HELLO)
         async with asyncio.timeout(60):
             while not (probes := [row for row in await daemon.history() if row["policy"] == "probe"]):
                 await asyncio.sleep(0.02)  # the other process has no event to wait for
@@ -149,10 +150,7 @@ async def test_what_the_probe_asks_is_booked_too(tmp_path: Path) -> None:
         assert money["spent"]["usd_today"] == pytest.approx(probe["server_usd"] + asked.disco["server_usd"])
         sent = sum(len(e.tokens) for e in upstream.exchanges)
         with closing(sqlite3.connect(tmp_path / "history.sqlite")) as connection:
-            # Where this machine is busy, the server may be slow enough for a rescue: the device has an attempt of its own.
-            (booked,) = connection.execute(
-                "SELECT sum(completion_tokens) FROM ttft_samples WHERE side = 'server'"
-            ).fetchone()
+            (booked,) = connection.execute("SELECT sum(completion_tokens) FROM ttft_samples").fetchone()
         assert booked == sent
 
 
