@@ -25,12 +25,13 @@ from ..fleet.layout import FleetLayout, PlacedRange
 from ..fleet.steps import BATCH_KINDS, FleetStep, StepKind
 from ..types import Outcome, Side
 from .fleet_costs import CostBook, condensed
+from .fleet_detour import detour
 from .fleet_elsewhere import MachineBook
 from .fleet_hosts import HostProcesses
 from .fleet_layers import FleetLayers, Shares, differ
 from .fleet_monitor import FleetMonitor, MachineLoad
 from .fleet_plan import HOME, FleetPlanInput, PlannedStep
-from .fleet_seen import FleetMoment, seen_of
+from .fleet_seen import FleetMoment, seen_of, segment_bytes
 
 log = logging.getLogger("disco.fleet")
 
@@ -257,21 +258,32 @@ class FleetOperator:
         return self._hosts.name_of(self._hosts.hosts[number - 1]) if number else HOME
 
     async def _move(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:
-        """Stage files, and let the engine move layers; nothing has changed where the report has an error."""
+        """Stage files, and let the engine move layers; an error in the report: they lie as before, or at home."""
+        seconds = pause_s = 0.0
         try:
             layout = self._layers.layout.after(step.apply(self._layers.layout.placement))
-            shares = self._shares(layout, seen)
-            ranges = await asyncio.to_thread(self._layers.stage, layout, shares)
-            with self._layers.moving_to(layout):
-                await self._stage_elsewhere()
-                if self._engine.state is not EngineState.READY:  # it was while it was decided
-                    return wire.LayersMoved(id="", error="the engine has stopped")
-                moved = await self._engine.fleet.move(ranges)
-                if not moved.error:
-                    self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
-                    self._shared = shares
+            between = detour(self._layers.layout, layout, seen.fleet, segment_bytes(self._given.n_cells))
+            for goal in (layout,) if between is None else (between, layout):
+                moved = await self._move_to(goal, seen)
+                seconds, pause_s = seconds + moved.seconds, max(pause_s, moved.pause_s)
+                if moved.error:
+                    break
         except (ConfigError, EndpointError, OSError, ValueError) as e:
             return wire.LayersMoved(id="", error=str(e))
+        return msgspec.structs.replace(moved, seconds=seconds, pause_s=pause_s)
+
+    async def _move_to(self, layout: FleetLayout, seen: FleetSeen) -> wire.LayersMoved:
+        """Let the layers lie as in a layout. Raises ConfigError, EndpointError, OSError, ValueError."""
+        shares = self._shares(layout, seen)
+        ranges = await asyncio.to_thread(self._layers.stage, layout, shares)
+        with self._layers.moving_to(layout):
+            await self._stage_elsewhere()
+            if self._engine.state is not EngineState.READY:  # it was while it was decided
+                return wire.LayersMoved(id="", error="the engine has stopped")
+            moved = await self._engine.fleet.move(ranges)
+            if not moved.error:
+                self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
+                self._shared = shares
         return moved
 
     def _shares(self, layout: FleetLayout, seen: FleetSeen) -> Shares:

@@ -22,7 +22,7 @@ from disco_daemon.daemon.fleet_layers import FleetLayers
 from disco_daemon.daemon.fleet_lending import FleetLending
 from disco_daemon.daemon.fleet_offers import HostOffers
 from disco_daemon.daemon.fleet_places import Borrower, LentLife, LentMachine, RangePath, files_of
-from disco_daemon.daemon.fleet_seen import GIB, PROCESS_BYTES, FleetMoment, HostElsewhere, seen_of
+from disco_daemon.daemon.fleet_seen import GIB, FleetMoment, HostElsewhere, seen_of
 from disco_daemon.daemon.owner import OwnerTerms
 from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
@@ -39,7 +39,7 @@ from disco_daemon.peer.pairing_code import PairingError
 from tests.fixtures.gguf import model_file
 from tests.fixtures.peers import BUILD
 from tests.unit.test_fleet_offers import offered
-from tests.unit.test_fleet_seen import CALM, GIVEN, LAYER_BYTES, MODEL, MOMENT, played
+from tests.unit.test_fleet_seen import CALM, GIVEN, LAYER_BYTES, MODEL, MOMENT, PROCESS_BYTES, played
 
 SAID = TellLoad(n_cpus=4, others_share=0.1, memory_bytes=int(8e9), memory_free_bytes=int(6e9), rss_bytes=int(2e8))
 ATTIC = LentMachine("attic", 2, 0, SAID)

@@ -34,6 +34,7 @@ from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from .cell_memory import read_all, write_all
+from .freed import give_back_what_is_freed
 from .lent import LentHost
 from .messages import (
     AskSign,
@@ -302,6 +303,7 @@ def main() -> None:
     if sys.argv[1] == "--build":
         print(build())
         return
+    give_back_what_is_freed()
     sock = socket.socket(fileno=int(sys.argv[1]))
     lent = LentHost(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else None
     try:
