@@ -81,6 +81,7 @@ class FleetOperator:
         self.n_moves = 0
         self.violation: float | None = None
         self.vacancy: float | None = None
+        self.excess: tuple[float, ...] = ()  # of each host, bytes beyond what its owner allows
         self.speedup: float | None = None
         self._n_answers, self._n_late = 0, 0
         self._limit, self._offloaded, self._full_batch = 0, False, 1
@@ -160,7 +161,7 @@ class FleetOperator:
         moment, pids = self._moment(now), self._pids()
         seen, self.machine, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale)
         self.vacancy = round(max(seen.vacancy(host) for host in range(len(seen.fleet.hosts))), 3)
-        self.violation = self._violation()
+        self.violation, self.excess = self._violation(), seen.excess
         self._measured = {
             record.at_s: record.measured for record in self._controller.records
         }  # while no thread decides

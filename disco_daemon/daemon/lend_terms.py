@@ -10,7 +10,6 @@ import asyncio
 import fcntl
 import os
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
@@ -60,10 +59,12 @@ class TermsFolder:
 
     def take_wish(self) -> OwnerTerms | None:
         """Return what the owner has wished since the last time, which is then no wish any more; None for nothing."""
-        wish = _read(self._wish)
-        with suppress(FileNotFoundError):
-            self._wish.unlink()
-        return wish
+        taken = self.folder / "taken.json"
+        try:
+            self._wish.replace(taken)  # so one that comes just now is kept for the next time
+        except FileNotFoundError:
+            return None
+        return _read(taken)
 
     def is_lending(self) -> bool:
         """Whether a program lends from this folder."""
