@@ -22,10 +22,11 @@ from ..errors import ConfigError, EndpointError
 from ..fleet.control import MIN_ANSWERS, FleetController, FleetSeen
 from ..fleet.forecast import FleetLoad
 from ..fleet.layout import FleetLayout, PlacedRange
+from ..fleet.placement import free_bytes
 from ..fleet.steps import BATCH_KINDS, FleetStep, StepKind
 from ..types import Outcome, Side
 from .fleet_costs import CostBook, condensed
-from .fleet_detour import detour
+from .fleet_detour import detour, fitting
 from .fleet_elsewhere import MachineBook
 from .fleet_hosts import HostProcesses
 from .fleet_layers import FleetLayers, Shares, differ
@@ -260,21 +261,26 @@ class FleetOperator:
 
     async def _move(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:
         """Stage files, and let the engine move layers; an error in the report: they lie as before, or at home."""
-        seconds = pause_s = 0.0
         try:
             layout = self._layers.layout.after(step.apply(self._layers.layout.placement))
             between = detour(self._layers.layout, layout, seen.fleet, segment_bytes(self._given.n_cells))
-            for goal in (layout,) if between is None else (between, layout):
-                moved = await self._move_to(goal, seen)
-                seconds, pause_s = seconds + moved.seconds, max(pause_s, moved.pause_s)
-                if moved.error:
-                    break
+            if between is None:
+                return await self._move_to(layout, seen)
+            first = await self._move_to(between, seen)
+            if first.error:
+                return first
+            machine = await asyncio.to_thread(self._monitor.look, self._pids())
+            seen = seen_of(self._moment(self._engine.clock.now()), machine)  # others may have taken the room
+            last = await self._move_to(fitting(between, layout, seen.fleet), seen)
         except (ConfigError, EndpointError, OSError, ValueError) as e:
             return wire.LayersMoved(id="", error=str(e))
-        return msgspec.structs.replace(moved, seconds=seconds, pause_s=pause_s)
+        seconds, pause_s = first.seconds + last.seconds, max(first.pause_s, last.pause_s)
+        return msgspec.structs.replace(last, seconds=seconds, pause_s=pause_s)
 
     async def _move_to(self, layout: FleetLayout, seen: FleetSeen) -> wire.LayersMoved:
         """Let the layers lie as in a layout. Raises ConfigError, EndpointError, OSError, ValueError."""
+        if layout == self._layers.layout:
+            return wire.LayersMoved(id="")
         shares = self._shares(layout, seen)
         ranges = await asyncio.to_thread(self._layers.stage, layout, shares)
         with self._layers.moving_to(layout):
@@ -285,6 +291,11 @@ class FleetOperator:
             if not moved.error:
                 self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
                 self._shared = shares
+                placement, fleet = layout.placement, seen.fleet
+                self.excess = tuple(
+                    max(0.0, -free_bytes(host, fleet.hosts, placement, fleet.model)) if over else 0.0
+                    for host, over in enumerate(self.excess)
+                )
         return moved
 
     def _shares(self, layout: FleetLayout, seen: FleetSeen) -> Shares:

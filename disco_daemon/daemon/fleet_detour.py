@@ -39,6 +39,19 @@ def detour(present: FleetLayout, coming: FleetLayout, fleet: FleetModel, segment
     return None if found.inner in (present.inner, coming.inner) else found
 
 
+def fitting(between: FleetLayout, coming: FleetLayout, fleet: FleetModel) -> FleetLayout:
+    """Return as much of a layout as hosts have room for by now: what is at home meanwhile stays there else."""
+    placement, weights = coming.placement, fleet.model.weights
+    for host in range(1, len(fleet.hosts)):
+        excess = -free_bytes(host, fleet.hosts, placement, fleet.model)
+        for module in reversed(placement.on(host)):
+            if excess <= 0:
+                break
+            if between.placement.has(module, HOME) and not between.placement.has(module, host):
+                placement, excess = _without(placement, [module], host), excess - weights[module]
+    return coming.after(placement)
+
+
 def _modules(layout: FleetLayout, layers: LayerRange) -> range:
     return range(layers.first - layout.first + 1, layers.last - layout.first + 1)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.daemon.fleet_detour import detour
+from disco_daemon.daemon.fleet_detour import detour, fitting
 from disco_daemon.fleet.forecast import FleetModel
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
 from tests.unit.test_fleet_seen import CALM, LAYER_BYTES, LAYOUT, MOMENT, seen_of
@@ -53,6 +53,14 @@ def test_what_another_host_has_as_well_is_not_copied_home() -> None:
     between = detour(both, coming, with_room(20, 40, 4), SEGMENT)
     assert between is not None
     assert (between.on(2), between.parallelism) == ([], [1] * 30)
+
+
+def test_what_has_no_room_any_more_stays_at_home() -> None:
+    between = FleetLayout(30, (PlacedRange(5, 12, (1,)), PlacedRange(12, 22, (0,))))
+    assert fitting(between, LESS, with_room(20, 7, 4)) == LESS
+    less = fitting(between, LESS, with_room(20, 7, 2.5))
+    assert less.inner == (PlacedRange(5, 12, (1,)), PlacedRange(12, 14, (2,)), PlacedRange(14, 22, (0,)))
+    assert fitting(between, LESS, with_room(20, 1, 0.5)) == between, "what did not leave is no part of it"
 
 
 masks = st.lists(st.integers(1, 7), min_size=17, max_size=17)
