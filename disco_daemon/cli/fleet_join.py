@@ -243,7 +243,7 @@ async def _lend(home: PairedPartner, terms: OwnerTerms, *, by_ray: bool, is_node
             kept = _terms_folder(home)
             await asyncio.to_thread(kept.keep, terms)  # what Ray starts goes by it
             await lend_by_ray(home, terms, progress)
-            agreed = await asyncio.to_thread(kept.in_force) or terms
+            agreed = await asyncio.to_thread(lambda: kept.in_force() or terms)
         ray = ray_version() if is_node else ""
         return await FleetLending(home, lent_folder() / home.name, agreed, progress, ray).run()
 

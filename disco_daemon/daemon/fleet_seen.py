@@ -19,9 +19,9 @@ from .fleet_places import LentMachine
 from .fleet_plan import FleetPlanInput, host_name
 
 GIB = 2.0**30
-# Of a process: Python, numpy and llama.cpp without layers 72 MB, as RLIMIT_DATA counts; and for a range of layers 90 MB
-# that llama.cpp computes in, and 2 kB a cell: which of 512 rows may see it (all measured).
-PROGRAM_BYTES, SEGMENT_BYTES, CELL_BYTES = 72e6, 90e6, 2048.0
+PROGRAM_BYTES = 72e6  # of a process without layers, as RLIMIT_DATA counts (measured)
+SEGMENT_BYTES = 90e6  # of each range of layers beside weights and cells, for llama.cpp to compute in (measured)
+CELL_BYTES = 2048.0  # of each cell of a range, which of 512 rows may see it (measured)
 NO_ROOM = 1.0  # byte, of a host that may have nothing
 
 

@@ -80,7 +80,7 @@ async def allow(attic: Path, *words: str) -> str:
 
 @pytest.mark.timeout(600)
 async def test_a_machine_that_may_have_less_memory_has_no_more_within_30_s_and_no_word_changes(tmp_path: Path) -> None:
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "fleet": {"enabled": True, "hosts": 0, "cuts": [5, 22]},
         "device": {"n_ctx": 512, "n_cells": 32768},  # 28 MB a layer, with its cells
     }

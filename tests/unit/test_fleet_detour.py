@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.daemon.fleet_detour import detour, fitting
+from disco_daemon.daemon.fleet_seen import seen_of
 from disco_daemon.fleet.forecast import FleetModel
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
-from tests.unit.test_fleet_seen import CALM, LAYER_BYTES, LAYOUT, MOMENT, seen_of
+from tests.unit.test_fleet_seen import CALM, LAYER_BYTES, LAYOUT, MOMENT
 
 SEGMENT = 1e6
 FLEET = seen_of(MOMENT, CALM).fleet

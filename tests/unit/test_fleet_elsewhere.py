@@ -315,6 +315,23 @@ async def test_a_machine_that_goes_while_it_fetches_gets_nothing(monkeypatch: py
             await offers.stage("attic", ["b"])
 
 
+async def test_a_machine_that_says_how_it_is_has_not_gone_though_it_is_slow_to_offer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_offers, "GONE_S", 0.01)
+    offers = HostOffers(lambda _: None)
+    event, ours, theirs = offered(1, "a")
+    with ours, theirs:
+        offers.add(event, ours)
+        offers.hear("attic", SAID)
+        staging = asyncio.create_task(offers.stage("attic", ["b"]))
+        done, _ = await asyncio.wait((staging,), timeout=0.1)
+        assert not done, "it has been without a host for ten times as long as one that is silent may be"
+        monkeypatch.setattr(fleet_offers, "SAID_S", 0.0)
+        with pytest.raises(OSError, match="attic has gone"):
+            await staging
+
+
 async def test_a_host_that_is_let_go_is_no_bad_one_and_the_next_one_still_counts() -> None:
     offers = HostOffers(lambda _: None)
     ends = list[socket.socket]()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 
 M_MMAP_THRESHOLD = -3  # as in glibc's malloc.h
-MAPPED_BYTES = (
-    8 << 20
-)  # blocks of this size and larger, such as a cache's, are mapped alone; an iteration's are smaller
+MAPPED_BYTES = 8 << 20  # blocks from this size on, such as a cache's, are mapped alone; an iteration's are smaller
 
 
 def give_back_what_is_freed() -> None:
