@@ -192,6 +192,7 @@ class Places:
 
     def __init__(self, machine: LentMachine | None = ATTIC) -> None:
         self.machine, self.staged, self.fetched = machine, list[set[str]](), asyncio.Event()
+        self.asked = list[set[str]]()
 
     def borrow_for(self, borrower: Borrower) -> None:
         """Nobody is told of offers."""
@@ -199,6 +200,7 @@ class Places:
     end = borrow_for
 
     async def take(self, place: int, names: Collection[str]) -> tuple[LentLife, socket.socket] | None:
+        self.asked.append(set(names))
         return None
 
     async def stage(self, place: int, names: Collection[str]) -> None:
@@ -242,6 +244,18 @@ async def test_a_machine_may_fetch_what_is_to_come_to_it_until_the_move_has_ende
     assert hosts.keeps(0)
     layers.layout = FleetLayout.of_cuts((1, 5), 8)
     assert (numbers(hosts.files_of(0)), hosts.keeps(0)) == ([], False)
+
+
+@pytest.mark.parametrize(("allowed", "is_asked"), [(0, True), (1000, True), (999, False)])
+async def test_a_machine_is_asked_for_no_host_that_would_have_more_than_its_owner_allows(
+    tmp_path: Path, allowed: int, is_asked: bool
+) -> None:
+    places = Places(replace(ATTIC, memory_bytes=allowed))
+    layers, _ = fleet_of(tmp_path, places)
+    layers.layout = FleetLayout.of_cuts((1, 3, 5), 8)
+    hosts = HostProcesses(2, layers.write, 1, layers.files_of, places, layers.coming_to, lambda n: 500.0 * n)
+    assert await hosts._borrow(hosts.hosts[1]) is None
+    assert bool(places.asked) is is_asked
 
 
 async def test_layers_are_fetched_before_they_move_and_only_where_the_machine_is_there(tmp_path: Path) -> None:
