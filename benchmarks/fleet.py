@@ -133,8 +133,16 @@ def main() -> int:
     )
     parser.add_argument("--lines", type=int, metavar="N", help="live: only lines of some delays and rates, N runs each")
     parser.add_argument("--failures", type=int, metavar="N", help="live: only hosts that fail, N times")
+    parser.add_argument(
+        "--pressure", action="store_true", help="live: only a host whose machine is short of memory, in a control group"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args()
+    if args.pressure:
+        from . import fleet_pressure
+
+        found = fleet_pressure.pressure(fleet_pressure.Plan())
+        return print_figures(found, partial(joined, fleet_pressure.pressure_lines), as_json=args.json)
     if not args.simulate:
         from . import fleet_lines, fleet_live, fleet_operations, fleet_prediction
 

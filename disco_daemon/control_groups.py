@@ -44,13 +44,18 @@ def memory(root: Path = ROOT, own: Path = OWN) -> tuple[int, int]:
     return total, free
 
 
+def memory_groups(root: Path = ROOT, own: Path = OWN) -> tuple[bool, list[Path]]:
+    """Return whether memory is version 2's, and the folders of this process's group and of all above it."""
+    return _groups("memory", root, own)
+
+
 def memory_limits(root: Path = ROOT, own: Path = OWN) -> Iterator[tuple[int, int]]:
     """Yield limit and use, bytes, of this process's group and of those above it, as far as they have a limit.
 
     Cached pages of files that the kernel would drop for want of room do not count as used: else a model could not be
     loaded after its download. Those that a program has mapped do, such as the weights of a model that is loaded.
     """
-    is_v2, groups = _groups("memory", root, own)
+    is_v2, groups = memory_groups(root, own)
     names = _V2 if is_v2 else _V1
     for group in groups:
         limit, used = _number(_text(group / names.limit)), _number(_text(group / names.used))

@@ -128,7 +128,8 @@ def _line(host: dict[str, Any]) -> str:
     if not layers:
         return f"{host['name']:<8} {host['state']}: no layers"
     n = sum(part["sequences"] for part in host["segments"][:1])
-    return f"{host['name']:<8} {host['state']}: layers {layers}, {n} answers{share}{life}"
+    excess = f", {host['excess_bytes'] / 1e6:.0f} MB more than it may have" if host["excess_bytes"] else ""
+    return f"{host['name']:<8} {host['state']}: layers {layers}, {n} answers{share}{excess}{life}"
 
 
 def _plan(args: argparse.Namespace) -> int:

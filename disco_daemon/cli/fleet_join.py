@@ -11,6 +11,7 @@ from . import members
 from .terminal import make_console, progress
 
 if TYPE_CHECKING:
+    from ..daemon.lend_terms import TermsFolder
     from ..daemon.owner import OwnerTerms
     from ..peer.pairing import PairedPartner
 
@@ -40,18 +41,22 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="lend another machine of yours a part of this one, until Ctrl-C",
         description="Compute layers of another machine's model here, with the code that `disco fleet new` has printed "
         "there; without one, as joined before. Joining lets its owner's disco compute on this machine. Ctrl-C ends it: "
-        "answers go on without this machine.",
+        "answers go on without this machine. While it runs, the same in another terminal with --cpus, --memory, "
+        "--only-idle or --only-mains, and without a code, changes those alone: what is beyond them leaves this machine "
+        "while answers go on.",
     )
     join.add_argument("code", nargs="?", default="", help="what `disco fleet new` has printed on the other machine")
     join.add_argument("--cpus", type=int, metavar="N", help="threads that it may use (default: all processors but one)")
-    join.add_argument("--memory", type=float, default=0.0, metavar="GIB", help="memory that it may use, GiB")
-    join.add_argument("--only-idle", action="store_true", help="only while nobody works at this machine")
-    join.add_argument("--only-mains", action="store_true", help="never on battery")
+    join.add_argument("--memory", type=float, metavar="GIB", help="memory that it may use, GiB (default: 0, all)")
+    yes_or_no = argparse.BooleanOptionalAction
+    join.add_argument("--only-idle", action=yes_or_no, help="only while nobody works at this machine")
+    join.add_argument("--only-mains", action=yes_or_no, help="never on battery")
     join.add_argument("--name", default="", help="what home calls this machine (default: its host name)")
     join.add_argument("--without-ray", action="store_true", help="let nobody start it again if it ends")
     join.add_argument(
         "--until-eof", action="store_true", help="end when standard input ends, as with its parent process"
     )
+    join.add_argument("--as-agreed", action="store_true", help="by what was allowed last, for what starts it again")
     join.add_argument("--yes", action="store_true", help="do not ask")
     join.set_defaults(run=_join)
     leave = actions.add_parser(
@@ -124,8 +129,9 @@ def _join(args: argparse.Namespace) -> int:
     from ..daemon.fleet_lending import home_membership
     from ..errors import ConfigError
 
-    terms, kept = _terms(args), home_membership()
+    kept = home_membership()
     if args.code:
+        terms = _terms(args, None)
         memory = f", {args.memory:g} GiB of memory" if args.memory else ""
         if not args.yes and not _agrees(QUESTION.format(threads=terms.n_threads, memory=memory)):
             print("disco: nothing was joined; --yes joins without a question", file=sys.stderr)
@@ -134,11 +140,16 @@ def _join(args: argparse.Namespace) -> int:
         kept.save(home)
     elif (known := kept.partner()) is not None:
         home = known
+        folder = _terms_folder(home)
+        before = folder.in_force()
+        terms = _terms(args, before if args.as_agreed or folder.is_lending() else None)
+        if before is not None and _allows(args) and not args.as_agreed and folder.agree(terms):
+            _print_terms(args, home, terms)
+            return 0
     else:
         raise ConfigError("this machine has joined no fleet: run `disco fleet new` on the other one, and give its code")
     if args.json:
-        joined = {"home": home.name, "name": home.own_name, "address": str(home.addresses[0])}
-        print(json.dumps(joined), flush=True)
+        print(json.dumps(_joined(home)), flush=True)
     else:
         print(f"{home.own_name} has joined the fleet of {home.name} ({home.addresses[0]}); Ctrl-C ends it.", flush=True)
     if args.until_eof:
@@ -153,8 +164,36 @@ def _join(args: argparse.Namespace) -> int:
     return 1 if why else 0
 
 
-def _terms(args: argparse.Namespace) -> OwnerTerms:
-    """Return what the owner allows. Raises ConfigError."""
+def _joined(home: PairedPartner) -> dict[str, Any]:
+    return {"home": home.name, "name": home.own_name, "address": str(home.addresses[0])}
+
+
+def _print_terms(args: argparse.Namespace, home: PairedPartner, terms: OwnerTerms) -> None:
+    """Say that what lends this machine's hosts goes by other terms now."""
+    if args.json:
+        said = {
+            "n_threads": terms.n_threads, "memory_bytes": terms.memory_bytes, "only_idle": terms.only_idle,
+            "only_mains": terms.only_mains,
+        }  # fmt: skip
+        print(json.dumps(_joined(home) | {"terms": said}))
+        return
+    print(f"The fleet of {home.name} may have of this machine from now on: {terms}.")
+
+
+def _allows(args: argparse.Namespace) -> bool:
+    """Whether the words say what the fleet may have."""
+    return any(value is not None for value in (args.cpus, args.memory, args.only_idle, args.only_mains))
+
+
+def _terms_folder(home: PairedPartner) -> TermsFolder:
+    from ..daemon.fleet_lending import lent_folder
+    from ..daemon.lend_terms import TermsFolder
+
+    return TermsFolder(lent_folder() / home.name)
+
+
+def _terms(args: argparse.Namespace, before: OwnerTerms | None) -> OwnerTerms:
+    """Return what the owner allows: what the words leave open is as `before`. Raises ConfigError."""
     from ..control_groups import n_processors
     from ..daemon.owner import OwnerTerms
     from ..errors import ConfigError
@@ -165,8 +204,13 @@ def _terms(args: argparse.Namespace) -> OwnerTerms:
     if args.memory and args.memory < LEAST_GIB:
         msg = f"--memory {args.memory:g}: a host needs {LEAST_GIB:g} GiB at least"
         raise ConfigError(msg)
-    n_threads = args.cpus or max(1, n_processors() - 1)
-    return OwnerTerms(n_threads, int(args.memory * 2**30), args.only_idle, args.only_mains)
+    terms = before or OwnerTerms(max(1, n_processors() - 1))
+    return OwnerTerms(
+        terms.n_threads if args.cpus is None else args.cpus,
+        terms.memory_bytes if args.memory is None else int(args.memory * 2**30),
+        terms.only_idle if args.only_idle is None else args.only_idle,
+        terms.only_mains if args.only_mains is None else args.only_mains,
+    )
 
 
 def _pair(args: argparse.Namespace) -> PairedPartner:
@@ -194,10 +238,14 @@ async def _lend(home: PairedPartner, terms: OwnerTerms, *, by_ray: bool, is_node
     from ..daemon.fleet_ray import ray_version
 
     async def lend() -> str:
+        agreed = terms
         if by_ray:
+            kept = _terms_folder(home)
+            await asyncio.to_thread(kept.keep, terms)  # what Ray starts goes by it
             await lend_by_ray(home, terms, progress)
+            agreed = await asyncio.to_thread(lambda: kept.in_force() or terms)
         ray = ray_version() if is_node else ""
-        return await FleetLending(home, lent_folder() / home.name, terms, progress, ray).run()
+        return await FleetLending(home, lent_folder() / home.name, agreed, progress, ray).run()
 
     lending = asyncio.ensure_future(lend())
     loop = asyncio.get_running_loop()

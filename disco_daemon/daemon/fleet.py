@@ -25,6 +25,7 @@ from .fleet_hosts import HostProcesses
 from .fleet_layers import FleetLayers
 from .fleet_members import FleetMembers
 from .fleet_plan import FleetPlan, FleetPlanInput, best_layout, modules_of, plan_fleet, require_layers
+from .fleet_seen import process_bytes
 from .fleet_status import LocalFleet
 from .split import segment_files
 from .split_plan import MEMORY_BYTES_PER_S
@@ -66,7 +67,11 @@ def make_fleet(
     _require_ranges(model, head, header, layout)
     layers = FleetLayers(model, segment_files(), layout)
 
-    hosts = HostProcesses(n, layers.write, config.fleet.hosts, layers.files_of, lenders, layers.coming_to)
+    def needs(host: int) -> float:
+        modules = layers.layout.modules(given.model, given.n_cells)
+        return process_bytes(given.n_cells) + layers.layout.placement.weights_on(host, modules)
+
+    hosts = HostProcesses(n, layers.write, config.fleet.hosts, layers.files_of, lenders, layers.coming_to, needs)
     engine = Engine(_home_config(config, whole, layers.range_files(layout)), clock, hosts=hosts)
     fleet = LocalFleet(engine, hosts, layers, given, config)
     return FleetDevice(engine, fleet, name, tuple(config.device.adapters))

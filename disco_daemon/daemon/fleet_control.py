@@ -22,15 +22,17 @@ from ..errors import ConfigError, EndpointError
 from ..fleet.control import MIN_ANSWERS, FleetController, FleetSeen
 from ..fleet.forecast import FleetLoad
 from ..fleet.layout import FleetLayout, PlacedRange
+from ..fleet.placement import free_bytes
 from ..fleet.steps import BATCH_KINDS, FleetStep, StepKind
 from ..types import Outcome, Side
 from .fleet_costs import CostBook, condensed
+from .fleet_detour import detour, fitting
 from .fleet_elsewhere import MachineBook
 from .fleet_hosts import HostProcesses
 from .fleet_layers import FleetLayers, Shares, differ
 from .fleet_monitor import FleetMonitor, MachineLoad
 from .fleet_plan import HOME, FleetPlanInput, PlannedStep
-from .fleet_seen import FleetMoment, seen_of
+from .fleet_seen import FleetMoment, seen_of, segment_bytes
 
 log = logging.getLogger("disco.fleet")
 
@@ -80,6 +82,7 @@ class FleetOperator:
         self.n_moves = 0
         self.violation: float | None = None
         self.vacancy: float | None = None
+        self.excess: tuple[float, ...] = ()  # of each host, bytes beyond what its owner allows
         self.speedup: float | None = None
         self._n_answers, self._n_late = 0, 0
         self._limit, self._offloaded, self._full_batch = 0, False, 1
@@ -159,7 +162,7 @@ class FleetOperator:
         moment, pids = self._moment(now), self._pids()
         seen, self.machine, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale)
         self.vacancy = round(max(seen.vacancy(host) for host in range(len(seen.fleet.hosts))), 3)
-        self.violation = self._violation()
+        self.violation, self.excess = self._violation(), seen.excess
         self._measured = {
             record.at_s: record.measured for record in self._controller.records
         }  # while no thread decides
@@ -257,21 +260,42 @@ class FleetOperator:
         return self._hosts.name_of(self._hosts.hosts[number - 1]) if number else HOME
 
     async def _move(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:
-        """Stage files, and let the engine move layers; nothing has changed where the report has an error."""
+        """Stage files, and let the engine move layers; an error in the report: they lie as before, or at home."""
         try:
             layout = self._layers.layout.after(step.apply(self._layers.layout.placement))
-            shares = self._shares(layout, seen)
-            ranges = await asyncio.to_thread(self._layers.stage, layout, shares)
-            with self._layers.moving_to(layout):
-                await self._stage_elsewhere()
-                if self._engine.state is not EngineState.READY:  # it was while it was decided
-                    return wire.LayersMoved(id="", error="the engine has stopped")
-                moved = await self._engine.fleet.move(ranges)
-                if not moved.error:
-                    self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
-                    self._shared = shares
+            between = detour(self._layers.layout, layout, seen.fleet, segment_bytes(self._given.n_cells))
+            if between is None:
+                return await self._move_to(layout, seen)
+            first = await self._move_to(between, seen)
+            if first.error:
+                return first
+            machine = await asyncio.to_thread(self._monitor.look, self._pids())
+            seen = seen_of(self._moment(self._engine.clock.now()), machine)  # others may have taken the room
+            last = await self._move_to(fitting(between, layout, seen.fleet), seen)
         except (ConfigError, EndpointError, OSError, ValueError) as e:
             return wire.LayersMoved(id="", error=str(e))
+        seconds, pause_s = first.seconds + last.seconds, max(first.pause_s, last.pause_s)
+        return msgspec.structs.replace(last, seconds=seconds, pause_s=pause_s)
+
+    async def _move_to(self, layout: FleetLayout, seen: FleetSeen) -> wire.LayersMoved:
+        """Let the layers lie as in a layout. Raises ConfigError, EndpointError, OSError, ValueError."""
+        if layout == self._layers.layout:
+            return wire.LayersMoved(id="")
+        shares = self._shares(layout, seen)
+        ranges = await asyncio.to_thread(self._layers.stage, layout, shares)
+        with self._layers.moving_to(layout):
+            await self._stage_elsewhere()
+            if self._engine.state is not EngineState.READY:  # it was while it was decided
+                return wire.LayersMoved(id="", error="the engine has stopped")
+            moved = await self._engine.fleet.move(ranges)
+            if not moved.error:
+                self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
+                self._shared = shares
+                placement, fleet = layout.placement, seen.fleet
+                self.excess = tuple(
+                    max(0.0, -free_bytes(host, fleet.hosts, placement, fleet.model)) if over else 0.0
+                    for host, over in enumerate(self.excess)
+                )
         return moved
 
     def _shares(self, layout: FleetLayout, seen: FleetSeen) -> Shares:

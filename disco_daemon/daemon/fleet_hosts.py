@@ -60,8 +60,9 @@ class HostProcesses:
     """The hosts 1 to `n` of one engine; `write` writes the files of all ranges, if they are missing.
 
     The hosts above `n_local` are of other machines, by their places, where there are `lenders`; `files` are the layers
-    of a host, by its number, with their files, and `coming` those that it will have when a move has ended. All mutable
-    state: the door to the present engine process, and each host's life.
+    of a host, by its number, with their files, and `coming` those that it will have when a move has ended; it takes
+    `needs` bytes with the present ones. All mutable state: the door to the present engine process, and each host's
+    life.
     """
 
     def __init__(
@@ -72,10 +73,12 @@ class HostProcesses:
         files: Callable[[int], Sequence[RangePath]] = lambda _: (),
         lenders: Lenders | None = None,
         coming: Callable[[int], Sequence[RangePath] | None] = lambda _: None,
+        needs: Callable[[int], float] = lambda _: 0.0,
     ) -> None:
         self.hosts = [HostLife(number) for number in range(1, n + 1)]
         self._n_local = n if n_local is None or lenders is None else n_local
         self._write, self._files, self._coming, self._lenders = write, files, coming, lenders
+        self._needs = needs
         self._ending: Callable[[Borrower], None] | None = None
         self._door: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -231,7 +234,11 @@ class HostProcesses:
             return None
         place = host.number - self._n_local - 1
         present = self._files(host.number)
-        taken = await self._lenders.take(place, [path.name for _, path in present])
+        machine, taken = self._lenders.machine_at(place), None
+        if machine is None or not present or not 0 < machine.memory_bytes < self._needs(host.number):
+            taken = await self._lenders.take(place, [path.name for _, path in present])
+        else:  # three processes that end for want of memory would fail the answers
+            log.warning("host %d of the fleet: %s may not have its layers any more", host.number, machine.name)
         if taken is None and not present and self._coming(host.number):
             msg = f"{self.name_of(host)} is not there just now"  # nothing moves to what would stand in for it
             raise OSError(msg)

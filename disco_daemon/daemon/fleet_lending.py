@@ -7,42 +7,41 @@ connections there is one life of a host, whose process sees a socket pair only.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import platform
 import socket
-from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from msgspec.structs import replace
 
 from ..config.layers import data_path
-from ..errors import ConfigError
 from ..peer.control import HomeEnded, HomeReached, HostOffered, LendHosts, LinkDown, RelayEvent, TellHome
 from ..peer.daemon_side import RelayLost, RelayProcess
 from ..peer.first_frames import N_REASON, OfferHost, SegmentFact, TellLoad, TheSegments, is_segment_name
 from ..peer.join import ask_segments, fetch
 from ..peer.pairing import Membership, PairedPartner
 from ..peer.pairing_code import PairingError
-from ..process import drain, end, spawn
-from .fleet_hosts import ENDED_S, MODULE, N_STDERR_LINES
+from ..process import drain, end
+from .fleet_hosts import ENDED_S, N_STDERR_LINES
 from .fleet_monitor import FleetMonitor
 from .fleet_offers import own_llama
+from .lend_terms import TermsFolder
+from .lent_process import LentProcess
 from .owner import OwnerTerms
 
 log = logging.getLogger("disco.fleet")
 
 SAY_S = 2.0  # between two times that home hears how this machine is
 LEAVE_S = 15.0  # for home to move its layers away, after the owner has wanted that nothing is lent any more
+LESS_S = 25.0  # for home to move away what is beyond new terms; a process that has more of memory then ends
+TERMS_S = 1.0  # between two looks whether the owner wants other terms
 LOOK_S = 5.0  # between two looks whether the owner lends anything just now
 AGAIN_S = 1.0  # between two questions to home, which layers are whose
 AGAIN_MAX_S = 15.0  # the longest pause between two of them while home does not answer
-OTHER_S = 10.0  # for another program that lends to end, such as one whose Ray has just gone
 CACHE_BYTES = 64 << 30  # of segments on disk, as at home; those that home named last are kept
 ENDS_IT = frozenset({"revoked", "no_certificate", "certificate", "protocol"})  # reasons that no waiting mends
 
@@ -62,14 +61,15 @@ class FleetLending:
 
     `ray` is the version of the Ray that this machine is a node of, "" if it is of none; home only shows it.
 
-    All mutable state: the relay, the tasks of hosts' processes, what says that a life's connection has ended, whether
-    home is to be asked again, and what home is told of this machine.
+    All mutable state: the relay, the terms, hosts' processes and their tasks, what says that a life's connection has
+    ended, whether home is to be asked again, and what home is told of this machine.
     """
 
     def __init__(
         self, home: PairedPartner, folder: Path, terms: OwnerTerms, say: Callable[[str], None], ray: str = ""
     ) -> None:
         self._home, self._folder, self._terms, self._say, self._ray = home, folder, terms, say, ray
+        self._kept, self._agreed_at = TermsFolder(folder), float("-inf")
         self._relay = RelayProcess(self._hear, self._reached)
         self._hosts: set[asyncio.Task[None]] = set()
         self._lives: dict[int, asyncio.Event] = {}
@@ -78,22 +78,47 @@ class FleetLending:
         self._over = ""
         self._said = ""
         self._monitor, self._looking = FleetMonitor(), asyncio.Lock()
-        self._pids, self._leaving = set[int](), ""
+        self._processes, self._leaving = set[LentProcess](), ""
 
     async def run(self) -> str:
         """Lend until it is cancelled, or until home refuses for good; return why. Raises ConfigError, OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with await _alone(self._folder):
+        with await self._kept.alone():
+            await asyncio.to_thread(self._kept.take_wish)  # of somebody who has not seen what lent before end
+            await asyncio.to_thread(self._kept.keep, self._terms)
             self._relay.start()
             self._asks.set()
-            telling = asyncio.create_task(self._keep_telling(), name="how this machine is")
+            tasks = [
+                asyncio.create_task(self._keep_telling(), name="how this machine is"),
+                asyncio.create_task(self._keep_to_terms(), name="what the owner allows"),
+            ]
             try:
                 return await self._follow()
             finally:
-                telling.cancel()
+                for task in tasks:
+                    task.cancel()
                 await self._relay.close()
                 self._end_lives()
-                await asyncio.gather(telling, *self._hosts, return_exceptions=True)
+                await asyncio.gather(*tasks, *self._hosts, return_exceptions=True)
+
+    async def _keep_to_terms(self) -> None:
+        """Go by what the owner wishes, as soon as it is wished; and let each process have no more than that."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TERMS_S)  # a file tells nobody that it is there
+            wish = await asyncio.to_thread(self._kept.take_wish)
+            if wish is not None:
+                self._terms, self._agreed_at = wish, loop.time()
+                try:
+                    await asyncio.to_thread(self._kept.keep, wish)
+                except OSError as e:
+                    self._tell(f"the new terms cannot be kept: {e}")
+                self._tell(f"from now on: {wish}")
+                self._asks.set()  # home hears of it with the next offer, which comes at once
+            for lent in self._processes:
+                if not lent.go_by(self._terms) and loop.time() > self._agreed_at + LESS_S and not lent.over.is_set():
+                    self._tell("a host ends: its layers were not moved away, and it has more memory than it may")
+                    lent.over.set()
 
     async def _follow(self) -> str:
         """Do as owner and home say, until that is over."""
@@ -159,7 +184,8 @@ class FleetLending:
 
     async def _tell_home(self) -> None:
         async with self._looking:
-            machine = await asyncio.to_thread(self._monitor.look, {pid: pid for pid in self._pids})
+            pids = {lent.process.pid: lent.process.pid for lent in self._processes}
+            machine = await asyncio.to_thread(self._monitor.look, pids)
         hosts = machine.processes.values()
         load = TellLoad(
             n_cpus=machine.n_cpus, others_share=machine.others_share, memory_bytes=machine.memory_bytes,
@@ -270,20 +296,17 @@ class FleetLending:
 
         A process that hangs, or was stopped, does not see that its socket has ended.
         """
-        terms, fd = self._terms, sock.fileno()
         with sock:
             try:
-                process = await spawn(
-                    MODULE, str(fd), str(self._folder), str(terms.n_threads), str(terms.memory_bytes), pass_fds=[fd],
-                    stdin=PIPE, stdout=PIPE, stderr=PIPE,
-                )  # fmt: skip
+                lent = await LentProcess.begin(sock.fileno(), self._folder, self._terms, over)
             except OSError as e:
                 self._tell(f"no process of a host can be started: {e}")
                 return
-        self._pids.add(process.pid)
+        process = lent.process
+        self._processes.add(lent)
         said: deque[str] = deque(maxlen=N_STDERR_LINES)
         reading = asyncio.create_task(drain(process.stderr, said), name="host's stderr")
-        serving, ended = asyncio.create_task(self._serve(process)), asyncio.create_task(over.wait())
+        serving, ended = asyncio.create_task(lent.serve(self._have)), asyncio.create_task(over.wait())
         try:
             await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -292,39 +315,7 @@ class FleetLending:
                 async with asyncio.timeout(ENDED_S):
                     await process.wait()
             await end(process)
-            self._pids.discard(process.pid)
+            self._processes.discard(lent)
             await asyncio.gather(serving, reading, return_exceptions=True)
         if process.returncode:
             self._tell(f"a host has ended ({process.returncode}){f': {said[-1]}' if said else ''}")
-
-    async def _serve(self, process: Process) -> None:
-        """Fetch each file that a process asks for, until it ends."""
-        assert process.stdout is not None
-        assert process.stdin is not None
-        with suppress(OSError, ValueError):
-            while line := await process.stdout.readline():
-                first, last, name = line.decode("utf-8", "replace").rstrip("\n").split(" ", 2)
-                answer = ""
-                try:
-                    await self._have(SegmentFact(int(first), int(last), name))
-                except PairingError as e:
-                    answer = " ".join(str(e).split())
-                process.stdin.write(answer.encode() + b"\n")
-                await process.stdin.drain()
-
-
-async def _alone(folder: Path) -> IO[bytes]:
-    """Let no other program lend from this folder until the file is closed. Raises ConfigError."""
-    file = os.fdopen(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b")
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + OTHER_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as e:
-            if loop.time() > deadline:
-                file.close()
-                raise ConfigError("this machine lends hosts already: `disco fleet join` runs elsewhere") from e
-            await asyncio.sleep(OTHER_S / 20)  # a lock tells nobody that it is free
-        else:
-            return file

@@ -65,13 +65,10 @@ def _job(ray: TheRay, terms: OwnerTerms) -> KeeperJob:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(folder / "node-token", ray.token)
         path = str(folder / "node-token")
-    words = [*verb("fleet", "join", "--yes", "--until-eof", "--cpus", str(terms.n_threads))]
-    words += ["--memory", f"{terms.memory_bytes / 2**30:g}"] if terms.memory_bytes else []
-    words += ["--only-idle"] if terms.only_idle else []
-    words += ["--only-mains"] if terms.only_mains else []
+    words = verb("fleet", "join", "--yes", "--until-eof", "--as-agreed")  # so also after the owner has allowed less
     return KeeperJob(
         role="node", address=ray.address, own=_own_address(ray.address), token_path=path,
-        lend=lend_command(words), n_threads=terms.n_threads,
+        lend=lend_command(list(words)), n_threads=terms.n_threads,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ USEFUL_BYTES = 1024  # came of a host that has computed anything: less than one 
 MAX_BAD = 2  # lives in a row that computed nothing; then the machine is left alone
 ALONE_S = 30.0  # for which it is
 STAGE_S = 600.0  # for a machine to fetch layers that are to come to it: gigabytes by a slow line
-GONE_S = 15.0  # without a host that waits or computes, after which a machine that is to fetch something has gone
+GONE_S = 15.0  # without host and word, after which a machine that is to fetch something has gone
 SENT_AGAIN_S = 60.0  # after which a machine is told once more to fetch the same
 SAID_S = 10.0  # for which what a machine has said of itself counts: it does so every two seconds
 BUILD_S = 60.0  # to ask llama.cpp for its version: half a second, on a machine that is busy with everything else
@@ -118,10 +118,13 @@ class HostOffers:
         offered = self._latest.get(name)
         if offered is None or name in self._left_alone or not self._is_connected(name):
             return None
-        said, at_s = self._said.get(name, (None, 0.0))
-        is_fresh = said is not None and asyncio.get_running_loop().time() - at_s < SAID_S
         offer = offered.offer
-        return LentMachine(name, offer.n_threads, offer.memory_bytes, said if is_fresh else None)
+        return LentMachine(name, offer.n_threads, offer.memory_bytes, self._heard(name))
+
+    def _heard(self, name: str) -> TellLoad | None:
+        """Return what a machine has said of itself of late; None if that is too long ago."""
+        said, at_s = self._said.get(name, (None, 0.0))
+        return said if asyncio.get_running_loop().time() - at_s < SAID_S else None
 
     def end(self, ended: HostEnded, *, is_let_go: bool = False) -> None:
         """A host has ended, taken or not; `is_let_go`: home has no layers for it any more."""
@@ -192,7 +195,7 @@ class HostOffers:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(GONE_S):
                             await changed.wait()
-                    if not self._is_connected(name):
+                    if not self._is_connected(name) and self._heard(name) is None:  # else it is slow to offer one
                         msg = f"{name} has gone"
                         raise OSError(msg)
         except TimeoutError as e:

@@ -19,7 +19,9 @@ from .fleet_places import LentMachine
 from .fleet_plan import FleetPlanInput, host_name
 
 GIB = 2.0**30
-PROCESS_BYTES = 100e6  # of a process without layers: Python, numpy and llama.cpp; 60 to 100 MB were measured
+PROGRAM_BYTES = 72e6  # of a process without layers, as RLIMIT_DATA counts (measured)
+SEGMENT_BYTES = 90e6  # of each range of layers beside weights and cells, for llama.cpp to compute in (measured)
+CELL_BYTES = 2048.0  # of each cell of a range, which of 512 rows may see it (measured)
 NO_ROOM = 1.0  # byte, of a host that may have nothing
 
 
@@ -64,6 +66,16 @@ class FleetMoment:
     n_answers: int = 0
     n_late: int = 0
     elsewhere: Mapping[int, HostElsewhere] = field(default_factory=dict)
+
+
+def segment_bytes(n_cells: int) -> float:
+    """Return what a loaded range takes of a host besides its weights and cells."""
+    return SEGMENT_BYTES + CELL_BYTES * n_cells
+
+
+def process_bytes(n_cells: int) -> float:
+    """Return what a host's process takes besides weights and cells, with one range of layers."""
+    return PROGRAM_BYTES + segment_bytes(n_cells)
 
 
 def seen_of(moment: FleetMoment, machine: MachineLoad) -> FleetSeen:
@@ -127,31 +139,33 @@ def _own(moment: FleetMoment, number: int, machine: MachineLoad, needs: float) -
     load, allowed = machine.processes.get(number, ProcessLoad()), settings.memory_gib * GIB if number else 0.0
     if other is not None and other.machine is not None:
         allowed = _least(allowed, other.machine.memory_bytes)
-    room = _room(settings, machine, load)
+    own_bytes = process_bytes(moment.n_cells)
+    room = _room(settings, machine, load, own_bytes)
     if not number and settings.keep_home:
         modules, masks = moment.layout.modules(given.model, moment.n_cells), moment.layout.placement.masks
         room -= sum(weight for weight, mask in zip(modules.weights, masks, strict=True) if not mask & 1)
     host = FleetHost(
-        host_name(number), given.speed, max(NO_ROOM, _within(room, allowed)), cpu_used=machine.others_share,
+        host_name(number), given.speed, max(NO_ROOM, _within(room, allowed, own_bytes)), cpu_used=machine.others_share,
         accepts=other is None, cpu_share=settings.cpu_share, memory_share=1.0,
     )  # fmt: skip
-    return _seen(host, machine, load, given.n_threads_each, _taken(settings, machine, needs, allowed), needs)
+    taken = _taken(settings, machine, needs + own_bytes, allowed)
+    return _seen(host, machine, load, given.n_threads_each, taken, needs)
 
 
 def _lent(moment: FleetMoment, number: int, other: HostElsewhere, machine: LentMachine, needs: float) -> _SeenHost:
     """Return a host that another machine lends; one that has said nothing of itself lately gets nothing."""
-    settings, said = moment.settings, machine.said
+    settings, said, own_bytes = moment.settings, machine.said, process_bytes(moment.n_cells)
     allowed = _least(settings.memory_gib * GIB, machine.memory_bytes)
-    room = needs if said is None else _room(settings, load_of(said), _process_of(said))
+    room = needs if said is None else _room(settings, load_of(said), _process_of(said), own_bytes)
     host = FleetHost(
-        host_name(number), other.compute, max(NO_ROOM, _within(room, allowed)),
+        host_name(number), other.compute, max(NO_ROOM, _within(room, allowed, own_bytes)),
         cpu_used=0.0 if said is None else said.others_share, delay_s=other.delay_s, bytes_per_s=other.bytes_per_s,
         accepts=said is not None and not said.leaving, cpu_share=settings.cpu_share, memory_share=1.0,
     )  # fmt: skip
     if said is None:
         # Nothing of it is vacant, and yet it is not the first one that gives way where answers are late.
         return _SeenHost(host, settings.cpu_share, 1.0, max(0.0, needs - host.memory_bytes))
-    taken = _taken(settings, load_of(said), needs, allowed)
+    taken = _taken(settings, load_of(said), needs + own_bytes, allowed)
     return _seen(host, load_of(said), _process_of(said), machine.n_threads, taken, needs)
 
 
@@ -172,21 +186,21 @@ def _seen(
     return _SeenHost(host, min(1.0, cpu), min(1.0, memory), max(0.0, needs - host.memory_bytes))
 
 
-def _room(settings: FleetSettings, machine: MachineLoad, load: ProcessLoad) -> float:
-    """Return what a process may have on a machine, bytes, besides itself."""
+def _room(settings: FleetSettings, machine: MachineLoad, load: ProcessLoad, own_bytes: float) -> float:
+    """Return what a process may have on a machine, bytes, besides the `own_bytes` that it takes itself."""
     others = machine.memory_bytes - machine.memory_free_bytes - load.rss_bytes
-    return settings.memory_share * machine.memory_bytes - max(0.0, others) - PROCESS_BYTES
+    return settings.memory_share * machine.memory_bytes - max(0.0, others) - own_bytes
 
 
-def _taken(settings: FleetSettings, machine: MachineLoad, needs: float, allowed: float) -> float:
-    """Return the share of the memory that is in use of that which may be."""
+def _taken(settings: FleetSettings, machine: MachineLoad, n_bytes: float, allowed: float) -> float:
+    """Return the share of the memory that is in use of that which may be; `n_bytes` are the process's, with layers."""
     share = (1 - machine.memory_free_bytes / max(1, machine.memory_bytes)) / settings.memory_share
-    return max(share, (PROCESS_BYTES + needs) / allowed) if allowed else share
+    return max(share, n_bytes / allowed) if allowed else share
 
 
-def _within(room: float, allowed: float) -> float:
+def _within(room: float, allowed: float, own_bytes: float) -> float:
     """Return the room where so much is allowed; 0 = no less than there is."""
-    return min(room, allowed - PROCESS_BYTES) if allowed else room
+    return min(room, allowed - own_bytes) if allowed else room
 
 
 def _least(one: float, other: float) -> float:

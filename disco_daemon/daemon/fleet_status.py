@@ -157,6 +157,7 @@ class LocalFleet:
             "cpu_share": share,
             "memory_bytes": total,
             "memory_free_bytes": free,
+            "excess_bytes": round(next(iter(self._operator.excess[number : number + 1]), 0.0)),
             "cells_used": stats.cells_used if stats is not None else 0,
             "segments": [
                 {"first": layers.first, "last": layers.last, "replicas": n, "sequences": n_sequences}

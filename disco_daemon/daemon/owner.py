@@ -54,6 +54,12 @@ class OwnerTerms:
     on_mains: Callable[[], bool] = is_on_mains
     nobody_at_work: Callable[[], bool] = is_nobody_at_work
 
+    def __str__(self) -> str:
+        """Say what is allowed, for the owner."""
+        memory = f"{self.memory_bytes / 2**30:g} GiB of memory" if self.memory_bytes else "what memory there is"
+        idle, mains = ", only while nobody works here" * self.only_idle, ", only on mains" * self.only_mains
+        return f"{self.n_threads} thread{'s' * (self.n_threads != 1)}, {memory}{idle}{mains}"
+
     def why_not(self) -> str:
         """Return why nothing is lent just now; "" if it is. Blocks for ASKED_S at most."""
         if self.only_mains and not self.on_mains():

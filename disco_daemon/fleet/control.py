@@ -118,13 +118,14 @@ class FleetController:
     def decide(self, now: float, seen: FleetSeen, *, may_scale: bool = True) -> list[FleetStep]:
         """Return the step to take now: one, or none. It counts as taken.
 
-        Unless it `may_scale`, only what owners call for is done.
+        Unless it `may_scale`, only what owners call for is done, and a reduction is taken back: it would last for ever.
         """
         self._observe(now, seen)
         is_cool = not self.records or now >= self._calm_s()
         step = next((step for step in _called_for(seen) if is_cool or self.records[-1].step != step), None)
-        if step is None and is_cool and may_scale:
-            step = next((step for step in self._wanted(now, seen) if self._may(now, step)), None)
+        if step is None and is_cool:
+            wanted = self._wanted(now, seen) if may_scale else self._taken_back(seen)
+            step = next((step for step in wanted if self._may(now, step)), None)
         if step is None:
             return []
         self._remember(now, step, seen)
@@ -175,13 +176,19 @@ class FleetController:
             source, pressure = _worst_host(seen)
             if pressure is Pressure.COMPUTE and self.policy == "measured":
                 yield from self._grow(now, seen, eligible)  # what raises the rate comes before what lowers it
-            yield from reductions(seen.state, source, pressure, _view(seen))
+            yield from reductions(seen.state, source, pressure, _view(seen), seen.full_batch)
         elif share <= CALM * self.violation:
             undo = undo_reduction(seen.state, seen.full_batch)
             if undo is not None:
                 yield undo
             elif eligible:
                 yield from self._grow(now, seen, eligible)
+
+    def _taken_back(self, seen: FleetSeen) -> Iterator[FleetStep]:
+        """Yield the step that takes a reduction back when it is calm."""
+        undo = undo_reduction(seen.state, seen.full_batch)
+        if undo is not None and self.violating_share() <= CALM * self.violation:
+            yield undo
 
     def _grow(self, now: float, seen: FleetSeen, eligible: Sequence[int]) -> Iterator[FleetStep]:
         """Yield the policy's first step for the busiest load of late; the ones after it are decided anew."""

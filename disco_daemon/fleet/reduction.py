@@ -90,10 +90,14 @@ def sort_evictees(state: ReducedState, host: int, view: FleetView) -> list[range
     return sorted(runs(there), key=lambda run: (max(view.busy(state.placement.evict(run, host))), len(run), -run.start))
 
 
-def reductions(state: ReducedState, source: int, pressure: Pressure, view: FleetView) -> Iterator[FleetStep]:
+def reductions(
+    state: ReducedState, source: int, pressure: Pressure, view: FleetView, full_batch: int
+) -> Iterator[FleetStep]:
     """Yield the steps of Algorithm 2 in order, each from the state that the ones before it have made.
 
-    Whoever takes them stops when the violation has ended; each step was applied by the time the next is asked for.
+    Whoever takes them stops when the violation has ended; each step was applied by the time the next is asked for. What
+    comes next follows from the state alone, so it is the same if only the first step is taken, and then asked anew:
+    `full_batch` is the number of answers at a time without any reduction.
     """
     for modules in filter_modules(state, source, pressure, view):
         target = find_destination(modules, source, state, pressure, view)
@@ -108,15 +112,16 @@ def reductions(state: ReducedState, source: int, pressure: Pressure, view: Fleet
         step = FleetStep(StepKind.EVICT, modules.start, modules.stop, source, why=f"{pressure} is short; phase 2")
         state = state.after(step)
         yield step
-    while state.batch > 1:
-        lower = max(1, state.batch - BATCH_STEP)
-        step = FleetStep(StepKind.LOWER_BATCH, batch=lower, why=f"{pressure} is short; phase 3")
+    while True:
+        if state.batch < full_batch and not state.offloaded:
+            step = FleetStep(StepKind.OFFLOAD, source=source, why=f"{pressure} is short; phase 3")
+        elif state.batch > 1:
+            lower = max(1, state.batch - BATCH_STEP)
+            step = FleetStep(StepKind.LOWER_BATCH, batch=lower, why=f"{pressure} is short; phase 3")
+        else:
+            return
         state = state.after(step)
         yield step
-        if not state.offloaded:
-            step = FleetStep(StepKind.OFFLOAD, source=source, why=f"{pressure} is short; phase 3")
-            state = state.after(step)
-            yield step
 
 
 def scale_down(
@@ -128,7 +133,7 @@ def scale_down(
 ) -> tuple[ReducedState, list[FleetStep]]:
     """Run Algorithm 2 to its end: the steps it takes until `is_violating` is false, and the state they lead to."""
     steps = []
-    for step in reductions(state, source, pressure, view):
+    for step in reductions(state, source, pressure, view, state.batch):
         if not is_violating(state):
             break
         steps.append(step)

@@ -26,7 +26,8 @@ PROMPTS = [
 ]
 SEGMENT = {"first", "last", "replicas", "sequences"}
 HOST = {
-    "name", "state", "epoch", "exact", "cpu_share", "memory_bytes", "memory_free_bytes", "cells_used", "segments",
+    "name", "state", "epoch", "exact", "cpu_share", "memory_bytes", "memory_free_bytes", "excess_bytes",
+    "cells_used", "segments",
 }  # fmt: skip
 STATUS = {
     "mode", "policy", "paused", "hosts", "parallelism", "speedup_predicted", "speedup_measured", "slo_violation",

@@ -215,7 +215,7 @@ class Played:
         self.fleet = replace(fleet, hosts=tuple(hosts))
         self.controller = FleetController(policy)
         self.state = ReducedState(Placement.at_home(n_layers + 2), 64)
-        self.now = 0.0
+        self.now, self.may_scale = 0.0, True
 
     def play(self, seconds: int, n_sequences: float, other_memory: float = 0.0) -> None:
         """Let readers want so many answers at a time; an answer is late where the fleet has not 3 token/s for each."""
@@ -235,7 +235,7 @@ class Played:
             )
             late = min(n_sequences, self.state.batch) * 3.0 > rate or self.state.batch < n_sequences / 2
             seen = FleetSeen(fleet, self.state, 64, cpu, memory, 4, 4 if late else 0, min(rate, 3.0 * n_sequences))
-            for step in self.controller.decide(self.now, seen):
+            for step in self.controller.decide(self.now, seen, may_scale=self.may_scale):
                 self.state = self.state.after(step)
 
 
@@ -283,6 +283,22 @@ def test_a_host_without_memory_gives_way_and_gets_its_batch_back_afterwards() ->
     played.play(1500, 1)
     assert played.state.batch == 64
     assert not played.state.offloaded
+
+
+@pytest.mark.parametrize("may_scale", [True, False])
+def test_a_reduction_is_taken_back_also_where_nothing_may_be_scaled(may_scale: bool) -> None:
+    """Else fewer answers would run for ever in a fleet that is paused, or in the mode `manual` by now."""
+    played = Played("paper")
+    played.fleet = replace(played.fleet, hosts=tuple(replace(h, accepts=False) for h in played.fleet.hosts))
+    played.play(120, 60, other_memory=0.5)
+    assert played.state.batch < 64
+    assert played.state.offloaded
+    n_before, played.may_scale = len(played.controller.records), may_scale
+    played.play(30, 60, other_memory=0.5)
+    if not may_scale:
+        assert len(played.controller.records) == n_before, "not while answers are late"
+    played.play(1500, 1)
+    assert (played.state.batch, played.state.offloaded) == (64, False)
 
 
 @pytest.mark.parametrize("policy", ["measured", "paper"])

@@ -22,7 +22,7 @@ from disco_daemon.daemon.fleet_layers import FleetLayers
 from disco_daemon.daemon.fleet_lending import FleetLending
 from disco_daemon.daemon.fleet_offers import HostOffers
 from disco_daemon.daemon.fleet_places import Borrower, LentLife, LentMachine, RangePath, files_of
-from disco_daemon.daemon.fleet_seen import GIB, PROCESS_BYTES, FleetMoment, HostElsewhere, seen_of
+from disco_daemon.daemon.fleet_seen import GIB, FleetMoment, HostElsewhere, seen_of
 from disco_daemon.daemon.owner import OwnerTerms
 from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
@@ -39,7 +39,7 @@ from disco_daemon.peer.pairing_code import PairingError
 from tests.fixtures.gguf import model_file
 from tests.fixtures.peers import BUILD
 from tests.unit.test_fleet_offers import offered
-from tests.unit.test_fleet_seen import CALM, GIVEN, LAYER_BYTES, MODEL, MOMENT, played
+from tests.unit.test_fleet_seen import CALM, GIVEN, LAYER_BYTES, MODEL, MOMENT, PROCESS_BYTES, played
 
 SAID = TellLoad(n_cpus=4, others_share=0.1, memory_bytes=int(8e9), memory_free_bytes=int(6e9), rss_bytes=int(2e8))
 ATTIC = LentMachine("attic", 2, 0, SAID)
@@ -192,6 +192,7 @@ class Places:
 
     def __init__(self, machine: LentMachine | None = ATTIC) -> None:
         self.machine, self.staged, self.fetched = machine, list[set[str]](), asyncio.Event()
+        self.asked = list[set[str]]()
 
     def borrow_for(self, borrower: Borrower) -> None:
         """Nobody is told of offers."""
@@ -199,6 +200,7 @@ class Places:
     end = borrow_for
 
     async def take(self, place: int, names: Collection[str]) -> tuple[LentLife, socket.socket] | None:
+        self.asked.append(set(names))
         return None
 
     async def stage(self, place: int, names: Collection[str]) -> None:
@@ -242,6 +244,18 @@ async def test_a_machine_may_fetch_what_is_to_come_to_it_until_the_move_has_ende
     assert hosts.keeps(0)
     layers.layout = FleetLayout.of_cuts((1, 5), 8)
     assert (numbers(hosts.files_of(0)), hosts.keeps(0)) == ([], False)
+
+
+@pytest.mark.parametrize(("allowed", "is_asked"), [(0, True), (1000, True), (999, False)])
+async def test_a_machine_is_asked_for_no_host_that_would_have_more_than_its_owner_allows(
+    tmp_path: Path, allowed: int, is_asked: bool
+) -> None:
+    places = Places(replace(ATTIC, memory_bytes=allowed))
+    layers, _ = fleet_of(tmp_path, places)
+    layers.layout = FleetLayout.of_cuts((1, 3, 5), 8)
+    hosts = HostProcesses(2, layers.write, 1, layers.files_of, places, layers.coming_to, lambda n: 500.0 * n)
+    assert await hosts._borrow(hosts.hosts[1]) is None
+    assert bool(places.asked) is is_asked
 
 
 async def test_layers_are_fetched_before_they_move_and_only_where_the_machine_is_there(tmp_path: Path) -> None:
@@ -313,6 +327,23 @@ async def test_a_machine_that_goes_while_it_fetches_gets_nothing(monkeypatch: py
         offers.add(event, ours)
         with pytest.raises(OSError, match=r"attic has not fetched its layers within 0\.01 s"):
             await offers.stage("attic", ["b"])
+
+
+async def test_a_machine_that_says_how_it_is_has_not_gone_though_it_is_slow_to_offer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_offers, "GONE_S", 0.01)
+    offers = HostOffers(lambda _: None)
+    event, ours, theirs = offered(1, "a")
+    with ours, theirs:
+        offers.add(event, ours)
+        offers.hear("attic", SAID)
+        staging = asyncio.create_task(offers.stage("attic", ["b"]))
+        done, _ = await asyncio.wait((staging,), timeout=0.1)
+        assert not done, "it has been without a host for ten times as long as one that is silent may be"
+        monkeypatch.setattr(fleet_offers, "SAID_S", 0.0)
+        with pytest.raises(OSError, match="attic has gone"):
+            await staging
 
 
 async def test_a_host_that_is_let_go_is_no_bad_one_and_the_next_one_still_counts() -> None:

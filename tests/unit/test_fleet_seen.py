@@ -15,7 +15,7 @@ from disco_daemon.daemon.fleet_control import SeenRate
 from disco_daemon.daemon.fleet_costs import MAX_RANGES, CostBook, condensed
 from disco_daemon.daemon.fleet_monitor import FleetMonitor, MachineLoad, ProcessLoad, is_somebody_active
 from disco_daemon.daemon.fleet_plan import FleetPlanInput
-from disco_daemon.daemon.fleet_seen import GIB, PROCESS_BYTES, FleetMoment, is_closed, seen_of
+from disco_daemon.daemon.fleet_seen import GIB, FleetMoment, is_closed, process_bytes, seen_of
 from disco_daemon.engine import wire
 from disco_daemon.fleet.control import COOLDOWN_S, FleetController, FleetSeen
 from disco_daemon.fleet.forecast import FleetLoad
@@ -33,6 +33,7 @@ MOMENT = FleetMoment(
 )  # fmt: skip
 CALM = MachineLoad(8, 0.05, int(16e9), int(12e9), processes={n: ProcessLoad(0.5, 0.5, 150_000_000) for n in range(3)})
 LAYER_BYTES = LAYER + N_CELLS * KV  # as it is loaded, with its cells
+PROCESS_BYTES = process_bytes(N_CELLS)
 
 
 def with_gib(gib: float) -> FleetMoment:

@@ -22,11 +22,12 @@ from disco_daemon.fleet.reduction import (
     FleetView,
     ReducedState,
     filter_modules,
+    reductions,
     scale_down,
     undo_reduction,
 )
 from disco_daemon.fleet.speedup import equal_hosts_speedup, overhead, speedup, split_evenly
-from disco_daemon.fleet.steps import FleetStep, Pressure, StepKind
+from disco_daemon.fleet.steps import BATCH_KINDS, FleetStep, Pressure, StepKind
 
 MODEL = ModelModules((100, *[10] * 8, 100), kv_bytes=1, row_bytes=4)
 HOME, SECOND, THIRD = (FleetHost(name, 1.0, 1000.0 / 0.85) for name in ("home", "second", "third"))
@@ -132,6 +133,19 @@ def test_the_phases_follow_each_other_until_the_violation_ends() -> None:
         taken = iter([*[True] * n, False])
         _, fewer = scale_down(begin, 0, Pressure.MEMORY, VIEW, lambda _, taken=taken: next(taken))  # type: ignore[misc]
         assert fewer == steps[:n]
+
+
+def test_the_first_step_of_each_state_is_the_next_one() -> None:
+    """A controller takes one step, waits, and asks anew."""
+    begin = state = ReducedState(Placement.at_home(10).add((1, 2), 1), batch=12)
+    _, all_at_once = scale_down(begin, 0, Pressure.MEMORY, VIEW, lambda _: True)
+    one_by_one = list[FleetStep]()
+    while step := next(reductions(state, 0, Pressure.MEMORY, VIEW, begin.batch), None):
+        if step.kind in BATCH_KINDS:
+            one_by_one.append(step)
+        state = state.after(step)
+    assert one_by_one == [step for step in all_at_once if step.kind in BATCH_KINDS]
+    assert StepKind.OFFLOAD in {step.kind for step in one_by_one}
 
 
 def test_the_batch_that_ends_the_violation_is_returned() -> None:

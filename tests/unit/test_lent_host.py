@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import queue
+import resource
 from pathlib import Path
 
 import pytest
@@ -41,13 +43,42 @@ def test_names_of_models_as_users_have_them_are_names() -> None:
     assert not is_segment_name("a/b.gguf")
 
 
-def test_a_missing_file_is_asked_for_and_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("heard", "why"),
+    [
+        ("missing the layers 5-22 are not those of attic\n", "are not those of attic"),
+        ("", "the program that fetches files has gone"),
+        ("there\n", "the file m-5-22.v1.gguf is not there"),
+    ],
+)
+def test_a_missing_file_is_asked_for_and_the_reason_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: str, why: str
+) -> None:
     said = io.StringIO()
     monkeypatch.setattr("sys.stdout", said)
-    monkeypatch.setattr("sys.stdin", io.StringIO("the layers 5-22 are not those of attic\n"))
-    with pytest.raises(ModelError, match="are not those of attic"):
-        LentHost(tmp_path, 1).take(LOAD)
+    monkeypatch.setattr("sys.stdin", io.StringIO(heard))
+    host = LentHost(tmp_path, 1)
+    host.listen(lambda _: None)
+    with pytest.raises(ModelError, match=why):
+        host.take(LOAD)
     assert said.getvalue() == "5 22 m-5-22.v1.gguf\n"
+
+
+def test_other_terms_are_gone_by_at_once_and_more_may_be_allowed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, heard = list[tuple[int, int]](), queue.SimpleQueue[int]()
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1, resource.RLIM_INFINITY))
+    monkeypatch.setattr("resource.setrlimit", lambda _, limit: limits.append(limit))
+    monkeypatch.setattr("sys.stdin", io.StringIO("terms 3 5000\nterms 2 0\n"))
+    (tmp_path / "m-5-22.v1.gguf").write_bytes(b"x")
+    host = LentHost(tmp_path, 1, 10**9)
+    host.limit_memory()
+    host.listen(heard.put)
+    assert [heard.get(timeout=10), heard.get(timeout=10)] == [3, 2]
+    assert [soft for soft, _ in limits] == [10**9, 5000, resource.RLIM_INFINITY]
+    assert {hard for _, hard in limits} == {resource.RLIM_INFINITY}
+    assert (host.take(LOAD).n_threads, host.memory_bytes) == (2, 0)
 
 
 def test_more_than_the_owner_allows_is_refused_with_the_numbers(tmp_path: Path) -> None:

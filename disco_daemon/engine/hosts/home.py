@@ -26,6 +26,7 @@ from ..llama.state import State
 from ..wire import Load
 from .ends import Ends
 from .flight import Flight
+from .freed import give_back_what_is_freed
 from .joining import Span
 from .kept_rows import KeptRows
 from .legs import FlightFailedError, HomeSegment, Leg, keep_rows
@@ -61,6 +62,7 @@ class HomeLlama(HomeView):
         self._move: Recut | None = None
         self._is_switching = False  # from when it is time to finish a move
         self._spans: list[Span] = []  # that a move copies; none where cells have changed since they were told
+        give_back_what_is_freed()  # of layers that leave
         load = msgspec.structs.replace(load, speculate=False, draft_path="", adapters=())
         super().__init__(range_load(load, ends.ranges[-1], ends.paths[-1]), abort)
         # One cache with as many cells in all ranges: what is in one of them has its place in the others.

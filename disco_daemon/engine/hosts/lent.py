@@ -2,14 +2,17 @@
 
 Home names a segment by a path of its own. Here only the base name counts, in the one folder of this host. A file that
 is not there is asked for on stdout, `first last name`, by whoever has started this process, and may open connections;
-the answer on stdin is an empty line when it is there, or else the reason why it is not.
+the answer on stdin is `there`, or `missing` and the reason why it is not. A line `terms` with threads and bytes of
+memory comes there as well, whenever the owner allows something else.
 """
 
 from __future__ import annotations
 
+import queue
 import resource
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +32,31 @@ class LentHost:
     n_threads: int
     memory_bytes: int = 0
     _asking: threading.Lock = field(default_factory=threading.Lock)
+    _answers: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
 
     def limit_memory(self) -> None:
-        """Let llama.cpp get no more memory than the owner allows, besides the weights that are mapped from files."""
-        if self.memory_bytes:
-            with suppress(OSError, ValueError):
-                resource.setrlimit(resource.RLIMIT_DATA, (self.memory_bytes, self.memory_bytes))
+        """Let llama.cpp get no more memory than the owner allows, besides the weights that are mapped from files.
+
+        The owner may allow more later, so it is the soft limit.
+        """
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (self.memory_bytes or most, most))
+
+    def listen(self, changed: Callable[[int], None]) -> None:
+        """Hear what comes on stdin from now on; `changed` gets the threads that the owner allows by then."""
+        threading.Thread(target=self._listen, args=(changed,), name="terms", daemon=True).start()
+
+    def _listen(self, changed: Callable[[int], None]) -> None:
+        for line in sys.stdin:
+            word, *values = line.split()
+            if word == "terms":
+                self.n_threads, self.memory_bytes = map(int, values)
+                self.limit_memory()
+                changed(self.n_threads)
+            else:
+                self._answers.put(line.strip())
+        self._answers.put("missing the program that fetches files has gone")
 
     def take(self, load: Load) -> Load:
         """Return how a segment is loaded here, once its file is there. Raises ModelError, with the reason."""
@@ -63,6 +85,6 @@ class LentHost:
         with self._asking:
             sys.stdout.write(wanted + "\n")
             sys.stdout.flush()
-            answer = sys.stdin.readline()
-        if answer != "\n":
-            raise ModelError(answer.strip() or "the program that fetches files has gone")
+            answer, _, why = self._answers.get().partition(" ")
+        if answer != "there":
+            raise ModelError(why)

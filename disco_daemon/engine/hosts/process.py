@@ -34,6 +34,7 @@ from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from .cell_memory import read_all, write_all
+from .freed import give_back_what_is_freed
 from .lent import LentHost
 from .messages import (
     AskSign,
@@ -77,13 +78,23 @@ class SegmentReady:
     model: SegmentModel | None
 
 
+@dataclass(frozen=True, slots=True)
+class ThreadsAllowed:
+    """The owner of this machine allows another number of threads from now on."""
+
+    n_threads: int
+
+
+Waiting = tuple[Order, CameAt] | SegmentReady | ThreadsAllowed
+
+
 @dataclass(slots=True)
 class Host:
     """The segments by their numbers, and what is sent of them."""
 
     home: HostSocket
     lent: LentHost | None = None
-    orders: queue.SimpleQueue[tuple[Order, CameAt] | SegmentReady] = field(default_factory=queue.SimpleQueue)
+    orders: queue.SimpleQueue[Waiting] = field(default_factory=queue.SimpleQueue)
     _segments: dict[int, SegmentModel] = field(default_factory=dict)
     _released: set[int] = field(default_factory=set)  # while they are loaded
     _memories: dict[int, int] = field(default_factory=dict)  # descriptors by the number of the memory
@@ -97,14 +108,17 @@ class Host:
                 waiting.append(self.orders.get())
             self.carry_out(waiting)
 
-    def carry_out(self, orders: Sequence[tuple[Order, CameAt] | SegmentReady]) -> None:
+    def carry_out(self, orders: Sequence[Waiting]) -> None:
         """Carry out all that waits, in its order. Raises ModelError."""
         waiting: list[tuple[ComputeRows, bytes, CameAt]] = []
         for order in orders:
-            if isinstance(order, SegmentReady):
+            if isinstance(order, SegmentReady | ThreadsAllowed):
                 self._compute(waiting)
                 waiting = []
-                self._take_over(order)
+                if isinstance(order, SegmentReady):
+                    self._take_over(order)
+                else:
+                    self._use_threads(order.n_threads)
                 continue
             (message, behind), came_at = order
             if isinstance(message, ComputeRows):
@@ -199,6 +213,10 @@ class Host:
         self.orders.put(SegmentReady(order.segment, segment))
         self.home.send(SegmentLoaded(segment=order.segment, moves_states=self._moves_states))
 
+    def _use_threads(self, n: int) -> None:
+        for segment in self._segments.values():
+            segment.use_threads(n)
+
     def _take_over(self, ready: SegmentReady) -> None:
         if ready.number in self._released:
             self._released.discard(ready.number)
@@ -206,6 +224,8 @@ class Host:
                 ready.model.close()
         elif ready.model is not None:
             self._segments[ready.number] = ready.model
+            if self.lent is not None:
+                ready.model.use_threads(self.lent.n_threads)  # which may be others since it was begun
 
 
 def frames(home: HostSocket, descriptors: deque[int]) -> Iterator[Order]:
@@ -253,6 +273,8 @@ def serve(home: HostSocket, lent: LentHost | None = None) -> None:
     while descriptors:
         os.close(descriptors.popleft())
     host = Host(home, lent)
+    if lent is not None:
+        lent.listen(lambda n: host.orders.put(ThreadsAllowed(n)))
 
     def read() -> None:
         try:
@@ -281,6 +303,7 @@ def main() -> None:
     if sys.argv[1] == "--build":
         print(build())
         return
+    give_back_what_is_freed()
     sock = socket.socket(fileno=int(sys.argv[1]))
     lent = LentHost(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else None
     try:

@@ -57,6 +57,10 @@ class SegmentModel(Sequences):
         if self._hidden is not None:
             self._hidden.prepare(params)
 
+    def use_threads(self, n: int) -> None:
+        """Compute by so many threads from the next batch on."""
+        llama_cpp.llama_set_n_threads(self._ctx, n, n)
+
     def close(self) -> None:
         """Free model and context; nothing else may be called afterwards."""
         llama_cpp.llama_free(self._ctx)
