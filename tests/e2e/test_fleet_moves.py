@@ -154,6 +154,30 @@ def test_replicas_have_their_shares_of_the_answers_and_flights_become_alike(
     assert {len(replicas) for replicas in flights[8:]} == {1}, "the two of a replica go together"
 
 
+def test_where_home_has_all_layers_there_is_one_flight_and_none_of_its_rows_wait(
+    home: HomeLlama, folder: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = Core(home, HomeBatcher)
+    batcher, depart = core.batcher, home.depart
+    assert isinstance(batcher, HomeBatcher)
+    departed = list[tuple[bool, int]]()
+    monkeypatch.setattr(home, "depart", lambda rows: departed.append((home.is_all_here, len(rows))) or depart(rows))
+    ask_all(core)
+
+    def come_home_and_leave(step: int) -> None:
+        if step in (8, 40) and not home.is_moving:
+            batcher.begin_move(ends_of(folder, [5, 22], ((HERE,),)) if step == 8 else ends_of(folder, BOUNDS, HOSTS))
+
+    assert core.run(come_home_and_leave) == expected
+    assert [move.error for move in list(home.moves)[-2:]] == ["", ""]
+    n = len(expected)
+    here, away = ([rows for is_here, rows in departed if is_here is where] for where in (True, False))
+    assert max(here) == n, "all of them"
+    assert len(here) > 4
+    assert here.count(n) >= len(here) - 2, "but for those that landed last when the layers had come"
+    assert len([rows for rows in away if rows <= n // 2]) > 4
+
+
 def test_a_host_is_lost_after_its_cells_were_moved_and_its_layers_became_others(
     home: HomeLlama, folder: Path, expected: dict[str, str]
 ) -> None:
