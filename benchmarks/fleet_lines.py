@@ -60,8 +60,8 @@ class EveryWay(WayTimes):
 class LineRun:
     """The token/s of `n` answers, and what a round, in which each gets a token, is made of, s.
 
-    `compute_s` is what all ranges take for one flight, and `way_s` its median time between home and the host. `bound` is
-    the token/s that line and compute allow. `waited` is the share of the round for which one of the processes that a
+    `compute_s` is what all ranges take for one flight, and `way_s` its median time between home and the host. `bound`
+    is the token/s that line and compute allow. `waited` is the share of the round for which one of the processes that a
     flight needs was ready and had no processor: of all of them together, so it may be above 1.
     """
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import queue
 import socket
@@ -18,12 +17,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from disco_daemon import process, program
+from disco_daemon import process
 from disco_daemon.bench.child import BenchError
 from disco_daemon.peer.certificates import new_request
 from disco_daemon.peer.control import (
@@ -41,7 +39,7 @@ from disco_daemon.peer.first_frames import OfferHost
 from disco_daemon.peer.messages import Build, Welcome
 from disco_daemon.peer.pairing import Issuer
 
-from .split_proxy import SlowLine
+from .split_proxy import SlowLine, proxy_process
 
 LOOPBACK = "127.0.0.1"
 START_S = 60.0  # for relays, proxy and a host's process, on a machine that others use
@@ -174,21 +172,3 @@ def _joined(issuer: Issuer) -> Identity:
 def _pin(pid: int, cpus: Sequence[int]) -> None:
     if cpus and sys.platform == "linux":
         os.sched_setaffinity(pid, cpus)
-
-
-@asynccontextmanager
-async def proxy_process(port: int, line: SlowLine) -> AsyncIterator[tuple[int, int]]:
-    """Run a proxy before a port, as a process of its own; yield that, and its port. Raises BenchError."""
-    words = program.command("benchmarks.split_proxy", str(port), str(line.rtt_s), str(line.mbit_s))
-    pipe, env = asyncio.subprocess.PIPE, program.environment() | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    child = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env=env)
-    try:
-        assert child.stdout is not None
-        async with asyncio.timeout(START_S):
-            said = await child.stdout.readline()
-        if not said:
-            raise BenchError("the proxy has not begun")
-        _pin(child.pid, range(os.cpu_count() or 1))  # a line is neither machine's
-        yield child.pid, int(json.loads(said)["port"])
-    finally:
-        await process.end(child)

@@ -10,14 +10,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import selectors
 import sys
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
+from disco_daemon import process, program
+from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.proxy import PIECE, Proxy
 
+START_S = 60.0  # for the process of a proxy, on a machine that others use
 END_S = 1.0  # for connections to end, s
 IN_FLIGHT = 64  # pieces that one connection may have on the way: more than 100 Mbit/s over 60 ms can fill
 
@@ -112,6 +119,25 @@ def precise_loop() -> asyncio.AbstractEventLoop:
     A line of 20 ms would take 22.
     """
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+@asynccontextmanager
+async def proxy_process(port: int, line: SlowLine) -> AsyncIterator[tuple[int, int]]:
+    """Run a proxy before a port, as a process of its own; yield that, and its port. Raises BenchError."""
+    words = program.command("benchmarks.split_proxy", str(port), str(line.rtt_s), str(line.mbit_s))
+    pipe, env = asyncio.subprocess.PIPE, program.environment() | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    child = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env=env)
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(START_S):
+            said = await child.stdout.readline()
+        if not said:
+            raise BenchError("the proxy has not begun")
+        if sys.platform == "linux":
+            os.sched_setaffinity(child.pid, range(os.cpu_count() or 1))  # a line is neither machine's
+        yield child.pid, int(json.loads(said)["port"])
+    finally:
+        await process.end(child)
 
 
 async def _serve(port: int, line: SlowLine) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,6 +25,7 @@ from disco_daemon.engine.hosts.remote import RemoteSegment, wait_for
 from disco_daemon.engine.llama.layer_states import LayerState, StateFormatError
 from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.llama.refusals import ModelError
+from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.llama.state import State
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
@@ -161,7 +162,12 @@ def test_where_home_has_all_layers_there_is_one_flight_and_none_of_its_rows_wait
     batcher, depart = core.batcher, home.depart
     assert isinstance(batcher, HomeBatcher)
     departed = list[tuple[bool, int]]()
-    monkeypatch.setattr(home, "depart", lambda rows: departed.append((home.is_all_here, len(rows))) or depart(rows))
+
+    def note(rows: Sequence[Row]) -> int:
+        departed.append((home.is_all_here, len(rows)))
+        return depart(rows)
+
+    monkeypatch.setattr(home, "depart", note)
     ask_all(core)
 
     def come_home_and_leave(step: int) -> None:
