@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from disco_daemon.bench.command import progress
 from disco_daemon.daemon.local_hosts import LocalHosts
 from disco_daemon.engine import wire
@@ -62,7 +64,8 @@ class LineRun:
 
     `compute_s` is what all ranges take for one flight, and `way_s` its median time between home and the host. `bound`
     is the token/s that line and compute allow. `waited` is the share of the round for which one of the processes that a
-    flight needs was ready and had no processor: of all of them together, so it may be above 1.
+    flight needs was ready and had no processor: of all of them together, so it may be above 1. `quiet` is as `bound`,
+    by the processor time of home and the host in place of the clock's: what machines allow that do nothing else.
     """
 
     n: int
@@ -71,6 +74,7 @@ class LineRun:
     compute_s: float
     way_s: float
     waited: float
+    quiet: float
 
     @property
     def way_share(self) -> float:
@@ -90,12 +94,15 @@ def rate_bound(n: int, usage: wire.FleetUsage, line: SlowLine, row_bytes: int) -
     for run in usage.samples:  # those of full flights: the sizes that came most often
         if run.n > means.get((run.host, run.first), (0, 0.0))[0]:
             means[run.host, run.first] = run.n, run.seconds / run.n
-    compute_s = sum(mean_s for _, mean_s in means.values())
-    by_host = {host: sum(mean_s for (at, _), (_, mean_s) in means.items() if at == host) for host, _ in means}
+    by_host = [sum(mean_s for (at, _), (_, mean_s) in means.items() if at == host) for host in {at for at, _ in means}]
     n_bytes = row_bytes * n / n_flights if is_remote else 0.0
-    pass_s = compute_s + (line.seconds(n_bytes) if is_remote else 0.0)
-    one_way_s = 8e-6 * n_flights * n_bytes / line.mbit_s
-    return n / max(pass_s, n_flights * max(by_host.values()), one_way_s), compute_s
+    return allowed(n, by_host, n_flights, n_bytes, line), sum(by_host)
+
+
+def allowed(n: int, by_host: Sequence[float], n_flights: int, n_bytes: float, line: SlowLine) -> float:
+    """Return the token/s of `n` answers where a flight of `n_bytes` each way takes so long at each machine, s."""
+    pass_s = sum(by_host) + (line.seconds(n_bytes) if n_bytes else 0.0)
+    return n / max(pass_s, n_flights * max(by_host), 8e-6 * n_flights * n_bytes / line.mbit_s)
 
 
 @contextmanager
@@ -117,18 +124,29 @@ def fleet_over(name: str, model: Path, folder: Path, cores: Sequence[int]) -> It
 
 @dataclass
 class Waits:
-    """For how long processes have been ready and had no processor, all their threads together, since `begin`."""
+    """For how long processes were ready and had no processor, all their threads together, since `begin`.
+
+    The first one is home, the second one its host.
+    """
 
     pids: Sequence[int]
     _before: float = 0.0
+    _cpu_before: list[float] = field(default_factory=list)
 
     def begin(self) -> None:
         """Count from now on."""
-        self._before = self._all()
+        self._before, self._cpu_before = self._all(), self._cpu_s()
 
     def seconds(self) -> float:
         """Return the time since then, s; 0 where the kernel does not say."""
         return self._all() - self._before
+
+    def cpu_s(self) -> list[float]:
+        """Return the processor time of home and of the host, if there is one, since then, s."""
+        return [now - before for now, before in zip(self._cpu_s(), self._cpu_before, strict=True)]
+
+    def _cpu_s(self) -> list[float]:
+        return [sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.pids[:2]]
 
     def _all(self) -> float:
         tasks = (task for pid in self.pids for task in Path(f"/proc/{pid}/task").glob("*"))
@@ -151,9 +169,14 @@ def line_runs(name: str, model: Path, folder: Path, cores: Sequence[int]) -> Ite
                 host.link.ways = ways
             played = measured.play(n, begin)
             waited = waits.seconds() / played.seconds
-            bound, compute_s = rate_bound(n, played.usage, LINES[name] or SlowLine(), 4 * llama.n_embd)
+            line, row_bytes = LINES[name] or SlowLine(), 4 * llama.n_embd
+            bound, compute_s = rate_bound(n, played.usage, line, row_bytes)
+            n_flights = min(n, FLIGHTS) if llama.hosts else 1
+            flights = n_flights * played.seconds * played.tokens_per_s / n
+            n_bytes = row_bytes * n / n_flights if llama.hosts else 0.0
+            quiet = allowed(n, [cpu_s / flights for cpu_s in waits.cpu_s()], n_flights, n_bytes, line)
             way_s = statistics.median(ways.all_s) if ways.all_s else 0.0
-            yield LineRun(n, played.tokens_per_s, bound, compute_s, way_s, waited)
+            yield LineRun(n, played.tokens_per_s, bound, compute_s, way_s, waited, quiet)
 
 
 def line_costs(model: Path, folder: Path, cores: Sequence[int], repeats: int) -> dict[str, Any]:
@@ -186,20 +209,37 @@ def line_figures(name: str, n: int, runs: Sequence[LineRun], at_home: Sequence[L
         "way_s": median(lambda run: run.way_s),
         "way_share": median(lambda run: run.way_share),
         "waited": median(lambda run: run.waited),
+        "quiet": median(lambda run: run.quiet),
+        "quiet_of_home_alone": median(lambda run: run.quiet) / statistics.median(run.quiet for run in at_home),
     }
 
 
 def line_lines(found: dict[str, Any]) -> list[str]:
     """Return as text what lines cost."""
-    columns = ("answers", "token/s", "bound", "of bound", "of home", "round ms", "compute", "way", "on way", "waited")
+    columns = (
+        "answers",
+        "token/s",
+        "bound",
+        "of bound",
+        "of home",
+        "round ms",
+        "compute",
+        "way",
+        "on way",
+        "waited",
+        "quiet",
+        "of home",
+    )
     lines = [f"{'line to the host':24}" + "".join(f"{name:>10}" for name in columns)]
     for one in found["lines"]:
         cells = (
             f"{one['answers']}", f"{one['tokens_per_s']:.1f}", f"{one['bound']:.1f}", f"{one['of_bound']:.0%}",
             f"{one['of_home_alone']:.2f}", *(f"{1000 * one[key]:.1f}" for key in ("round_s", "compute_s", "way_s")),
-            f"{one['way_share']:.0%}", f"{one['waited']:.0%}",
+            f"{one['way_share']:.0%}", f"{one['waited']:.0%}", f"{one['quiet']:.1f}",
+            f"{one['quiet_of_home_alone']:.2f}",
         )  # fmt: skip
         lines.append(f"{one['line']:24}" + "".join(f"{cell:>10}" for cell in cells))
+    lines.append("quiet: the bound by processor time, of machines that do nothing else; relays' time is not in it")
     if any(one["waited"] > QUIET for one in found["lines"]):
         lines.append(
             "NOT JUDGED: the processes waited for a processor (waited), so compute and way are others' as well"

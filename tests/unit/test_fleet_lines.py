@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import selectors
 import statistics
 import time
@@ -14,6 +15,7 @@ from benchmarks.fleet_lines import (
     LINES,
     EveryWay,
     LineRun,
+    Waits,
     line_figures,
     line_lines,
     rate_bound,
@@ -58,6 +60,17 @@ def test_a_round_is_as_long_as_the_busiest_machine_or_a_flight_s_way_through_all
     assert [*rate_bound(8, at_home, near, ROW_BYTES)] == pytest.approx([8 / 0.06, 0.06])
 
 
+def test_waits_and_processor_time_are_counted_from_the_beginning_of_a_measurement() -> None:
+    waits = Waits([os.getpid()])
+    waits.begin()
+    began = time.process_time()
+    while time.process_time() - began < 0.1:
+        pass
+    [used_s] = waits.cpu_s()
+    assert 0.07 < used_s < 10.0
+    assert 0.0 <= waits.seconds() < 100.0
+
+
 def test_all_ways_of_flights_are_remembered_for_the_median_and_the_engine_s_own_go_on() -> None:
     ways = EveryWay()
     for seconds in (0.3, 0.1, 0.2):
@@ -68,7 +81,7 @@ def test_all_ways_of_flights_are_remembered_for_the_median_and_the_engine_s_own_
 
 def test_the_figures_are_medians_and_a_table_that_says_when_others_had_the_processors() -> None:
     def runs(rates: tuple[float, ...], waited: float = 0.02) -> list[LineRun]:
-        return [LineRun(8, rate, 100.0, 0.05, 0.024, waited) for rate in rates]
+        return [LineRun(8, rate, 100.0, 0.05, 0.024, waited, 2 * rate) for rate in rates]
 
     home, far = runs((40.0, 80.0, 60.0)), runs((20.0, 80.0, 90.0))
     figures = line_figures("10 ms, 50 Mbit/s", 8, far, home)
@@ -76,9 +89,22 @@ def test_the_figures_are_medians_and_a_table_that_says_when_others_had_the_proce
     assert figures["of_home_alone"] == 1.0, "the median of 0.5, 1.0 and 1.5, each of two runs beside each other"
     assert figures["way_share"] == pytest.approx(0.024 * 80 / 8)
     quiet = {"lines": [line_figures(AT_HOME, 8, home, home), figures]}
-    *_, row = line_lines(quiet)
+    *_, row, _ = line_lines(quiet)
     assert row.split()[:4] == ["10", "ms,", "50", "Mbit/s"]
-    assert row.split()[4:] == ["8", "80.0", "100.0", "80%", "1.00", "100.0", "50.0", "24.0", "24%", "2%"]
+    assert row.split()[4:] == [
+        "8",
+        "80.0",
+        "100.0",
+        "80%",
+        "1.00",
+        "100.0",
+        "50.0",
+        "24.0",
+        "24%",
+        "2%",
+        "160.0",
+        "1.33",
+    ]
     busy = {"lines": [line_figures(AT_HOME, 8, runs((40.0,), 0.5), runs((40.0,)))]}
     assert line_lines(busy)[-1].startswith("NOT JUDGED")
 
