@@ -143,7 +143,7 @@ async def proxy_process(port: int, line: SlowLine) -> AsyncIterator[tuple[int, i
 async def _serve(port: int, line: SlowLine) -> None:
     async with SlowProxy(port, line.rtt_s, line.mbit_s) as proxy:
         print(json.dumps({"port": proxy.port}), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+        await asyncio.get_running_loop().create_future()  # until our end
 
 
 def main() -> int:
@@ -155,6 +155,7 @@ def main() -> int:
     parser.add_argument("rtt_s", type=float)
     parser.add_argument("mbit_s", type=float)
     args = parser.parse_args()
+    program.end_with_stdin()
     with asyncio.Runner(loop_factory=precise_loop) as runner:
         runner.run(_serve(args.port, SlowLine(args.rtt_s, args.mbit_s)))
     return 0
