@@ -14,11 +14,11 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from disco_daemon.daemon.fleet_costs import CostBook
 from disco_daemon.daemon.fleet_layers import Shares
@@ -79,6 +79,14 @@ def ends_of(plan: Plan, model: Path, folder: Path, shares: Shares = ()) -> Ends:
     return Ends(tuple(map(str, paths)), tuple(layers for layers, _ in ranges), hosts, shares)
 
 
+class Played(NamedTuple):
+    """What answers gave: token/s, what the runs of ranges took, and for how long that was measured, s."""
+
+    tokens_per_s: float
+    usage: wire.FleetUsage
+    seconds: float
+
+
 @dataclass
 class Measured:
     """A fleet whose layers move from plan to plan, and what each gave."""
@@ -96,25 +104,26 @@ class Measured:
         if error := self.llama.moves[-1].error:
             raise RuntimeError(error)
 
-    def play(self, n_answers: int) -> tuple[float, wire.FleetUsage]:
-        """Return the token/s of so many answers while all are drawn, and what the runs of ranges took."""
+    def play(self, n_answers: int, begin: Callable[[], None] = lambda: None) -> Played:
+        """Measure so many answers while all are drawn; `begin` is called when each has its first token."""
         self.llama.clear()
         batcher = self._batcher()
         for number in range(n_answers):
             messages = [{"role": "user", "content": f"Tell me a long story about house {number}."}]
             order = wire.Generate(id=str(number), messages=messages, temperature=0, max_tokens=N_TOKENS)
             batcher.add(order)
-        while any(s.is_prefilling for s in batcher.admission.sequences.values()) or not batcher.counters.iterations:
+        while not all(s.draw.n_drawn for s in batcher.admission.sequences.values()):
             batcher.step()
         batcher.fleet_usage()  # of the prompts, which are forgotten
+        begin()
         began, before = batcher.clock(), batcher.counters.completion_tokens
         while len(batcher.admission.sequences) == n_answers:
             batcher.step()
-        rate = (batcher.counters.completion_tokens - before) / (batcher.clock() - began)
-        usage = batcher.fleet_usage()
+        seconds = batcher.clock() - began
+        rate, usage = (batcher.counters.completion_tokens - before) / seconds, batcher.fleet_usage()
         for key in list(batcher.admission.sequences):
             batcher.cancel(key)
-        return rate, usage
+        return Played(rate, usage, seconds)
 
     def _batcher(self) -> HomeBatcher:
         latency = IterationLatency(self.llama.latency_prior)
@@ -158,7 +167,7 @@ def predictions(
             for n in LOADS:
                 rates = []
                 for _ in range(repeats):
-                    rate, usage = measured.play(n)
+                    rate, usage, _ = measured.play(n)
                     book.observe(usage.samples)
                     rates.append(rate)
                 if plan is LEARNED[0]:

@@ -1,9 +1,11 @@
 """What the link adds between two engines on loopback: a small call's round trip, and the rate of bulk rows.
 
-    python -m benchmarks.peer_link [--json]
+    python -m benchmarks.peer_link [--json] [--rtt-ms 20 --mbit-s 50]
 
 Two relay processes with mutual TLS, and this process in place of both engines. The peer in the same run is the same
-call over a Unix socket pair without them: what is left is what the relays, their frames and TLS cost.
+call over a Unix socket pair without them: what is left is what the relays, their frames and TLS cost. With a delay
+there is a slow line between the relays, and each call has rows before it, as a split's has: the peer is what the line
+takes.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, positive, print_figures, progress, run_measurement, run_script
 from disco_daemon.peer.certificates import new_request
 from disco_daemon.peer.control import Address, Identity, JoinPartner, Listening, ServeMembers
 from disco_daemon.peer.daemon_side import RelayProcess
@@ -41,10 +43,14 @@ from disco_daemon.peer.messages import (
 )
 from disco_daemon.peer.pairing import Issuer
 
+from .split_proxy import SlowLine, proxy_process
+
 LIMITS = {"added_ms": 1.0}  # of the median round trip: the issue's bar
 N_WARM = 100  # round trips before those that count
 PAUSE_S = 0.002  # between two round trips: a token takes that long at least
 ROWS_BYTES, N_ROWS = 4 << 20, 32  # a frame of bulk rows, and how many: 128 MiB
+CALL_ROWS_BYTES = 4 * 2304  # before a call over a line: four rows of the default model
+MOST_OF_LINE = 300  # round trips over a line
 START_S = 20.0  # for both relays and their link
 BUILD = Build(disco="0", llama="0", model="m", n_layers=2, n_embd=1024, n_vocab=1000)
 CALL, REPLY = JudgeDrafts(id="g1", turn=0, start=5, end=8), DraftVerdict(id="g1", turn=1, start=5, tokens=(1, 2, 3))
@@ -77,8 +83,8 @@ class _End:
 
 
 @asynccontextmanager
-async def _linked() -> AsyncIterator[tuple[_End, _End]]:
-    """Two relays whose link stands, with the ends of their engines: the edge's and the partner's."""
+async def _linked(line: SlowLine | None = None) -> AsyncIterator[tuple[_End, _End]]:
+    """Two relays whose link stands, over a line if there is one, with the ends of their engines: edge and partner."""
     with tempfile.TemporaryDirectory() as folder:
         issuer, here = Issuer(Path(folder) / "peers"), [Address(host="127.0.0.1", port=1)]
         code = issuer.new_code(here, "desk")
@@ -91,7 +97,7 @@ async def _linked() -> AsyncIterator[tuple[_End, _End]]:
                 port.set_result(event.port)
 
         relays = RelayProcess(lambda _: None), RelayProcess(hear)
-        ends = []
+        ends, between = [], AsyncExitStack()
         try:
             for relay in relays:
                 ours, theirs = socket.socketpair()
@@ -104,7 +110,10 @@ async def _linked() -> AsyncIterator[tuple[_End, _End]]:
                 ServeMembers(identity=issuer.identity(), listen=listen, members=issuer.members(), welcome=welcome)
             )
             async with asyncio.timeout(START_S):
-                at = Address(host="127.0.0.1", port=await port)
+                listens = await port
+                if line is not None:
+                    _, listens = await between.enter_async_context(proxy_process(listens, line))
+                at = Address(host="127.0.0.1", port=listens)
                 identity = Identity(certificate=certificate, key=key, ca=issuer.identity().ca)
                 hello = Hello(build=BUILD, cut=1)
                 relays[0].join(JoinPartner(identity=identity, name="desk", addresses=(at,), hello=hello))
@@ -113,6 +122,7 @@ async def _linked() -> AsyncIterator[tuple[_End, _End]]:
         finally:
             await asyncio.gather(*(relay.close() for relay in relays))
             await asyncio.gather(*(end.close() for end in ends), return_exceptions=True)
+            await between.aclose()
 
 
 async def _answer(end: _End, n: int) -> None:
@@ -120,6 +130,59 @@ async def _answer(end: _End, n: int) -> None:
     for _ in range(n):
         await end.read()
         await end.send(REPLY)
+
+
+async def _call_with_rows(edge: _End, partner: _End, n: int) -> list[float]:
+    """Return the times of `n` round trips, ms, of rows and a call, which is answered once both have come."""
+    took, payload = [], os.urandom(CALL_ROWS_BYTES)
+
+    async def answer() -> None:
+        for _ in range(n):
+            await partner.read()
+            await partner.read()
+            await partner.send(REPLY)
+
+    answering = asyncio.create_task(answer())
+    try:
+        for i in range(n):
+            began = time.perf_counter()
+            await edge.send(SendRows(id="g1", turn=0, pos=4 * i, tokens=(1, 2, 3, 4)), payload)
+            await edge.send(CALL)
+            await edge.read()
+            took.append(1000 * (time.perf_counter() - began))
+            await asyncio.sleep(PAUSE_S)
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+    return took
+
+
+async def bench_line(n: int, line: SlowLine) -> dict[str, Any]:
+    """Measure the round trip of rows and a call over a line, beside what that takes of them."""
+    async with _linked(line) as (edge, partner), asyncio.timeout(START_S + 2 * n * (line.rtt_s + 1.0)):
+        took = await _call_with_rows(edge, partner, n)
+    line_ms = 1000 * (line.rtt_s + 8e-6 * CALL_ROWS_BYTES / line.mbit_s)
+    return {
+        "round_trip_ms": round(statistics.median(took), 3),
+        "quickest_ms": round(min(took), 3),
+        "line_ms": round(line_ms, 3),
+        "of_line": round(line_ms / statistics.median(took), 3),
+        "n": n,
+        "machine": machine(),
+    }
+
+
+def line_table(figures: dict[str, Any]) -> str:
+    """Return the figures of a line as text."""
+    return (
+        f"rows and a call       {figures['round_trip_ms']:.2f} ms, the quickest {figures['quickest_ms']:.2f} ms\n"
+        f"of it the line's      {figures['line_ms']:.2f} ms\nn = {figures['n']}, {figures['machine']}"
+    )
+
+
+def machine() -> str:
+    """Return on what this was measured."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
 
 
 async def _call(end: _End, n: int) -> list[float]:
@@ -183,7 +246,7 @@ async def bench_link(n: int) -> dict[str, Any]:
         "rows_mb_s": round(rate),
         "n": len(through),
         "limits": LIMITS,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        "machine": machine(),
     }
 
 
@@ -208,7 +271,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--n", type=at_least(30), default=3000, help="round trips (default: 3000)")
+    parser.add_argument("--rtt-ms", type=positive, help="round trip of a line between the relays (default: no line)")
+    parser.add_argument("--mbit-s", type=positive, default=100.0, help="its rate, each way (default: %(default)s)")
     args = parser.parse_args(argv)
+    if args.rtt_ms is not None:
+        found = run_measurement(bench_line(min(args.n, MOST_OF_LINE), SlowLine(args.rtt_ms / 1000, args.mbit_s)))
+        return print_figures(found, line_table, as_json=args.json)
     return print_figures(run_measurement(bench_link(args.n)), table, as_json=args.json)
 
 

@@ -51,6 +51,7 @@ from .split_faults import measure_link_cuts, measure_ttft
 from .split_forecast import CheckedCut, check_plan, plan_document, plan_lines
 from .split_loop_lag import measure_loop_lag
 from .split_naive import NaiveWay, measure_naive
+from .split_proxy import precise_loop
 from .split_run import (
     ALONE,
     DRAFT,
@@ -357,7 +358,7 @@ def main(argv: list[str] | None = None) -> int:
         args.rtt_ms, args.mbit_s, args.codec, args.exits or data_path() / "exits", args.look_up, n, args.draft_model,
         args.raw,
     )  # fmt: skip
-    return print_figures(run_measurement(bench_split(setup)), report, as_json=args.json)
+    return print_figures(run_measurement(bench_split(setup), precise_loop), report, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,44 @@
-"""A proxy on loopback that is as slow as a network: with a delay each way, and a rate that all connections share."""
+"""A proxy on loopback that is as slow as a network: with a delay each way, and a rate that all connections share.
+
+    python -m benchmarks.split_proxy PORT RTT_S MBIT_S
+
+Alone it is a process between a port of this machine and the one that it prints, until its stdin ends.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
+import os
+import selectors
+import sys
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
+from disco_daemon import process, program
+from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.proxy import PIECE, Proxy
 
+START_S = 60.0  # for the process of a proxy, on a machine that others use
 END_S = 1.0  # for connections to end, s
 IN_FLIGHT = 64  # pieces that one connection may have on the way: more than 100 Mbit/s over 60 ms can fill
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLine:
+    """A line: its round trip, s, and what it carries each way, Mbit/s."""
+
+    rtt_s: float = 0.0
+    mbit_s: float = float("inf")
+
+    def seconds(self, n_bytes: float) -> float:
+        """Return how long so many bytes take, all at once, to the other end and as many back."""
+        return self.rtt_s + 2 * 8e-6 * n_bytes / self.mbit_s
 
 
 class SlowProxy(Proxy):
@@ -82,3 +111,55 @@ class SlowProxy(Proxy):
             self.n_up += n
         self._free_at[answer] = max(now, self._free_at[answer]) + 8e-6 * n / self.mbit_s
         return self._free_at[answer] + self.rtt_s / 2
+
+
+def precise_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop whose timers are exact to microseconds: that of `epoll` waits up to a millisecond longer.
+
+    A line of 20 ms would take 22.
+    """
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+@asynccontextmanager
+async def proxy_process(port: int, line: SlowLine) -> AsyncIterator[tuple[int, int]]:
+    """Run a proxy before a port, as a process of its own; yield that, and its port. Raises BenchError."""
+    words = program.command("benchmarks.split_proxy", str(port), str(line.rtt_s), str(line.mbit_s))
+    pipe, env = asyncio.subprocess.PIPE, program.environment() | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    child = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, env=env)
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(START_S):
+            said = await child.stdout.readline()
+        if not said:
+            raise BenchError("the proxy has not begun")
+        if sys.platform == "linux":
+            os.sched_setaffinity(child.pid, range(os.cpu_count() or 1))  # a line is neither machine's
+        yield child.pid, int(json.loads(said)["port"])
+    finally:
+        await process.end(child)
+
+
+async def _serve(port: int, line: SlowLine) -> None:
+    async with SlowProxy(port, line.rtt_s, line.mbit_s) as proxy:
+        print(json.dumps({"port": proxy.port}), flush=True)
+        await asyncio.get_running_loop().create_future()  # until our end
+
+
+def main() -> int:
+    """Be a proxy until stdin ends."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.split_proxy", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("port", type=int)
+    parser.add_argument("rtt_s", type=float)
+    parser.add_argument("mbit_s", type=float)
+    args = parser.parse_args()
+    program.end_with_stdin()
+    with asyncio.Runner(loop_factory=precise_loop) as runner:
+        runner.run(_serve(args.port, SlowLine(args.rtt_s, args.mbit_s)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

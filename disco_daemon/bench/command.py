@@ -11,9 +11,12 @@ import math
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from disco_daemon.errors import DiscoError
+
+if TYPE_CHECKING:
+    import asyncio
 
 Figures = dict[str, Any]
 
@@ -47,7 +50,9 @@ def progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def run_measurement(work: Coroutine[Any, Any, Figures]) -> Figures | None:
+def run_measurement(
+    work: Coroutine[Any, Any, Figures], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+) -> Figures | None:
     """Run a measurement that has children; none of them outlives this process. None when it was ended by SIGTERM."""
     import asyncio
 
@@ -57,7 +62,8 @@ def run_measurement(work: Coroutine[Any, Any, Figures]) -> Figures | None:
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()
 
-    figures = asyncio.run(measure())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        figures = runner.run(measure())
     if figures is None:
         progress("ended by SIGTERM")
     return figures

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,6 +25,7 @@ from disco_daemon.engine.hosts.remote import RemoteSegment, wait_for
 from disco_daemon.engine.llama.layer_states import LayerState, StateFormatError
 from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.llama.refusals import ModelError
+from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.llama.state import State
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
@@ -152,6 +153,35 @@ def test_replicas_have_their_shares_of_the_answers_and_flights_become_alike(
     assert core.run(look) == expected
     assert len(flights) > 20
     assert {len(replicas) for replicas in flights[8:]} == {1}, "the two of a replica go together"
+
+
+def test_where_home_has_all_layers_there_is_one_flight_and_none_of_its_rows_wait(
+    home: HomeLlama, folder: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = Core(home, HomeBatcher)
+    batcher, depart = core.batcher, home.depart
+    assert isinstance(batcher, HomeBatcher)
+    departed = list[tuple[bool, int]]()
+
+    def note(rows: Sequence[Row]) -> int:
+        departed.append((home.is_all_here, len(rows)))
+        return depart(rows)
+
+    monkeypatch.setattr(home, "depart", note)
+    ask_all(core)
+
+    def come_home_and_leave(step: int) -> None:
+        if step in (8, 40) and not home.is_moving:
+            batcher.begin_move(ends_of(folder, [5, 22], ((HERE,),)) if step == 8 else ends_of(folder, BOUNDS, HOSTS))
+
+    assert core.run(come_home_and_leave) == expected
+    assert [move.error for move in list(home.moves)[-2:]] == ["", ""]
+    n = len(expected)
+    here, away = ([rows for is_here, rows in departed if is_here is where] for where in (True, False))
+    assert max(here) == n, "all of them"
+    assert len(here) > 4
+    assert here.count(n) >= len(here) - 2, "but for those that landed last when the layers had come"
+    assert len([rows for rows in away if rows <= n // 2]) > 4
 
 
 def test_a_host_is_lost_after_its_cells_were_moved_and_its_layers_became_others(

@@ -18,6 +18,7 @@ ENDS = {
     "benchmarks/fleet_live.py": "its stdin ends, when it has played what it was asked for",
     "benchmarks/split_daemons.py": "a verb, which ends by itself or is killed after its time-out",
     "benchmarks/split_naive.py": "end_with_stdin",
+    "benchmarks/split_proxy.py": "end_with_stdin",
     "benchmarks/browser.py": "a guard with end_with_stdin",
     "benchmarks/busy_core.py": "end_with_stdin",
     "benchmarks/tui_memory.py": "end_with_stdin",

@@ -28,7 +28,8 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.fleet.control import COOLDOWN_S, FleetController, FleetSeen
-from disco_daemon.fleet.layout import FleetLayout
+from disco_daemon.fleet.forecast import FleetForecast, FleetLoad
+from disco_daemon.fleet.layout import FleetLayout, PlacedRange
 from disco_daemon.fleet.steps import FleetStep, StepKind
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.peer.control import Address, HostEnded, Identity
@@ -134,6 +135,54 @@ def test_a_fleet_grows_by_itself_into_another_machine_if_the_way_there_does_not_
     assert there.n_away((2,)) > 0
     far = replace(near, elsewhere={2: HostElsewhere(ATTIC, 4.0, delay_s=0.5)})
     assert played(far, 60)[0].n_away((2,)) == 0
+
+
+ALL_HOME = FleetLayout(30, (PlacedRange(2, 28, (0,)),))
+SHARED = FleetLayout(30, (PlacedRange(2, 5, (0,)), PlacedRange(5, 21, (2,)), PlacedRange(21, 28, (0,))))
+
+
+def over_a_line(layout: FleetLayout, n: int, delay_s: float, mbit_s: float) -> FleetMoment:
+    """Home, which could compute all layers itself, and one other machine, under `n` answers; its line is measured."""
+    rate, row, book = mbit_s * 1e6 / 8, MODEL.row_bytes, MachineBook()
+    book.observe(0.0, [], [way(rows, 2 * delay_s + 2 * rows * row / rate) for rows in (2, 64)], [2])
+    given = replace(GIVEN, n_lent=1)
+    costs = condensed(given.costs, layout)
+    hosts = book.hosts({2: ATTIC}, given, costs, 1.0)
+    settings = FleetSettings(enabled=True, hosts=0, mode="auto", keep_home=True)
+    return replace(
+        MOMENT, layout=layout, given=given, costs=costs, settings=settings, load=FleetLoad(float(n), 60.0), batch=n,
+        full_batch=n, drained=frozenset((1,)), elsewhere=hosts,
+    )  # fmt: skip
+
+
+def forecast_of(moment: FleetMoment, layout: FleetLayout) -> FleetForecast:
+    """What is expected of these layers there."""
+    there = replace(moment, layout=layout, costs=condensed(moment.given.costs, layout))
+    return seen_of(there, CALM).fleet.forecast(layout.placement)
+
+
+@pytest.mark.parametrize(
+    ("n", "delay_s", "mbit_s", "pays"),
+    [(8, 0.001, 1000, True), (8, 0.01, 50, True), (8, 0.04, 20, False), (2, 0.01, 50, False), (1, 0.001, 1000, False)],
+)
+def test_over_a_line_where_a_fleet_is_slower_than_home_alone_the_layers_stay_at_home_or_come_back(
+    n: int, delay_s: float, mbit_s: float, pays: bool
+) -> None:
+    begin = over_a_line(ALL_HOME, n, delay_s, mbit_s)
+    alone = forecast_of(begin, ALL_HOME).tokens_per_s
+    layout, steps = played(begin, 60)
+    found = forecast_of(begin, layout)
+    assert (layout.n_away((2,)) > 0, bool(steps)) == (pays, pays)
+    assert (found.tokens_per_s > 1.02 * alone) is pays
+    # Where they lie there at first, as an owner's cuts may have it, none goes there any more where it does not pay.
+    begin = over_a_line(SHARED, n, delay_s, mbit_s)
+    slower = forecast_of(begin, SHARED).tokens_per_s < alone
+    layout, _ = played(begin, 60)
+    found = forecast_of(begin, layout)
+    assert found.tokens_per_s >= alone * (1 - 1e-9)
+    assert slower or pays
+    if not pays:
+        assert found.shares[:, 2].sum() == pytest.approx(0.0), "what is still there is a copy, and no answer goes there"
 
 
 # --- what is learned of it --------------------------------------------------------------------------------------------

@@ -68,6 +68,12 @@ class HomeView(Llama):
         """Whether a leg has several."""
         return any(len(leg.replicas) > 1 for leg in self._legs)
 
+    @property
+    def is_all_here(self) -> bool:
+        """Whether home computes all layers of all sequences, so that nothing is computed beside it."""
+        at = (one for leg in self._legs for one in (leg.pins.values() or leg.replicas))
+        return all(isinstance(one, HomeSegment) for one in at)
+
     def route(self, seq: int) -> Route:
         """Return where a sequence's rows go: its replica of each leg that has several."""
         return tuple(leg.replica_of(seq) for leg in self._legs if len(leg.replicas) > 1)

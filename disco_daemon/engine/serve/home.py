@@ -179,6 +179,8 @@ class HomeBatcher(Batcher):
     def step(self) -> bool:
         """Let a batch depart, and the one before it arrive; False if there was nothing to compute."""
         is_time = self._progress_move()
+        if self._n_flights == 1:  # until now there may have been more
+            self._land_all()
         if self.admission.decide(self.clock()):
             self._send_pauses()
         batch = self._build()
@@ -188,20 +190,28 @@ class HomeBatcher(Batcher):
         if is_time:
             self._switch()
             return True
-        if len(self._flights) == FLIGHTS or (self._flights and not batch.rows):
+        if len(self._flights) >= self._n_flights or (self._flights and not batch.rows):
             self._land()
             return True
         return bool(batch.rows)
 
+    @property
+    def _n_flights(self) -> int:
+        """How many flights are under way at most: one where no host computes beside home, as in one process."""
+        return 1 if self._home.is_all_here else FLIGHTS
+
     def _candidates(self) -> list[Sequence]:
-        """Return half of the sequences, those of like routes; the others are in the air, or come next."""
+        """Return half of the sequences, those of like routes; the others are in the air, or come next.
+
+        Where home computes all layers, there is one flight, of all.
+        """
         here = [s for s in self.admission.resident if not s.is_away]
         runnable = [s for s in self.admission.resident if s.is_running or s.is_away]
         if self._home.has_replicas:
             routes = [self._home.route(s.slot) for s in runnable]
-            half = {id(runnable[at]) for at in next_flight(routes, [not s.is_away for s in runnable], FLIGHTS)}
+            half = {id(runnable[at]) for at in next_flight(routes, [not s.is_away for s in runnable], self._n_flights)}
         else:
-            half = {id(s) for s in [s for s in here if s.is_running][: -(-len(runnable) // FLIGHTS)]}
+            half = {id(s) for s in [s for s in here if s.is_running][: -(-len(runnable) // self._n_flights)]}
         return [s for s in here if not s.is_running or id(s) in half]
 
     def _depart(self, batch: Batch) -> None:
