@@ -1,9 +1,10 @@
 """A move of boundaries between ranges while answers are written: load, copy, switch, release.
 
 New segments are loaded beside the old ones. What the sequences have is copied there by layers, while answers go on, or
-computed there again where it cannot be cut by layers; what changes meanwhile is carried out at both. When little is
-left, no flight is under way and that little is copied, too, the new legs take the place of the old ones, which are
-freed. Until then it can be broken off anywhere, and the old legs are as they were.
+computed there again where it cannot be cut by layers; what changes meanwhile is carried out at both. On one machine it
+is saved already while segments are loaded. When little is left, no flight is under way and that little is copied, too,
+the new legs take the place of the old ones, which are freed. Until then it can be broken off anywhere, and the old legs
+are as they were.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from dataclasses import dataclass, field
 
 from ...types import LayerRange
 from .again import CellsAgain
-from .copying import CellCopies
+from .copying import CellCopies, is_near
 from .joining import JoiningLeg, Span
 from .legs import AnySegment, HomeSegment, Leg, keep_rows
-from .loading import HomeLoading, Loading, RemoteLoading
+from .loading import BrokenOffError, HomeLoading, Loading, RemoteLoading
 from .placing import SequencesAtWork
 from .remote import RemoteHost, RemoteSegment
 
@@ -59,13 +60,22 @@ class Recut:
     clock: Callable[[], float] = time.perf_counter
     joining: list[JoiningLeg] = field(default_factory=list)
     legs: list[Leg] = field(default_factory=list)  # as they will be; empty until all is loaded
-    _cells: CellCopies | CellsAgain | None = None  # from when all is loaded
+    _cells: CellCopies | CellsAgain | None = None  # from when all is loaded, or before it where that can be
+    _joining_of: dict[int, JoiningLeg] = field(default_factory=dict)  # by the number of the wanted leg
     _added: list[tuple[Leg, list[AnySegment], tuple[float, ...]]] = field(default_factory=list)  # what legs will have
+
+    def __post_init__(self) -> None:
+        for number, leg in enumerate(self.wanted):
+            stay = _there(leg)
+            if leg.twin is None or not all(one in stay for one in leg.twin.replicas):
+                joining = JoiningLeg(Leg(leg.layers, stay, leg.shares, leg.at_work), leg.twin)
+                self.joining.append(joining)
+                self._joining_of[number] = joining
 
     @property
     def needs_landing(self) -> bool:
         """Whether no flight may be under way at the switch; where replicas are added alone, some may."""
-        return not self.legs or bool(self.joining)
+        return bool(self.joining)
 
     @property
     def hosts(self) -> set[RemoteHost]:
@@ -73,16 +83,12 @@ class Recut:
         found = {one.segment.host for one in self._loadings() if isinstance(one, RemoteLoading)}
         return found if self._cells is None else found | self._cells.hosts
 
-    def progress(self, spans: Iterable[Span], *, is_last: bool = False) -> bool:
-        """Go on as far as can be done without waiting; return whether it is time to switch. Raises BrokenOffError.
-
-        If it `is_last`, all that is left is asked for.
-        """
+    def progress(self, spans: Iterable[Span]) -> bool:
+        """Go on as far as can be done without waiting; return whether it is time to switch. Raises BrokenOffError."""
         if not self.legs and not self._take_loaded():
+            self._save_early(list(spans))
             return False
         assert self._cells is not None
-        if is_last:
-            self._cells.ask_all(list(spans))
         return self._cells.progress(list(spans))
 
     def finish(self, spans: Iterable[Span], wait: Callable[[], None]) -> list[Leg]:
@@ -152,16 +158,63 @@ class Recut:
         if self._loadings():
             return False
         self.report.load_s = self.clock() - self.report.began_at
-        for leg in self.wanted:
-            there = [one for one in leg.replicas if isinstance(one, RemoteSegment | HomeSegment)]
-            if leg.twin is not None and all(one in there for one in leg.twin.replicas):
+        for number, leg in enumerate(self.wanted):
+            there = _there(leg)
+            if (joining := self._joining_of.get(number)) is not None:
+                joining.leg.replicas[:] = there
+                self.legs.append(joining.leg)
+            else:
+                assert leg.twin is not None
                 self._added.append((leg.twin, there, leg.shares))
                 self.legs.append(leg.twin)
-                continue
-            new = Leg(leg.layers, there, leg.shares, leg.at_work)
-            self.joining.append(JoiningLeg(new, leg.twin))
-            self.legs.append(self.joining[-1].leg)
         how = CellCopies if self.moves_states() else CellsAgain
-        self._cells = how(self.old, self.joining)
+        if how is CellsAgain or not self._keep_early():
+            self._forget_early()
+            self._cells = how(self.old, self.joining)
         keep_rows(self.legs, how is CellsAgain)
         return True
+
+    # --- what is saved while segments are loaded --------------------------------------------------------------------
+
+    def _save_early(self, spans: Sequence[Span]) -> None:
+        """Let hosts save cells for segments that are not loaded yet, where they stay on this machine.
+
+        A host that is lost meanwhile is no reason to break a move off: they are saved again.
+        """
+        segments = [
+            one for leg in (*self.old, *self.wanted) for one in leg.replicas if not isinstance(one, HomeLoading)
+        ]
+        remote = [one.segment if isinstance(one, RemoteLoading) else one for one in segments]
+        if not (self.joining and self.moves_states() and is_near(remote)):
+            return
+        if self._cells is None:
+            self._cells = CellCopies(self.old, self.joining, only_saves=True)
+        try:
+            assert isinstance(self._cells, CellCopies)
+            self._cells.progress(spans)
+            self._cells.require_sources()
+        except BrokenOffError:
+            self._forget_early()
+
+    def _keep_early(self) -> bool:
+        """Let what was saved early go to the segments, which are there now; return whether there is such."""
+        if not isinstance(self._cells, CellCopies):
+            return False
+        try:
+            self._cells.require_sources()
+        except BrokenOffError:
+            return False
+        self._cells.only_saves = False
+        return True
+
+    def _forget_early(self) -> None:
+        cells, self._cells = self._cells, None
+        if cells is not None:
+            cells.end()
+        for joining in self.joining:
+            joining.begin_again()
+
+
+def _there(leg: WantedLeg) -> list[AnySegment]:
+    """Return the replicas of a leg to be that are there."""
+    return [one for one in leg.replicas if isinstance(one, RemoteSegment | HomeSegment)]
