@@ -36,13 +36,18 @@ class WantedLeg:
 
 @dataclass(slots=True)
 class MoveReport:
-    """What a move came to: seconds by parts, and how much was copied. `error` is empty if it was carried out."""
+    """What a move came to: seconds by parts, and how much was copied. `error` is empty if it was carried out.
+
+    Segments were loaded for `load_s` from its begin on, and then cells copied for `copy_s` until few were left; what is
+    left of `total_s` is the switch. For `pause_s` of it the flight that departed last was held, or where there was none
+    nothing could depart.
+    """
 
     ranges: tuple[LayerRange, ...]
     began_at: float
     load_s: float = 0.0
     copy_s: float = 0.0
-    pause_s: float = 0.0  # that no flight could depart: the last ones land, the rest is copied, switch
+    pause_s: float = 0.0
     total_s: float = 0.0
     n_bytes: int = 0
     n_rows_again: int = 0  # rows of segments that were computed in place of copies
@@ -89,7 +94,10 @@ class Recut:
             self._save_early(list(spans))
             return False
         assert self._cells is not None
-        return self._cells.progress(list(spans))
+        is_time = self._cells.progress(list(spans))
+        if is_time and not self.report.copy_s:
+            self.report.copy_s = self.clock() - self.report.began_at - self.report.load_s
+        return is_time
 
     def finish(self, spans: Iterable[Span], wait: Callable[[], None]) -> list[Leg]:
         """Copy what is left, and return the new legs; no flight may be under way. Raises BrokenOffError."""
@@ -168,7 +176,9 @@ class Recut:
                 self._added.append((leg.twin, there, leg.shares))
                 self.legs.append(leg.twin)
         how = CellCopies if self.moves_states() else CellsAgain
-        if how is CellsAgain or not self._keep_early():
+        if how is CellCopies and isinstance(self._cells, CellCopies) and self._has_sources():
+            self._cells.only_saves = False
+        else:
             self._forget_early()
             self._cells = how(self.old, self.joining)
         keep_rows(self.legs, how is CellsAgain)
@@ -181,30 +191,29 @@ class Recut:
 
         A host that is lost meanwhile is no reason to break a move off: they are saved again.
         """
-        segments = [
-            one for leg in (*self.old, *self.wanted) for one in leg.replicas if not isinstance(one, HomeLoading)
+        if not self._has_sources():
+            self._forget_early()
+        there = [
+            *(one for leg in self.old for one in leg.replicas),
+            *(one for leg in self.wanted for one in _there(leg)),
         ]
-        remote = [one.segment if isinstance(one, RemoteLoading) else one for one in segments]
-        if not (self.joining and self.moves_states() and is_near(remote)):
+        there += [one.segment for one in self._loadings() if isinstance(one, RemoteLoading)]
+        if not (self.joining and self.moves_states() and is_near(there)):
             return
         if self._cells is None:
             self._cells = CellCopies(self.old, self.joining, only_saves=True)
         try:
-            assert isinstance(self._cells, CellCopies)
             self._cells.progress(spans)
-            self._cells.require_sources()
         except BrokenOffError:
             self._forget_early()
 
-    def _keep_early(self) -> bool:
-        """Let what was saved early go to the segments, which are there now; return whether there is such."""
-        if not isinstance(self._cells, CellCopies):
-            return False
+    def _has_sources(self) -> bool:
+        """Whether the hosts are there that were asked for cells early."""
         try:
-            self._cells.require_sources()
+            if isinstance(self._cells, CellCopies):
+                self._cells.require_sources()
         except BrokenOffError:
             return False
-        self._cells.only_saves = False
         return True
 
     def _forget_early(self) -> None:

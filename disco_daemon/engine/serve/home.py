@@ -89,8 +89,8 @@ class HomeBatcher(Batcher):
             self._home.leave(host)
         self.send(
             wire.LayersMoved(
-                id=number, error=report.error, seconds=report.total_s, load_s=report.load_s, pause_s=report.pause_s,
-                n_bytes=report.n_bytes,
+                id=number, error=report.error, seconds=report.total_s, load_s=report.load_s, copy_s=report.copy_s,
+                pause_s=report.pause_s, n_bytes=report.n_bytes,
             )
         )  # fmt: skip
 
