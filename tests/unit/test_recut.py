@@ -107,6 +107,7 @@ def test_cells_are_saved_while_the_segment_is_loaded_and_put_when_it_is_there() 
     assert m.b.told == ["load"]
     m.b.end_load()
     assert m.move.progress(m.spans), "nothing is left, so it is time to switch"
+    assert m.move.ends_quickly
     assert m.b.told == ["load", *["PutCells"] * 4]
     assert not m.a.saved
     m.grow(0, 1)
@@ -171,6 +172,19 @@ def test_nothing_is_saved_early_for_a_host_over_a_line_or_one_without_a_process(
         monkeypatch.setattr("disco_daemon.engine.hosts.loading.HostStart.progress", lambda *_: None)
     assert not m.move.progress(m.spans)
     assert m.a.told == []
+    if there == "far":
+        m.b.end_load()
+        m.serve_all()
+        while not m.move.progress(m.spans):
+            m.serve_all()
+        assert not m.move.ends_quickly
+        m.grow(1, 3)
+        n_asked = len(m.a.told)
+        m.move.ask_rest(m.spans)
+        assert len(m.a.told) == n_asked + 1
+        m.finish()
+        assert len(m.a.told) == n_asked + 1, "the rest was asked for once"
+        assert m.is_whole(m.b, NEW)
 
 
 EVENTS = st.one_of(

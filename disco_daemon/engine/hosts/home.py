@@ -190,7 +190,7 @@ class HomeLlama(HomeCells):
             self._spans += flight.spans()
         self.poll()
         if self._spans and self.is_switching and len(self._flights) == self.holds:
-            self.finish_move(self._spans)  # so that the one that is held does not wait for the last range
+            self._end_switch()
         return super().decode(flight.rows, flight.arrived)
 
     def poll(self) -> None:
@@ -284,6 +284,20 @@ class HomeLlama(HomeCells):
             self.finish_move(())
         elif is_ready:
             self._is_switching = True
+
+    def _end_switch(self) -> None:
+        """Finish a move before the last range computes what has landed, so that the held flight does not wait for it.
+
+        Where that would take long, what is left is asked for, and comes while the last range computes.
+        """
+        assert self._move is not None
+        if self._move.ends_quickly:
+            self.finish_move(self._spans)
+            return
+        try:
+            self._move.ask_rest(self._spans)
+        except BrokenOffError as e:
+            self.break_off(str(e))
 
     def finish_move(self, spans: Iterable[Span]) -> None:
         """Copy what is left, and let the new legs take the place of the old ones, with no flight under way.

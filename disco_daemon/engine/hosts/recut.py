@@ -99,6 +99,16 @@ class Recut:
             self.report.copy_s = self.clock() - self.report.began_at - self.report.load_s
         return is_time
 
+    @property
+    def ends_quickly(self) -> bool:
+        """Whether what is left at the switch takes some ms: it goes through memory, and is not computed again."""
+        return isinstance(self._cells, CellCopies) and self._is_near
+
+    def ask_rest(self, spans: Iterable[Span]) -> None:
+        """Ask for all that is left, for `finish` to wait for. Raises BrokenOffError."""
+        assert self._cells is not None
+        self._cells.ask_all(list(spans))
+
     def finish(self, spans: Iterable[Span], wait: Callable[[], None]) -> list[Leg]:
         """Copy what is left, and return the new legs; no flight may be under way. Raises BrokenOffError."""
         cells = self._cells
@@ -193,12 +203,7 @@ class Recut:
         """
         if not self._has_sources():
             self._forget_early()
-        there = [
-            *(one for leg in self.old for one in leg.replicas),
-            *(one for leg in self.wanted for one in _there(leg)),
-        ]
-        there += [one.segment for one in self._loadings() if isinstance(one, RemoteLoading)]
-        if not (self.joining and self.moves_states() and is_near(there)):
+        if not (self.joining and self.moves_states() and self._is_near):
             return
         if self._cells is None:
             self._cells = CellCopies(self.old, self.joining, only_saves=True)
@@ -206,6 +211,14 @@ class Recut:
             self._cells.progress(spans)
         except BrokenOffError:
             self._forget_early()
+
+    @property
+    def _is_near(self) -> bool:
+        """Whether all segments, also those that are being loaded, are on this machine."""
+        present = [one for leg in self.old for one in leg.replicas]
+        wanted = [one for leg in self.wanted for one in _there(leg)]
+        coming = [one.segment for one in self._loadings() if isinstance(one, RemoteLoading)]
+        return is_near([*present, *wanted, *coming])
 
     def _has_sources(self) -> bool:
         """Whether the hosts are there that were asked for cells early."""
