@@ -25,23 +25,27 @@ from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.estimation.line import t95
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange
 
 N_ANSWERS, N_TOKENS = 8, 256  # answers, and what each has in the cache when the first operation begins
-N_BESIDE = 12  # iterations between two operations, by which it is known what is usual
+N_BEHIND = 4  # iterations behind an operation that count as its: what it has held up shows there
+N_BESIDE = 8  # iterations until the next operation, by which it is known what is usual
+N_MOVES = 4  # there and back, there and back: for each repeat, since one move is three iterations long
 FIRST, LAST = 5, 25  # the layers that hosts have: 20 of the default model's 30
 SIZES = (1, 10, 20)  # layers that are replicated
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What home and hosts have used so far: seconds of processors, and how often a thread slept; and tokens drawn."""
+    """What home and hosts have used so far: seconds of processors, and how often a thread slept; tokens drawn, time."""
 
     cpu_s: float
     n_sleeps: int
     n_tokens: int
+    at_s: float
 
     @staticmethod
     def of(pids: Sequence[int], n_tokens: int) -> Effort:
@@ -53,29 +57,46 @@ class Effort:
             for task in Path(f"/proc/{pid}/task").iterdir():
                 words = (task / "status").read_text().split()
                 n_sleeps += int(words[words.index("voluntary_ctxt_switches:") + 1])
-        return Effort(cpu_s, n_sleeps, n_tokens)
+        return Effort(cpu_s, n_sleeps, n_tokens, time.perf_counter())
 
     def since(self, before: Effort) -> Effort:
         """Return what was used since then."""
-        return Effort(self.cpu_s - before.cpu_s, self.n_sleeps - before.n_sleeps, self.n_tokens - before.n_tokens)
+        return self + Effort(-before.cpu_s, -before.n_sleeps, -before.n_tokens, -before.at_s)
 
     def __add__(self, other: Effort) -> Effort:
-        return Effort(self.cpu_s + other.cpu_s, self.n_sleeps + other.n_sleeps, self.n_tokens + other.n_tokens)
+        return Effort(
+            self.cpu_s + other.cpu_s, self.n_sleeps + other.n_sleeps, self.n_tokens + other.n_tokens,
+            self.at_s + other.at_s,
+        )  # fmt: skip
+
+
+NO_EFFORT = Effort(0.0, 0, 0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MovePair:
+    """A move that took `seconds`, and the effort until what it held up was made good, and `beside` it without one."""
+
+    seconds: float
+    moving: Effort
+    beside: Effort
+
+    @property
+    def lost_s(self) -> float:
+        """How much longer the tokens took than as many take without a move, s."""
+        return self.moving.at_s - self.moving.n_tokens * self.beside.at_s / self.beside.n_tokens
 
 
 @dataclass
 class Meanwhile:
-    """Eight answers of a batcher, when each got its tokens, and what else went on.
-
-    `moving` and `beside` are the efforts of moves that count, and of the iterations behind each.
-    """
+    """Eight answers of a batcher, when each got its tokens, and what else went on: `pairs` has moves that count."""
 
     llama: HomeLlama
     times: dict[str, list[float]] = field(default_factory=dict)
     windows: list[tuple[float, float]] = field(default_factory=list)  # in which layers were moved for the figures
     others: list[tuple[float, float]] = field(default_factory=list)  # in which they were put where they have to be
-    moving: Effort = Effort(0.0, 0, 0)
-    beside: Effort = Effort(0.0, 0, 0)
+    pairs: list[MovePair] = field(default_factory=list)
+    _beside: Effort = NO_EFFORT  # of the iterations before the next move
 
     def __post_init__(self) -> None:
         self.llama.clear()
@@ -89,6 +110,7 @@ class Meanwhile:
         while any(s.n_past < N_TOKENS for s in admission.sequences.values()):
             self.batcher.step()
         self.began = time.perf_counter()
+        self._rest()
 
     def hear(self, message: wire.Message) -> None:
         match message:
@@ -99,42 +121,59 @@ class Meanwhile:
 
     def move(self, ends: Ends, *, counts: bool) -> float:
         """Move layers, then go on for a while; return how long it took, s. Raises RuntimeError if it cannot be done."""
-        before = self.effort()
-        began = time.perf_counter()
+        before, earlier = self.effort(), self._beside
         self.batcher.begin_move(ends)
         while self.llama.is_moving:
             self.batcher.step()
         if error := self.llama.moves[-1].error:
             raise RuntimeError(error)
-        ended, between = time.perf_counter(), self.effort()
+        began, ended = before.at_s, time.perf_counter()
         (self.windows if counts else self.others).append((began, ended))
+        for _ in range(N_BEHIND):
+            self.batcher.step()
+        moving = self.effort().since(before)
+        self._rest()
+        if counts:
+            self.pairs.append(MovePair(ended - began, moving, earlier + self._beside))
+        return ended - began
+
+    def _rest(self) -> None:
+        before = self.effort()
         for _ in range(N_BESIDE):
             self.batcher.step()
-        if counts:
-            self.moving += between.since(before)
-            self.beside += self.effort().since(between)
-        return ended - began
+        self._beside = self.effort().since(before)
 
     def effort(self) -> Effort:
         """Return what home and hosts have used so far."""
         pids = [os.getpid(), *filter(None, self.llama.host_pids.values())]
         return Effort.of(pids, self.batcher.counters.completion_tokens)
 
-    def costs(self) -> dict[str, float]:
-        """Return what a move cost beside the tokens that were drawn meanwhile: these figures have less noise.
+    def costs(self) -> dict[str, Any]:
+        """Return what a move cost beside the tokens that were drawn meanwhile.
 
-        Seconds of processors, and how often a thread slept, both beyond what as many tokens take without a move.
+        Seconds of processors, how often a thread slept, and time, all beyond what as many tokens take without a move in
+        the iterations before and behind it; and that time by the move's. With few moves the interval is wide.
         """
-        n, share = len(self.windows), self.moving.n_tokens / max(1, self.beside.n_tokens)
+        n, moving, beside = len(self.pairs), NO_EFFORT, NO_EFFORT
+        for pair in self.pairs:
+            moving, beside = moving + pair.moving, beside + pair.beside
+        share = moving.n_tokens / max(1, beside.n_tokens)
+        move_s = statistics.mean(pair.seconds for pair in self.pairs)
+        lost = [pair.lost_s / move_s for pair in self.pairs]
+        half = t95(n - 1) * statistics.stdev(lost) / n**0.5 if n > 1 else None
+        mean = statistics.mean(lost)
         return {
-            "cpu_s": (self.moving.cpu_s - share * self.beside.cpu_s) / n,
-            "sleeps": (self.moving.n_sleeps - share * self.beside.n_sleeps) / n,
+            "throughput_lost": mean,
+            "throughput_lost_95": None if half is None else [mean - half, mean + half],
+            "throughput_lost_median": statistics.median(lost),
+            "moves": n,
+            "cpu_s": (moving.cpu_s - share * beside.cpu_s) / n,
+            "sleeps": (moving.n_sleeps - share * beside.n_sleeps) / n,
         }
 
     def effect(self) -> dict[str, float]:
-        """Return how much longer than usual a reader waited at most, s, and what share of the throughput was lost."""
+        """Return how much longer than usual a reader waited at most, s, and how many tokens were drawn in moves."""
         waits, usual, n_meanwhile = [0.0], list[float](), 0
-        n_beside, beside_s = 0, 0.0
         for times in self.times.values():
             shown = [at for at in times if at >= self.began]
             for a, b in pairwise(shown):
@@ -143,18 +182,10 @@ class Meanwhile:
                 elif not any(a < end and b > start for start, end in self.others):
                     usual.append(b - a)
             n_meanwhile += sum(start <= at < end for at in shown for start, end in self.windows)
-        last = max(times[-1] for times in self.times.values())
-        busy = sorted(self.windows + self.others)
-        quiet = [(a, b) for (_, a), (b, _) in pairwise([(0.0, self.began), *busy, (last, last)])]
-        for start, end in quiet:
-            beside_s += end - start
-            n_beside += sum(start <= at < end for times in self.times.values() for at in times)
-        moving_s = sum(end - start for start, end in self.windows)
         return {
             "pause_s": max(waits) - statistics.median(usual),
             "usual_wait_s": statistics.median(usual),
             "longest_usual_wait_s": max(usual),
-            "throughput_lost": 1 - (n_meanwhile / moving_s) / (n_beside / beside_s),
             "tokens_meanwhile": n_meanwhile,
         }
 
@@ -173,7 +204,7 @@ def operations(model: Path, folder: Path, n_layers: int, cores: Sequence[int], r
     llama = HomeLlama(load, before, AbortFlag(), hosts.open)
     try:
         readers = Meanwhile(llama)
-        migrate_s = [readers.move(to, counts=True) for _ in range(repeats) for to in (after, before)]
+        migrate_s = [readers.move((after, before)[n % 2], counts=True) for n in range(N_MOVES * repeats)]
         found = readers.effect() | readers.costs()
         moved = [move for move in llama.moves if not move.error]
         found["moved_bytes"] = statistics.median(move.n_bytes for move in moved)
@@ -186,6 +217,8 @@ def operations(model: Path, folder: Path, n_layers: int, cores: Sequence[int], r
                 took_s = readers.move(ends(FIRST + size, (0, 1), *others), counts=True)
                 replicate_s.setdefault(str(size), []).append(took_s)
         pauses = [move.pause_s for move in llama.moves if not move.error]
+        if len(readers.batcher.admission.sequences) < N_ANSWERS:
+            raise RuntimeError("an answer has ended: fewer than there should be were drawn")
     finally:
         llama.close()
         hosts.close()
@@ -203,8 +236,12 @@ def operation_lines(moved: dict[str, Any]) -> list[str]:
     return [
         (
             f"10 layers moved in {moved['migrate_s']:.2f} s (asked: 0.25), a reader waited at most "
-            f"{moved['pause_s']:.2f} s longer than usual (asked: 0.1), {moved['throughput_lost']:.0%} of the "
-            "throughput lost meanwhile (asked: at most 5 %)"
+            f"{moved['pause_s']:.2f} s longer than usual (asked: 0.1; without a move at most "
+            f"{moved['longest_usual_wait_s'] - moved['usual_wait_s']:.2f} s)"
+        ),
+        (
+            f"{moved['throughput_lost']:.1%} of the throughput lost meanwhile{_interval(moved['throughput_lost_95'])}, "
+            f"in {moved['moves']} moves (asked: at most 5 %)"
         ),
         (
             f"beside the tokens drawn meanwhile: {moved['cpu_s']:.3f} s of processors and {moved['sleeps']:.0f} "
@@ -214,3 +251,7 @@ def operation_lines(moved: dict[str, Any]) -> list[str]:
         + ", ".join(f"{size} layers in {took_s:.2f} s" for size, took_s in moved["replicate_s"].items())
         + " (asked: 0.05, 0.1, 0.15)",
     ]
+
+
+def _interval(shares: list[float] | None) -> str:
+    return "" if shares is None else f" (95 %: {shares[0]:.1%} to {shares[1]:.1%})"

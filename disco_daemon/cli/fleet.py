@@ -110,14 +110,17 @@ def lines_of(found: dict[str, Any]) -> list[str]:
     told = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share is not None]
     policy = f", {found['policy']}" if found["policy"] else ""
     lines.append("; ".join([f"mode: {found['mode']}{policy}{', paused' * found['paused']}", *told]))
-    return lines + [_step_line(step) for step in found["last_steps"][-N_STEPS:]]
+    return lines + [step_line(step) for step in found["last_steps"][-N_STEPS:]]
 
 
-def _step_line(step: dict[str, Any]) -> str:
+def step_line(step: dict[str, Any]) -> str:
+    """Return a step that has ended in words: what, why, what was expected and measured, and how long it took."""
     layers = f" layers {step['first']}-{step['last']}" if step["last"] else ""
     way = "".join(f" {word} {step[key]}" for word, key in (("from", "source"), ("to", "target")) if step[key])
     came = "" if step["measured"] is None else f", {step['measured']:.2f} times measured"
-    took = f"{step['seconds']:.2f} s, {step['pause_s']:.3f} s without a token"
+    parts = [(name, step[key]) for name, key in (("files", "stage_s"), ("load", "load_s"), ("copy", "copy_s"))]
+    told = ", ".join(f"{name} {part_s:.3f}" for name, part_s in parts if part_s is not None)
+    took = f"{step['seconds']:.2f} s{f' ({told})' * bool(told)}, {step['pause_s']:.3f} s of it held for the switch"
     return f"{step['kind']}{layers}{way}: {step['why']}; {step['predicted']:.2f} times expected{came}; {took}"
 
 

@@ -31,7 +31,7 @@ from .fleet_elsewhere import MachineBook
 from .fleet_hosts import HostProcesses
 from .fleet_layers import FleetLayers, Shares, differ
 from .fleet_monitor import FleetMonitor, MachineLoad
-from .fleet_plan import HOME, FleetPlanInput, PlannedStep
+from .fleet_plan import HOME, FleetPlanInput, StepDone
 from .fleet_seen import FleetMoment, seen_of, segment_bytes
 
 log = logging.getLogger("disco.fleet")
@@ -91,7 +91,7 @@ class FleetOperator:
         self._is_failing = False
         self._shared: Shares = ()
         self._shares_until_s = 0.0
-        self._steps: deque[tuple[float, PlannedStep]] = deque(maxlen=MAX_STEPS)
+        self._steps: deque[tuple[float, StepDone]] = deque(maxlen=MAX_STEPS)
         self._step: asyncio.Task[None] | None = None
         self.follow(config)
 
@@ -246,14 +246,16 @@ class FleetOperator:
             self.n_moves += 1
         why = f"{step.why}; it came to nothing: {error}" if error else step.why
         self._controller.carried_out(self._engine.clock.now())
-        self._steps.append((at_s, self._shown(step, why, self._engine.clock.now() - began, moved.pause_s)))
+        self._steps.append((at_s, self._shown(step, why, self._engine.clock.now() - began, moved)))
 
-    def _shown(self, step: FleetStep, why: str, seconds: float, pause_s: float) -> PlannedStep:
+    def _shown(self, step: FleetStep, why: str, seconds: float, moved: wire.LayersMoved) -> StepDone:
         first, last = self._layers.layout.layers_of(step)
         source, target = (None if host is None else self._name_of(host) for host in (step.source, step.target))
-        return PlannedStep(
+        parts = (seconds - moved.seconds, moved.load_s, moved.copy_s) if moved.seconds else (None, None, None)
+        shown = (None if part_s is None else round(part_s, 4) for part_s in parts)
+        return StepDone(
             step.kind.value, first, last, source, target, why, round(step.predicted, 3), None, round(seconds, 4),
-            round(pause_s, 4),
+            round(moved.pause_s, 4), *shown,
         )  # fmt: skip
 
     def _name_of(self, number: int) -> str:

@@ -50,6 +50,18 @@ class PlannedStep(msgspec.Struct, frozen=True):
     pause_s: float | None = None
 
 
+class StepDone(PlannedStep, frozen=True):
+    """A step that has ended, with its parts, s; None where nothing was to be moved.
+
+    Files were written and fetched for `stage_s`, segments loaded for `load_s`, and cells copied for `copy_s` from then
+    on; the rest of `seconds` is the switch, for which flights land.
+    """
+
+    stage_s: float | None = None
+    load_s: float | None = None
+    copy_s: float | None = None
+
+
 class FleetPlan(msgspec.Struct, frozen=True):
     """What would be done now, what it should bring beside the whole model, and the memory that hosts take then."""
 

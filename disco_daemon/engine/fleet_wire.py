@@ -65,13 +65,15 @@ class LimitAnswers(Message, frozen=True, kw_only=True):
 class LayersMoved(Message, frozen=True, kw_only=True):
     """A move has ended, after `seconds` in all; `error` says why nothing was moved, and is empty where it was.
 
-    Loading took `load_s`, s; `n_bytes` of the KV cache were copied; for `pause_s`, s, no answer got a token.
+    Loading took `load_s`, s, and from then on copying `copy_s`, s, until hardly more than the latest tokens were left;
+    `n_bytes` of the KV cache were copied. For `pause_s`, s, what was to depart was held.
     """
 
     id: str
     error: str = ""
     seconds: float = 0.0
     load_s: float = 0.0
+    copy_s: float = 0.0
     pause_s: float = 0.0
     n_bytes: int = 0
 

@@ -15,7 +15,8 @@ import psutil
 
 from ..errors import ConfigError
 from ..types import LayerRange
-from .gguf import HEADER_BYTES, Header, read_header
+from .gguf import Header
+from .gguf_file import read_file_header
 from .segments import FORMAT, ExitTensor, FileSpan, GivenBytes, NotCuttableError, Segment, cut
 from .vocabulary import vocabulary_file
 
@@ -135,8 +136,7 @@ def read_head(model: Path) -> tuple[bytes, Header]:
     """Return the first bytes of a model's file, with its whole header. Raises ConfigError."""
     try:
         with model.open("rb") as file:
-            head = file.read(HEADER_BYTES)
-        return head, read_header(head)
+            return read_file_header(file)
     except OSError as e:
         msg = f"{model} cannot be read: {e.strerror}"
         raise ConfigError(msg) from e

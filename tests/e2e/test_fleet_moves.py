@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,13 +17,15 @@ from disco_daemon.daemon.local_hosts import LocalHosts
 from disco_daemon.engine.hosts.cell_memory import SharedCells
 from disco_daemon.engine.hosts.copying import CellCopies
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
-from disco_daemon.engine.hosts.joining import JoiningLeg
+from disco_daemon.engine.hosts.joining import JoiningLeg, Span
 from disco_daemon.engine.hosts.legs import Leg
 from disco_daemon.engine.hosts.link import HostLink
 from disco_daemon.engine.hosts.loading import BrokenOffError, HostStart, InBackground
+from disco_daemon.engine.hosts.process import NICE
 from disco_daemon.engine.hosts.remote import RemoteSegment, wait_for
+from disco_daemon.engine.llama.hidden import FloatRows
 from disco_daemon.engine.llama.layer_states import LayerState, StateFormatError
-from disco_daemon.engine.llama.model import AbortFlag
+from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.llama.state import State
@@ -337,6 +339,62 @@ def test_a_start_of_a_host_that_was_replaced_meanwhile_is_ended(home: HomeLlama)
         if thread.name == "loading":
             thread.join(30)
     assert [link.fileno() for link in made] == [-1]
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_the_flight_that_a_switch_holds_departs_before_the_last_range_computes_the_other(
+    home: HomeLlama, folder: Path, expected: dict[str, str], shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where what is left goes over a line, the last range computes meanwhile."""
+    for host in home.hosts.values():
+        if host.link is not None:
+            monkeypatch.setattr(host.link, "shares_memory", shares and host.link.shares_memory)
+    core, events = Core(home, HomeBatcher), list[str]()
+    batcher, depart, finish, decode = core.batcher, home.depart, home.finish_move, Llama.decode
+    assert isinstance(batcher, HomeBatcher)
+
+    def departing(rows: Sequence[Row]) -> int:
+        rc = depart(rows)
+        events.append("held" if home.holds else "departs")
+        return rc
+
+    def finishing(spans: Iterable[Span]) -> None:
+        events.append("switch" if home.is_switching else "added")
+        finish(spans)
+        assert not home.holds
+
+    def decoding(self: Llama, rows: Sequence[Row], hidden: FloatRows | None = None) -> int:
+        if self is home:
+            events.append("last range")
+        return decode(self, rows, hidden)
+
+    monkeypatch.setattr(home, "depart", departing)
+    monkeypatch.setattr(home, "finish_move", finishing)
+    monkeypatch.setattr(Llama, "decode", decoding)
+    ask_all(core)
+
+    def move(step: int) -> None:
+        if step == 6:
+            batcher.begin_move(ends_of(folder, *MOVES[0]))
+
+    assert core.run(move) == expected
+    at = events.index("switch")
+    if shares and sys.platform == "linux":
+        assert events[at - 1 : at + 2] == ["held", "switch", "last range"]
+    else:
+        assert events[at - 2 : at + 1] == ["held", "last range", "switch"]
+    assert home.moves[-1].pause_s > 0
+    assert home.moves[-1].load_s + home.moves[-1].copy_s <= home.moves[-1].total_s
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is niceness a thread's own")
+def test_what_a_host_reads_and_loads_does_not_wait_for_what_computes(home: HomeLlama) -> None:
+    pid = home.host_pids[0]
+    nice = {
+        int(task.name): os.getpriority(os.PRIO_PROCESS, int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()
+    }
+    assert nice.pop(pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
+    assert os.getpriority(os.PRIO_PROCESS, 0) in nice.values(), "its reader, by which a loader is started"
 
 
 def test_a_move_that_cannot_be_is_refused(home: HomeLlama, folder: Path) -> None:

@@ -139,7 +139,7 @@ async def test_what_the_probe_asks_is_booked_too(tmp_path: Path) -> None:
         running(tmp_path, server=upstream.url, policy="all-server", settings=settings) as daemon,
     ):
         await daemon.device_ready()
-        # To the server's own end: its `lighthouses. ` counts as two here, so a limit might close it before its bill comes.
+        # To the server's own end: `lighthouses. ` counts as two here, so a limit might close it before its bill comes.
         asked = await ask(daemon, HELLO)
         async with asyncio.timeout(60):
             while not (probes := [row for row in await daemon.history() if row["policy"] == "probe"]):

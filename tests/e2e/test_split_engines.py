@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -61,13 +62,14 @@ class Wire:
 
     Each link has a number of its own, so that what was meant for one before it is dropped. Frames go their own way: an
     answer's last frames may be seen after the answer has ended for its reader, so a test that looks at them waits. A
-    verdict passes while `verdicts` is set. All mutable state is under the `lock`: of the frames `seen` on any link, the ids of the answers that are `open` at the
-    partner, and the frame behind which the link is to be cut, once.
+    verdict passes while `verdicts` is set. All mutable state is under the `lock`: of the frames `seen` on any link, the
+    ids of the answers that are `open` at the partner, and the frame behind which the link is to be cut, once.
     """
 
     ends: dict[str, socket.socket] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     up: bool = False
+    delay_s: float = 0.0  # of each verdict
     verdicts: threading.Event = field(default_factory=threading.Event)
     number: int = 0
     seen: list[PeerFrame] = field(default_factory=list)
@@ -138,6 +140,7 @@ class Wire:
                 body, payload = stream.read(n_body), stream.read(n_payload)
                 if isinstance(decode(body), DraftVerdict):
                     self.verdicts.wait(30)
+                    time.sleep(self.delay_s)
                 with self.lock:
                     if self.up and number == self.number:
                         self._see(message := decode(body))

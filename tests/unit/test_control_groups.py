@@ -337,7 +337,7 @@ def test_all_defaults_of_threads_follow_a_quota(tmp_path: Path, monkeypatch: pyt
     def defaults() -> Iterator[int]:
         yield device.knobs_for(config, model).n_threads
         yield device.knobs_for(config, model).n_threads_batch
-        yield fleet_join._terms(terms).n_threads
+        yield fleet_join._terms(terms, None).n_threads
         yield EngineSetup().n_threads
         yield Setup().n_threads
 

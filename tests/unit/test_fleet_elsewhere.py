@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from disco_daemon.cli.fleet import step_line
 from disco_daemon.clock import SystemClock
 from disco_daemon.config.schema import Config, FleetSettings
 from disco_daemon.daemon import fleet_control, fleet_lending, fleet_offers
@@ -490,7 +491,12 @@ async def test_a_step_fetches_then_moves_and_the_layout_is_the_new_one(
         (0, 1, (0,)), (1, 3, (1,)), (3, 5, (2,)), (5, 8, (0,)),
     ]  # fmt: skip
     assert numbers(operator._layers.files_of(2)) == [(3, 5)]
-    assert operator._shown(STEP, "", 0.1, 0.0).target == "attic"
+    shown = operator._shown(STEP, "", 0.3, wire.LayersMoved(id="1", seconds=0.1, load_s=0.05, copy_s=0.02))
+    assert (shown.target, shown.stage_s, shown.load_s, shown.copy_s) == ("attic", 0.2, 0.05, 0.02)
+    assert "0.30 s (files 0.200, load 0.050, copy 0.020)" in step_line(msgspec.to_builtins(shown))
+    refused = operator._shown(STEP, "", 0.3, wire.LayersMoved(id=""))
+    assert (refused.stage_s, refused.load_s, refused.copy_s) == (None, None, None)
+    assert "0.30 s, 0.000 s" in step_line(msgspec.to_builtins(refused))
 
 
 def test_what_a_step_has_brought_is_measured_after_it_has_ended_however_long_it_took() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...types import LayerRange
@@ -32,19 +32,18 @@ class CellsCopy:
     end: int
     parts: list[tuple[LayerRange, RemoteSegment, HostLink, int] | LayerState]
 
+    def require_sources(self) -> None:
+        """Check that the hosts are there that were asked for it. Raises BrokenOffError if one is not."""
+        for part in self.parts:
+            if not isinstance(part, LayerState) and part[1].host.link is not part[2]:
+                msg = f"the host of {part[1]} is lost"
+                raise BrokenOffError(msg)
+
     @property
     def is_there(self) -> bool:
         """Whether all parts are. Raises BrokenOffError if one will never be."""
-        for part in self.parts:
-            if isinstance(part, LayerState):
-                continue
-            _, segment, link, number = part
-            if segment.host.link is not link:
-                msg = f"the host of {segment} is lost"
-                raise BrokenOffError(msg)
-            if number not in link.saved:
-                return False
-        return True
+        self.require_sources()
+        return all(isinstance(part, LayerState) or part[3] in part[2].saved for part in self.parts)
 
     def state(self, memory: CellMemory | None) -> SavedCells:
         """Return it as the new leg takes it. Raises BrokenOffError.
@@ -91,10 +90,14 @@ class CellsCopy:
 
 @dataclass(eq=False, slots=True)
 class CellCopies:
-    """All that is copied from the `old` legs to the `joining` ones."""
+    """All that is copied from the `old` legs to the `joining` ones.
+
+    Until the segments of the new legs are loaded it `only_saves`: what has come stays here.
+    """
 
     old: Sequence[Leg]
     joining: Sequence[JoiningLeg]
+    only_saves: bool = False
     n_bytes: int = 0
     n_rows_again: int = 0  # none: nothing is computed
     _copies: deque[CellsCopy] = field(default_factory=deque)
@@ -158,7 +161,7 @@ class CellCopies:
 
         Unless it `waits` for a line that takes no more at present, what is for that stays here for now.
         """
-        while self._copies and self._copies[0].is_there:
+        while self._copies and self._copies[0].is_there and not self.only_saves:
             if not waits and not all(map(_takes_more, self._copies[0].target.leg.replicas)):
                 return
             copy = self._copies[0]  # under way until it has been put together, so that it is dropped where that fails
@@ -173,6 +176,11 @@ class CellCopies:
                 raise BrokenOffError(str(e)) from e
             target.have.update(dict.fromkeys(copy.owners, copy.end))
             self.n_bytes += len(saved)
+
+    def require_sources(self) -> None:
+        """Check that the hosts are there that were asked for something. Raises BrokenOffError if one is not."""
+        for copy in self._copies:
+            copy.require_sources()
 
     def forget(self, seq: int, start: int) -> None:
         """Take a sequence's cells from position `start` on, also from what is on its way."""
@@ -238,6 +246,11 @@ def _part(
 def _rows_at_a_time(joining: JoiningLeg) -> int:
     """Return how many cells of a sequence go to a leg at a time."""
     return FAR_ROWS if any(map(_is_far, joining.leg.replicas)) else COPIED_ROWS
+
+
+def is_near(segments: Iterable[AnySegment]) -> bool:
+    """Whether cells of all these segments go through memory, not over a line."""
+    return not any(map(_is_far, segments))
 
 
 def _is_far(segment: AnySegment) -> bool:

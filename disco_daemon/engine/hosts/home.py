@@ -10,34 +10,30 @@ A host of this machine may see private texts. Where hosts are other machines, th
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from ..llama.hidden import FloatRows
-from ..llama.layer_states import StateFormatError
 from ..llama.model import AbortFlag, Llama
 from ..llama.refusals import ModelError
 from ..llama.rows import Row
-from ..llama.state import State
 from ..wire import Load
 from .ends import Ends
 from .flight import Flight
 from .freed import give_back_what_is_freed
+from .home_cells import HomeCells
 from .joining import Span
-from .kept_rows import KeptRows
 from .legs import FlightFailedError, HomeSegment, Leg, keep_rows
 from .link import HostGoneError
 from .loading import BrokenOffError
-from .pool import HERE, HostPool, hand_over, leg_parts, range_load
-from .range_states import RangeStates, by_range, cut_whole, parse_ranges, whole
+from .pool import HERE, HostPool, hand_over, range_load
 from .recut import MoveReport, Recut
 from .remote import MAX_LOST, OpenHost, RemoteHost, RemoteSegment, wait_for
 from .spares import Spares
-from .view import HomeView
 
 __all__ = ["BROKEN", "HERE", "Ends", "HomeLlama"]
 
@@ -45,7 +41,7 @@ BROKEN = -1  # of a decode, as llama_decode returns it
 MAX_REPORTS = 64  # of the latest moves
 
 
-class HomeLlama(HomeView):
+class HomeLlama(HomeCells):
     """The last range as a model, with the first one and the legs before it."""
 
     def __init__(self, load: Load, ends: Ends, abort: AbortFlag, open_host: OpenHost | Sequence[OpenHost]) -> None:
@@ -61,6 +57,7 @@ class HomeLlama(HomeView):
         self.moves = deque[MoveReport](maxlen=MAX_REPORTS)
         self._move: Recut | None = None
         self._is_switching = False  # from when it is time to finish a move
+        self._held_at = 0.0  # when what had departed last was held, s
         self._spans: list[Span] = []  # that a move copies; none where cells have changed since they were told
         give_back_what_is_freed()  # of layers that leave
         load = msgspec.structs.replace(load, speculate=False, draft_path="", adapters=())
@@ -145,10 +142,20 @@ class HomeLlama(HomeView):
         self._n_flights += 1
         self._flights.append(flight)
         flight.held = self._first.hidden_out
-        if not self._is_switching:
+        if self._move is None:
             self.send_held()
         self.poll()
+        if self.is_switching:
+            self._held_at = time.perf_counter()
+            return 0
+        self.send_held()
+        self._pass_on()
         return 0
+
+    @property
+    def is_switching(self) -> bool:
+        """Whether it is time to finish a move: let flights land, but for one that is held."""
+        return self._move is not None and self._is_switching
 
     @property
     def holds(self) -> bool:
@@ -181,16 +188,19 @@ class HomeLlama(HomeView):
             for leg in self._legs:
                 leg.drop(flight.number)
             return BROKEN
-        self.poll()
-        if self._is_switching and self._spans:  # hosts save what is left while the last range is computed
+        if self._spans:
             self._spans += flight.spans()
-            self._go_on(is_last=True)
+        self.poll()
+        if self._spans and self.is_switching and len(self._flights) == self.holds:
+            self._end_switch()
         return super().decode(flight.rows, flight.arrived)
 
     def poll(self) -> None:
-        """Send on what has come from hosts, without waiting."""
+        """Send on what has come from hosts, and go on with a move, without waiting."""
         wait_for(self._awaited(), 0.0)
         self._pass_on()
+        if self._spans:
+            self._go_on()
 
     def _wait(self) -> None:
         """Wait until something comes from a host, and send that on; hosts that are lost are replaced."""
@@ -253,28 +263,43 @@ class HomeLlama(HomeView):
         """Whether a move is under way."""
         return self._move is not None
 
-    def progress_move(self, spans: Iterable[Span]) -> bool:
-        """Go on with a move, where the KV cache has these spans; return whether it is time to finish it.
+    def progress_move(self, spans: Iterable[Span]) -> None:
+        """Go on with a move, where the KV cache has these spans.
 
-        Then what departs is held until it is finished, and nothing else may be under way when it is.
+        If it `is_switching` then, what departs is held until it is finished, and nothing else may be under way when it
+        is.
         """
         self._spans = list(spans)
-        self.poll()
-        self._is_switching = self._go_on()
-        return self._is_switching
+        wait_for(self._awaited(), 0.0)
+        self._pass_on()
+        self._go_on()
 
-    def _go_on(self, *, is_last: bool = False) -> bool:
+    def _go_on(self) -> None:
         if self._move is None:
-            return False
+            return
         try:
-            is_ready = self._move.progress(self._spans, is_last=is_last)
+            is_ready = self._move.progress(self._spans)
         except BrokenOffError as e:
             self.break_off(str(e))
-            return False
+            return
         if is_ready and not self._move.needs_landing:
             self.finish_move(())
-            return False
-        return is_ready
+        elif is_ready:
+            self._is_switching = True
+
+    def _end_switch(self) -> None:
+        """Finish a move before the last range computes what has landed, so that the held flight does not wait for it.
+
+        Where that would take long, what is left is asked for, and comes while the last range computes.
+        """
+        assert self._move is not None
+        if self._move.ends_quickly:
+            self.finish_move(self._spans)
+            return
+        try:
+            self._move.ask_rest(self._spans)
+        except BrokenOffError as e:
+            self.break_off(str(e))
 
     def finish_move(self, spans: Iterable[Span]) -> None:
         """Copy what is left, and let the new legs take the place of the old ones, with no flight under way.
@@ -282,9 +307,10 @@ class HomeLlama(HomeView):
         One that is held departs by the new legs.
         """
         move, self._is_switching = self._move, False
-        if move is None:  # a host was lost while the last flights landed
+        if move is None:  # it is finished, or a host was lost while the last flights landed
             return
         assert not (len(self._flights) > self.holds and move.needs_landing)
+        began = self._held_at if self.holds else move.clock()
         try:
             legs = move.finish(spans, lambda: wait_for(move.hosts))
         except BrokenOffError as e:
@@ -293,6 +319,7 @@ class HomeLlama(HomeView):
         old, self._legs, self._move, self._spans = self._legs, legs, None, []
         hand_over(old, legs)
         self.send_held()  # before the old segments are freed, which may take the same processors
+        move.report.pause_s = move.clock() - began if move.needs_landing else 0.0
         stay = {id(segment) for leg in legs for segment in leg.replicas}
         for leg in old:
             for segment in leg.replicas:
@@ -354,47 +381,5 @@ class HomeLlama(HomeView):
         for leg in self._legs:
             leg.share(source, seq, n)
         if self._move is not None:
+            self._spans = []
             self._move.share(source, seq, n)
-
-    def save(self, seq: int) -> memoryview:
-        """Copy the KV cache's content of a sequence: as the whole model's."""
-        return self.part(seq, 0, self.n_ctx)
-
-    def part(self, seq: int, start: int, end: int) -> memoryview:
-        """Copy the KV cache's content of a sequence's positions from `start` to `end`: as the whole model's.
-
-        Where cells cannot be cut by layers it is of these ranges, and has the rows that are kept.
-        """
-        assert self._first is not None
-        parts = [self._first.part(seq, start, end), *leg_parts(self._legs, seq, start, end, self._mend)]
-        parts.append(super().part(seq, start, end))
-        if self.moves_states:
-            return whole(self._ranges, parts)
-        kept = [leg.place(seq).kept or KeptRows() for leg in self._legs]
-        n = min(end, max(rows.length(seq) for rows in kept))
-        rows = [b"" if (found := each.rows_of(seq, start, n)) is None else found.tobytes() for each in kept]
-        return by_range(n, self._ranges, parts, rows)
-
-    def restore(self, seq: int, data: State) -> bool:
-        """Put the content from `save` back into the KV cache; return False if there is no room."""
-        try:
-            found = self._by_range(data)
-            self._put(found, (seq,), 0, found.n)
-        except (ModelError, StateFormatError):
-            return False
-        return True
-
-    def put(self, data: State, owners: Iterable[int], start: int, end: int) -> None:
-        """Put the content from `part` into new cells, for several sequences. Raises ModelError if there are none."""
-        self._put(self._by_range(data), tuple(owners), start, end)
-
-    def _by_range(self, data: State) -> RangeStates:
-        return (cut_whole if self.moves_states else parse_ranges)(data, self._ranges)
-
-    def _put(self, found: RangeStates, owners: tuple[int, ...], start: int, end: int) -> None:
-        assert self._first is not None
-        self._first.put(found.parts[0], owners, start, end)
-        super().put(found.parts[-1], owners, start, end)
-        for leg, part, behind in zip(self._legs, found.parts[1:-1], found.rows, strict=True):
-            rows = np.frombuffer(behind, np.float32).reshape(-1, self.n_embd) if behind else None
-            leg.put(owners, start, end, part, rows)

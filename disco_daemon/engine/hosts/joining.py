@@ -78,6 +78,12 @@ class JoiningLeg:
         for segment in self.fresh:
             segment.clear()
 
+    def begin_again(self) -> None:
+        """Forget what was asked for, of which nothing has been put anywhere yet."""
+        self.asked.clear()
+        self.leg.pins.clear()
+        self.take_over()
+
     def take_over(self) -> None:
         """Have the sequences that stay at the old one's replicas."""
         if self.twin is not None:

@@ -61,7 +61,9 @@ from .messages import (
     decode_to_host,
 )
 
-NICE = 5  # as the engine's: home waits for what is computed here
+# Added to the niceness of what computes, as the engine's. Where it is a thread's own (Linux) the reader and a segment's
+# loader keep the process's: what takes some ms is not to wait for batches of tens of ms, of other hosts' neither.
+NICE = 5
 READ_BYTES = 1 << 17  # at a time; a socket holds hardly more
 
 MAX_DESCRIPTORS = 8  # that come with one piece of the stream: home sends one with a message
@@ -293,13 +295,13 @@ def serve(home: HostSocket, lent: LentHost | None = None) -> None:
         os._exit(0)
 
     threading.Thread(target=read, name="reader", daemon=True).start()
+    os.nice(NICE)
     host.run()
 
 
 def main() -> None:
     """Serve the home behind the inherited socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; home ends us by closing the socket
-    os.nice(NICE)
     if sys.argv[1] == "--build":
         print(build())
         return

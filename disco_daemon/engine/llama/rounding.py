@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...models.gguf import HEADER_BYTES, Header, joined, read_header, with_shards
+from ...models.gguf import Header, joined, with_shards
+from ...models.gguf_file import read_file_header
 from ...models.rounding import INTERLEAVES, may_interleave
 from ..wire import Load
 
@@ -32,4 +33,4 @@ def use_extra_buffers(load: Load) -> bool:
 
 def _header(path: Path) -> Header:
     with path.open("rb") as file:
-        return read_header(file.read(HEADER_BYTES))
+        return read_file_header(file)[1]

@@ -20,7 +20,8 @@ from ...exits.packing import PackedTensor, tensors_of
 from ...exits.prompts import PromptPart
 from ...exits.quality import tokens_per_round_trip
 from ...exits.training import train
-from ...models.gguf import HEADER_BYTES, Header, read_header, with_shards
+from ...models.gguf import Header, with_shards
+from ...models.gguf_file import read_file_header
 from ...program import end_with_stdin
 from ...types import LayerRange
 from ..llama import gpu
@@ -60,7 +61,7 @@ class Trainer:
         self._whole = Path(job.whole)
         self._cut = job.ranges[0].last
         with self._whole.open("rb") as file:
-            self._header = read_header(file.read(HEADER_BYTES))
+            _, self._header = read_file_header(file)
         _say(ExitProgress(f"loading {self._whole.name}"))
         lower, upper = ((_load(job, r.path), LayerRange(r.first, r.last, job.n_layers)) for r in job.ranges)
         self._teacher = Teacher(LowerRange(*lower), UpperRange(*upper, attended=self._attends()))

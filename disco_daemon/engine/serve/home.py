@@ -89,8 +89,8 @@ class HomeBatcher(Batcher):
             self._home.leave(host)
         self.send(
             wire.LayersMoved(
-                id=number, error=report.error, seconds=report.total_s, load_s=report.load_s, pause_s=report.pause_s,
-                n_bytes=report.n_bytes,
+                id=number, error=report.error, seconds=report.total_s, load_s=report.load_s, copy_s=report.copy_s,
+                pause_s=report.pause_s, n_bytes=report.n_bytes,
             )
         )  # fmt: skip
 
@@ -109,26 +109,25 @@ class HomeBatcher(Batcher):
 
     def look(self) -> bool:
         """Go on with a move of layers; there is nothing to compute."""
-        if self._progress_move():
+        self._progress_move()
+        if self._home.is_switching:
             self._switch()
         return False
 
-    def _progress_move(self) -> bool:
-        """Go on with a move of layers; return whether it is time to switch."""
-        llama = self._home
-        is_time = llama.is_moving and llama.progress_move(self.admission.cells.spans())
+    def _progress_move(self) -> None:
+        """Go on with a move of layers."""
+        if self._home.is_moving:
+            self._home.progress_move(self.admission.cells.spans())
         self._report()
-        return is_time
 
     def _switch(self) -> None:
         """Let the flights land, but for one that is held, and finish a move of layers."""
-        llama, began = self._home, self.clock()
-        while len(self._flights) > llama.holds:
+        llama = self._home
+        while llama.is_switching and len(self._flights) > llama.holds:
             self._land()
-        llama.finish_move(self.admission.cells.spans())
+        if llama.is_switching:  # else it was finished when the last one landed
+            llama.finish_move(self.admission.cells.spans())
         llama.send_held()
-        if llama.moves:
-            llama.moves[-1].pause_s = self.clock() - began
         self._report()
 
     # --- what it tells --------------------------------------------------------------------------------------------
@@ -178,7 +177,7 @@ class HomeBatcher(Batcher):
 
     def step(self) -> bool:
         """Let a batch depart, and the one before it arrive; False if there was nothing to compute."""
-        is_time = self._progress_move()
+        self._progress_move()
         if self._n_flights == 1:  # until now there may have been more
             self._land_all()
         if self.admission.decide(self.clock()):
@@ -187,7 +186,7 @@ class HomeBatcher(Batcher):
         batch.apart = False
         if batch.rows:
             self._depart(batch)
-        if is_time:
+        if self._home.is_switching:
             self._switch()
             return True
         if len(self._flights) >= self._n_flights or (self._flights and not batch.rows):

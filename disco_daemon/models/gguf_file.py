@@ -1,0 +1,23 @@
+"""The header of a GGUF file on the disk, of which no more is read than that takes."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+from .gguf import HEADER_BYTES, Header, read_header
+
+FIRST_BYTES = 1 << 18  # read at first: that is the whole header of a range of layers, which has no vocabulary
+
+
+def read_file_header(file: BinaryIO) -> tuple[bytes, Header]:
+    """Return the first bytes of a GGUF file, with its whole header where it has one, and the header.
+
+    A host reads it while it computes for answers: 64 MiB at once would be most of what it takes to load ten layers.
+    Raises OSError, and ValueError if it is no GGUF header.
+    """
+    head = file.read(FIRST_BYTES)
+    header = read_header(head)
+    if header.whole or len(head) < FIRST_BYTES:
+        return head, header
+    head += file.read(HEADER_BYTES - len(head))
+    return head, read_header(head)
