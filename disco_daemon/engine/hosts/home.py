@@ -62,7 +62,7 @@ class HomeLlama(HomeView):
         self._is_switching = False  # from when it is time to finish a move
         self._spans: list[Span] = []  # that a move copies; none where cells have changed since they were told
         load = msgspec.structs.replace(load, speculate=False, draft_path="", adapters=())
-        super().__init__(range_load(load, ends.ranges[-1], ends.paths[-1]), abort)
+        super().__init__(range_load(load, ends.ranges[-1], ends.paths[-1]), abort, warm=False)
         # One cache with as many cells in all ranges: what is in one of them has its place in the others.
         self._sized = msgspec.structs.replace(load, n_ctx=self.n_ctx, n_cells=self.n_cells)
         self._ends_bytes = self.bytes_per_token
@@ -77,8 +77,7 @@ class HomeLlama(HomeView):
             self.close()
             raise ModelError(str(e)) from e
         self._weigh()
-        self.prefill_tps, decode_s = self._warm_up()
-        self.latency_prior = (0.8 * decode_s, 0.2 * decode_s, 1.0 / self.prefill_tps, 0.1 * decode_s / self.n_ctx)
+        self.warm_up()
 
     def _first_of(self, abort: AbortFlag) -> Llama:
         first = Llama(range_load(self._sized, self._ends.ranges[0], self._ends.paths[0]), abort)
