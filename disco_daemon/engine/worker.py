@@ -42,6 +42,7 @@ from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
 from .serve.edge import EdgeBatcher
 from .serve.intake import Command, Intake
+from .serve.next_turn import PAUSE_S
 from .serve.partner import PartnerBatcher
 from .serve.role import load_llama, make_batcher
 from .serve.stats import EngineStats
@@ -225,9 +226,13 @@ class Worker:
                 wait_s = least(wait_s, self._spill.write_idle(self._cells.copy))
                 if (due := stats.stats_if_due(busy=False)) is not None:
                     self.send(due)
+            admission = stats.batcher.admission
+            has_turns = self._door is None and bool(admission.next_turns.ended)
             try:
-                command = self._commands.get(timeout=wait_s)
+                command = self._commands.get(timeout=least(wait_s, PAUSE_S if has_turns else None))
             except queue.Empty:
+                if has_turns:
+                    admission.next_turns.compute(stats.batcher.llama, admission.cells)
                 can_compute = stats.batcher.look()
                 self._flush()
                 if can_compute:
