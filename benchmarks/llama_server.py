@@ -19,7 +19,7 @@ from disco_daemon.bench.child import BenchError
 from disco_daemon.program import command
 
 PACKAGE = "xllamacpp"
-ENGINE_NICE = 5  # as engine.worker has it
+ENGINE_NICE = 5  # as engine.early has it
 
 
 @dataclass(frozen=True, slots=True)

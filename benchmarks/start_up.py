@@ -43,6 +43,7 @@ LABELS = {
     "engine_mb": "memory of the engine, MB",
 }
 PATIENCE_S = 60.0
+HOMES = ("CONFIG", "DATA", "CACHE")
 ASKED = {"model": "disco", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
 
@@ -101,11 +102,13 @@ async def measure(checkouts: dict[str, Path], n_runs: int) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-bench-")))
         argv = command("disco_daemon.bench.loopback", "--port", "0", "--tokens", "1")
         server_url = await stack.enter_async_context(child(argv, folder, "loopback server"))
+        # As an installed program: its modules are compiled, whatever this environment says of that.
+        compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
         code = {name: str(packages(path, folder / name)) for name, path in checkouts.items()}
         for i in range(n_runs + 1):  # the first one reads its modules from disk and is not counted
             for name in checkouts:
                 own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-bench-")))
-                env = {"PYTHONPATH": code[name]} | {f"XDG_{k}_HOME": str(own) for k in ("CONFIG", "DATA", "CACHE")}
+                env = compiled | {"PYTHONPATH": code[name]} | {f"XDG_{k}_HOME": str(own) for k in HOMES}
                 found = await _alone(server_url, env, own) | await _with_engine(env, own)
                 if i:
                     rows[name].append(found)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urljoin, urlsplit
 
 
+@lru_cache(maxsize=256)  # twice a request, of a few names
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is this machine."""
     if host == "localhost" or host.endswith(".localhost"):

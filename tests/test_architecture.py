@@ -17,6 +17,7 @@ from pathlib import Path
 import grimp
 import pytest
 
+from disco_daemon.cli import arguments
 from disco_daemon.cli.main import make_parser
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Config, keys
@@ -77,6 +78,20 @@ def test_the_command_line_starts_without_heavy_modules() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_daemon_starts_without_the_other_verbs_and_has_the_same_words() -> None:
+    program = (
+        "import sys; from disco_daemon.cli.main import make_parser; make_parser('up').parse_args(['up', '--json']); "
+        "print([m for m in sys.modules if m.startswith('disco_daemon.cli.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(ast.literal_eval(done.stdout)) == {f"disco_daemon.cli.{name}" for name in ("main", "up", "terminal")}
+    alone, whole = (
+        {command.words: command.parser.format_help() for command in arguments.commands(parser)}
+        for parser in (make_parser("up"), make_parser())
+    )
+    assert alone == {"disco up": whole["disco up"]}
 
 
 def test_a_file_of_more_than_400_lines_says_why() -> None:

@@ -5,41 +5,53 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from .. import __version__
-from . import (
-    bench,
-    chat,
-    completion,
-    config,
-    demo,
-    doctor,
-    evaluate,
-    exits,
-    fleet,
-    models,
-    partner,
-    plan,
-    profiling,
-    service,
-    setup,
-    split,
-    status,
-    trace,
-    tui,
-    tune,
-    up,
-)
+from . import up
 from .terminal import plainly
 
-VERBS = (
-    setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config, models,
-    split, exits, partner, fleet, completion,
-)  # fmt: skip
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Make the parser of the whole command line; parsed arguments have the parser itself as `parser`."""
+def verbs() -> Sequence[ModuleType]:
+    """Load the modules of all verbs; return them in the order in which the help has them."""
+    from . import (
+        bench,
+        chat,
+        completion,
+        config,
+        demo,
+        doctor,
+        evaluate,
+        exits,
+        fleet,
+        models,
+        partner,
+        plan,
+        profiling,
+        service,
+        setup,
+        split,
+        status,
+        trace,
+        tui,
+        tune,
+    )
+
+    return (
+        setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config,
+        models, split, exits, partner, fleet, completion,
+    )  # fmt: skip
+
+
+def make_parser(verb: str = "") -> argparse.ArgumentParser:
+    """Make the parser of the whole command line; parsed arguments have the parser itself as `parser`.
+
+    If `verb` is `up`, the parser knows that alone: a daemon starts without the modules and arguments of the others.
+    """
     parser = argparse.ArgumentParser(
         prog="disco",
         description="Local-first LLM streaming: this machine's model and a server race for each answer.",
@@ -47,15 +59,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"disco {__version__}")
     subparsers = parser.add_subparsers(metavar="VERB", required=True)
-    for verb in VERBS:
-        verb.add_parser(subparsers)
+    for module in (up,) if verb == "up" else verbs():
+        module.add_parser(subparsers)
     parser.set_defaults(parser=parser)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; exit codes 0 done, 1 failed, 2 wrong usage (argparse)."""
-    args = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = make_parser(*words[:1]).parse_args(words)
     with plainly():
         return _run(args)
 

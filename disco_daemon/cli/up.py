@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..config.schema import Config
     from ..endpoints.shaper import Shape
 
 
@@ -64,13 +69,9 @@ def run(args: argparse.Namespace) -> int:
     gc.disable()  # all that is loaded now stays: to look for what does not is an eighth of a start
     from ..config.layers import config_path, load
     from ..daemon import logs
-    from ..daemon.daemon import Daemon
-    from ..daemon.lifecycle import announce_json, run_until_signal
     from ..errors import ConfigError
     from ..net import is_loopback
-    from ..service.notify import ServiceChannel
 
-    gc.enable()
     logs.begin(args.log_level, as_json=args.service)
     flags = {
         "api.host": args.host,
@@ -90,11 +91,57 @@ def run(args: argparse.Namespace) -> int:
     if not is_loopback(config.api.host) and not config.api.key:
         msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
         raise ConfigError(msg)
-    path = args.config or config_path()
-    daemon = Daemon(config, path, shape=_shape(args), force=args.force_handoff, manager=ServiceChannel(), flags=flags)
-    announce = announce_json if args.json else _announce
-    asyncio.run(run_until_signal(daemon, announce, until_eof=args.until_eof))
+    asyncio.run(_serve(args, config, args.config or config_path(), flags))
     return 0
+
+
+async def _serve(args: argparse.Namespace, config: Config, path: Path, flags: dict[str, Any]) -> None:
+    """Load the daemon's modules while its engine's process loads those of its own; then serve."""
+    import gc
+
+    from ..control_groups import n_processors
+    from ..engine.early import early_engine
+
+    device = config.device
+    has_engine = device.enabled and not (device.base_url or config.split.enabled or config.fleet.enabled)
+    # On a single processor it would only keep the daemon from starting.
+    async with early_engine(wanted=has_engine and n_processors() > 1) as early:
+        with _no_certificates():
+            from ..daemon.daemon import Daemon
+        from ..daemon.lifecycle import announce_json, run_until_signal
+        from ..service.notify import ServiceChannel
+
+        gc.freeze()  # before the collector is back, which would walk all of it at once
+        gc.enable()
+        daemon = Daemon(
+            config,
+            path,
+            shape=_shape(args),
+            force=args.force_handoff,
+            manager=ServiceChannel(),
+            flags=flags,
+            early=early,
+        )
+        announce = announce_json if args.json else _announce
+        await run_until_signal(daemon, announce, until_eof=args.until_eof)
+
+
+@contextlib.contextmanager
+def _no_certificates() -> Iterator[None]:
+    """Let no library read the system's certificates while it is loaded, by OpenSSL's own variables.
+
+    aiohttp reads them twice, a tenth of a start. Its contexts trust nobody then; a server gets one that is read when
+    that is made (`endpoints.server_client`).
+    """
+    names = "SSL_CERT_FILE", "SSL_CERT_DIR"
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    os.environ.update(dict.fromkeys(names, os.devnull))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _announce(url: str) -> None:

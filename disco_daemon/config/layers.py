@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import platformdirs
-import tomlkit
 
 from .. import smallfile
 from ..continuations import CONTINUATIONS
@@ -78,6 +77,8 @@ def set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config],
     None goes back to the default where that is "none". All are written, or none if one is wrong or if `check` of the
     new settings raises: ConfigError.
     """
+    import tomlkit  # for whom writes settings
+
     values = _read_file(path)
     for key, value in changes.items():
         _require_known(key)

@@ -23,6 +23,7 @@ from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.off import Off
 from ..endpoints.shaper import Shape
 from ..endpoints.split_device import SplitDevice
+from ..engine.early import EarlyEngine
 from ..estimation.knowledge import Knowledge
 from ..money.spending import Speeds, Spending
 from ..net import without_credentials
@@ -147,11 +148,15 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Makes parts. `shape` and `force` are for experiments: they shape the device's timing, and force handoffs."""
+    """Makes parts. `shape` and `force` are for experiments: they shape the device's timing, and force handoffs.
+
+    The first engine has the `early` process.
+    """
 
     shared: Shared
     shape: Shape | None = None
     force: tuple[int, int] | None = None
+    early: EarlyEngine | None = None
 
     def make(self, config: Config, busy: Callable[[], bool], before: Parts | None = None) -> Parts:
         """Return new parts, with the caps of those `before` and their device where it is the same.
@@ -168,6 +173,7 @@ class Assembly:
             None if before is None else before.endpoints,
             shared.members,
             listed=spending.price.capabilities,
+            early=self.early,
         )
         follow_fleet(endpoints.get(Side.DEVICE), config)  # of a device that stays
         measured = load_measured(config)

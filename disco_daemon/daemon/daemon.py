@@ -21,6 +21,7 @@ from ..conductor.traces import Traces
 from ..config.layers import data_path, require_complete
 from ..config.schema import Api, Config, HistorySettings
 from ..endpoints.shaper import Shape
+from ..engine.early import EarlyEngine
 from ..onboarding.setup import Onboarding
 from ..service.notify import ServiceChannel
 from ..store import History
@@ -44,7 +45,7 @@ SHUTDOWN_TIMEOUT_S = 5.0  # after a SIGTERM, for what is not an answer, such as 
 class Daemon:
     """One daemon; `serving()` starts and stops its parts in order. `path` is where its config.toml is.
 
-    `flags` go before what config.toml says, whenever that is read again.
+    `flags` go before what config.toml says, whenever that is read again. The first engine has the `early` process.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Daemon:
         clock: Clock | None = None,
         manager: ServiceChannel | None = None,
         flags: Mapping[str, Any] | None = None,
+        early: EarlyEngine | None = None,
     ) -> None:
         require_complete(config)
         config = bind_key(config, path)
@@ -80,7 +82,8 @@ class Daemon:
             power=lambda: self.runtime.parts.wattmeter.computing(),
             worked=lambda: self.runtime.parts.wattmeter.observe_others(),
         )
-        self.runtime = Runtime(Assembly(self.shared, shape, force), config, path, self.partner, flags, self.members)
+        assembly = Assembly(self.shared, shape, force, early)
+        self.runtime = Runtime(assembly, config, path, self.partner, flags, self.members)
         self._replay = HistoryReplay(
             self.shared.history, price_lists, clock, lambda: self.runtime.conductor.in_flight.n_served
         )  # fmt: skip

@@ -22,6 +22,7 @@ from ..endpoints.shaper import Shape, Shaped
 from ..endpoints.split_device import SplitDevice
 from ..engine import wire
 from ..engine.config import EngineConfig
+from ..engine.early import EarlyEngine
 from ..engine.supervisor import Engine
 from ..errors import ConfigError
 from ..models import places
@@ -45,19 +46,22 @@ def make_endpoints(
     members: FleetMembers | None = None,
     *,
     listed: Capabilities = UNKNOWN,
+    early: EarlyEngine | None = None,
 ) -> dict[Side, Endpoint]:
     """Return the configured endpoints; the device is the one `before`, if it would be the same.
 
     `members` lend hosts to a fleet. A server is given the tokenizer of the device beside it, and what price lists have
-    `listed` of it. Raises ConfigError when no endpoint is configured.
+    `listed` of it. A whole model is loaded by the `early` process if nobody has taken that. Raises ConfigError when no
+    endpoint is configured.
     """
     endpoints: dict[Side, Endpoint] = {}
     if config.device.enabled:
-        endpoints[Side.DEVICE] = reuse_device(_device(config, clock, shape, members), (before or {}).get(Side.DEVICE))
+        device = _device(config, clock, shape, members, early)
+        endpoints[Side.DEVICE] = reuse_device(device, (before or {}).get(Side.DEVICE))
     if config.server.base_url:
         endpoints[Side.SERVER] = _server(config, clock, endpoints.get(Side.DEVICE), listed)
-    if isinstance(device := endpoints.get(Side.DEVICE), SplitDevice):
-        device.fallback = endpoints.get(Side.SERVER)
+    if isinstance(split := endpoints.get(Side.DEVICE), SplitDevice):
+        split.fallback = endpoints.get(Side.SERVER)
     if not endpoints:
         msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
         raise ConfigError(msg)
@@ -117,7 +121,9 @@ def _server(config: Config, clock: Clock, device: Endpoint | None, listed: Capab
     )
 
 
-def _device(config: Config, clock: Clock, shape: Shape | None, members: FleetMembers | None) -> Endpoint:
+def _device(
+    config: Config, clock: Clock, shape: Shape | None, members: FleetMembers | None, early: EarlyEngine | None
+) -> Endpoint:
     settings = config.device
     if config.split.enabled:
         if shape is not None:
@@ -136,7 +142,7 @@ def _device(config: Config, clock: Clock, shape: Shape | None, members: FleetMem
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with a whole model only, not with fleet.enabled")
         return make_fleet(config, _whole_config(config, path), _name(path), clock, members)
-    device = Device(Engine(_whole_config(config, path), clock), _name(path))
+    device = Device(Engine(_whole_config(config, path), clock, early=early), _name(path))
     return device if shape is None else Shaped(device, shape, clock)
 
 

@@ -18,6 +18,7 @@ largest gap is always to be told beside it.
 
 from __future__ import annotations
 
+import math
 from typing import Any, overload
 
 import numpy as np
@@ -132,15 +133,22 @@ def _ratio(actual: Any, expected: Any) -> Any:
 def _check_arrivals(arrivals_s: FloatArray) -> None:
     if arrivals_s.ndim != 1 or not len(arrivals_s):
         raise ValueError("an answer without tokens has no QoE")
-    # NaN fails every comparison.
-    if not (arrivals_s[0] >= 0 and arrivals_s[-1] < np.inf and (arrivals_s[1:] >= arrivals_s[:-1]).all()):
+    # NaN fails every comparison. Counting takes a fifth of the time of numpy's `all`.
+    n_ascend = np.count_nonzero(arrivals_s[1:] >= arrivals_s[:-1])
+    if not (arrivals_s[0] >= 0 and arrivals_s[-1] < np.inf and n_ascend == len(arrivals_s) - 1):
         raise ValueError("arrival times must ascend from >= 0 and be finite")
 
 
 def _check_expected(expected_ttft_s: Any, pace_tps: Any) -> None:
-    if not (_within(expected_ttft_s, 0) and _within(pace_tps, 0) and np.all(pace_tps)):
+    if not (_within(expected_ttft_s, 0) and _within(pace_tps, 0) and _differ_from_0(pace_tps)):
         raise ValueError("the expected TTFT must be finite and >= 0, the pace finite and positive")
 
 
+def _differ_from_0(x: Any) -> bool:
+    return bool(x) if isinstance(x, int | float) else bool(np.all(x))
+
+
 def _within(x: Any, least: float) -> bool:
+    if isinstance(x, int | float):  # of one answer: an array of one takes ten times as long
+        return least <= x < math.inf
     return bool(np.all((x >= least) & (x < np.inf)))

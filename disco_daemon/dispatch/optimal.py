@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arrays import FloatArray
+from ..arrays import FloatArray, distinct
 from ..estimation.context import Contexts
 from ..estimation.survival import Survival
 from ..types import Plan, Side
@@ -87,7 +87,7 @@ class Optimal:
         problem, best, order = self._of_server(whole, inputs.budget)
         spent = np.concatenate([[0.0], problem.tokens.ravel()[order].cumsum()])
         spent[-1] = 1.0
-        rungs = np.unique(
+        rungs = distinct(
             np.concatenate([np.linspace(0, len(order), LADDER).astype(int), _around(spent, inputs.budget)])
         )
         rank = np.empty(len(order), dtype=np.intp)
@@ -265,7 +265,7 @@ class _Problem:
         """`prices`, descending, refined where the budget binds."""
         low, high = self._bracket(cost, budget)
         near = np.geomspace(high * 4, low / 4, LADDER // 2)
-        return np.unique(np.concatenate([prices, near, [low, high]]))[::-1]
+        return distinct(np.concatenate([prices, near, [low, high]]))[::-1]
 
     def ladder(self, cost: FloatArray, prices: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Waits [R, C, J] and budgets [R], ascending, for descending prices."""
@@ -280,7 +280,8 @@ class _Problem:
         with_server = self.mean[:, :, 0].ravel()[order]
         alone = np.broadcast_to(self.device_s, self.tokens.shape).ravel()[order]
         near = np.geomspace(0.2, 1.0, N_VARS) * float(self.device_s[-1])  # no first token comes later than the device's
-        taus = np.union1d(near, self.device_s)  # the VaR is often what a prompt takes without the server
+        # The VaR is often what a prompt takes without the server.
+        taus = distinct(np.concatenate([near, self.device_s]))
         below = np.repeat([curve.mean_below(taus) for curve in self.curves], len(self.lengths), axis=0)[order]
         late = chance * (1 - served) @ np.maximum(alone[:, None] - taus, 0.0)
         late += chance * served @ np.maximum(with_server[:, None] - below, 0.0)
@@ -303,7 +304,7 @@ def _grid(server: Survival) -> FloatArray:
     steps = server.times[server.times > 0]
     gaps = np.diff(np.log(steps))
     widest = np.argpartition(gaps, -GAPS)[-GAPS:] if len(gaps) > GAPS else np.arange(len(gaps))
-    return np.unique(np.concatenate([[0.0], server.quantile(np.concatenate([BODY, TAIL])), steps[widest]]))
+    return distinct(np.concatenate([[0.0], server.quantile(np.concatenate([BODY, TAIL])), steps[widest]]))
 
 
 def _order_by_gain(problem: _Problem, tau: float, budget: float) -> tuple[NDArray[np.intp], float]:

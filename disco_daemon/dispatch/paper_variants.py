@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import FloatArray
+from ..arrays import FloatArray, distinct
 from ..types import Side
 from .optimal import CVAR_SHARE, KAPPA, TAIL_SHARE
 from .paper import PACED_RUNGS, Paper, device_waits
@@ -64,7 +64,7 @@ class PaperText:
 
     def fit(self, inputs: PolicyInput) -> Table:
         """Return the table of waits, a rung for each of a ladder of budgets."""
-        numbers = np.unique(np.linspace(0, len(inputs.lengths.values), N_SHORT).astype(int)).tolist()
+        numbers = distinct(np.linspace(0, len(inputs.lengths.values), N_SHORT).astype(int)).tolist()
 
         def best_waits(budget: float) -> FloatArray:
             found = [proportional_waits(inputs, budget, self.alpha, n) for n in numbers]

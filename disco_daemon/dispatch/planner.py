@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import distinct
 from ..estimation.context import Contexts
 from ..estimation.knowledge import Knowledge, Snapshot
 from ..estimation.silence import LEAST_S
@@ -254,7 +255,7 @@ class Planner:
         def planned(n: int) -> Plan:
             return self.preview(n, readiness, 0.5, waited_s).restricted(available)
 
-        lengths = np.unique(np.geomspace(4, max(256, 4 * length), N_PICTURE).astype(int)).tolist()
+        lengths = distinct(np.geomspace(4, max(256, 4 * length), N_PICTURE).astype(int)).tolist()
         return {
             "tokens": length,
             "plan": delays(length) | {"hedge_s": finite(planned(length).hedge_s)},

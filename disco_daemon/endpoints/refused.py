@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ..types import Capability
@@ -48,10 +49,6 @@ _SAID = (
     # pydantic
     r"extra_forbidden\W+loc\W+body\W+NAME\b(?!\W+\d)",
 )
-_LACKS = {
-    capability: re.compile("|".join(one.replace("NAME", name) for one in _SAID), re.IGNORECASE)
-    for capability, name in _NAMES.items()
-}
 _NO_PICTURES = re.compile(r"is not a multimodal model|at most 0 images?\b", re.IGNORECASE)  # vLLM
 _LENGTH = re.compile(
     r"(?:maximum context length|context (?:length|size|window)|configured limit of)\D{0,24}?(\d[\d,_]*)"
@@ -71,6 +68,12 @@ class Understood:
     context_length: int | None = None
 
 
+@cache
+def _lacks(capability: Capability) -> re.Pattern[str]:
+    """Return what finds that a server lacks a capability; made for the first refusal, not at each start of a daemon."""
+    return re.compile("|".join(one.replace("NAME", _NAMES[capability]) for one in _SAID), re.IGNORECASE)
+
+
 def understand(status: int, document: object, asked: Collection[Capability]) -> Understood | None:
     """Return what the error document of a refusal says of the server; None if nothing that is sure.
 
@@ -86,11 +89,11 @@ def understand(status: int, document: object, asked: Collection[Capability]) -> 
         return Understood(context_length=_length(told, text))
     param = told.get("param")
     for capability in asked:
-        if capability not in _LACKS:
+        if capability not in _NAMES:
             continue
         is_named = isinstance(param, str) and re.fullmatch(_NAMES[capability], param, re.IGNORECASE) is not None
         is_picture = capability is Capability.IMAGES and _NO_PICTURES.search(text) is not None
-        if (is_named and codes[0] in _CODES) or is_picture or _LACKS[capability].search(text):
+        if (is_named and codes[0] in _CODES) or is_picture or _lacks(capability).search(text):
             return Understood(capability)
     return None
 

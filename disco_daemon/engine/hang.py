@@ -17,6 +17,7 @@ from . import wire
 HANG_S = 15.0  # an engine that owes answers and is silent; a decode takes less than 1 s, a chunk a few at most
 LOOK_S = 1.0  # between two looks
 MOST_LOOK_S = 2.0  # a look that comes later than that was held up itself, and so was the engine, most likely
+UNMEASURED_S = 120.0  # in place of HANG_S before anything is measured: a chunk at some 20 token/s, with all that slack
 CHUNKS = 4  # of a prompt, that a slow processor may take beyond what was measured
 
 
@@ -46,6 +47,8 @@ class HangWatch:
             could_run_s = min(now - self._at, MOST_LOOK_S) - waited_s
             self.silent_s = min(silent_s, self.silent_s + max(0.0, could_run_s))
         self._at, self._waited_s = now, held_up.waited_s
+        if info is not None and not info.prefill_tps:
+            return self.silent_s > UNMEASURED_S
         chunk_s = wire.SINGLE_PROMPT_CHUNK / info.prefill_tps if info is not None else 0.0
         return self.silent_s > max(HANG_S, CHUNKS * chunk_s)
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import socket
-from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
@@ -16,11 +15,12 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..process import RestartPause, drain, spawn
+from ..process import RestartPause, drain
 from ..types import GenerationRequest
 from . import framing, wire
 from .channel import RequestChannel
 from .config import EngineConfig  # where everybody looks for it
+from .early import EarlyEngine, start_worker
 from .fleet_orders import FleetOrders
 from .hang import LOOK_S, HangWatch, look_at
 from .host_door import Hosts
@@ -67,10 +67,12 @@ class Engine:
         clock: Clock,
         attach: Callable[[socket.socket], object] | None = None,
         hosts: Hosts | None = None,
+        early: EarlyEngine | None = None,
     ) -> None:
         """With `attach`, each process gets a socket pair to a relay: `attach` is called with the relay's end of it.
 
-        So it is for each `reattach`. In place of that, `hosts` start other processes for each of this engine's.
+        So it is for each `reattach`. In place of that, `hosts` start other processes for each of this engine's. Without
+        either, the first process is the `early` one, if nobody has taken that.
         """
         self.config = config
         self.state = EngineState.STOPPED
@@ -80,7 +82,7 @@ class Engine:
         self.restarts = 0
         self.pid: int | None = None
         self._clock = clock
-        self._attach, self._hosts = attach, hosts
+        self._attach, self._hosts, self._early = attach, hosts, early
         self._door: socket.socket | None = None
         self._channel = RequestChannel(clock, lambda: self.last_error)
         self.fleet = FleetOrders(self._channel, config.ranges)
@@ -222,22 +224,19 @@ class Engine:
             await asyncio.shield(self._bury(process, stderr))
 
     async def _spawn(self) -> tuple[asyncio.subprocess.Process, socket.socket]:
-        """Start the process; return it with our end of the socket pair. Raises OSError."""
+        """Start the process, or take the one started early; return it with our end of its socket. Raises OSError."""
+        is_alone = self._attach is None and self._hosts is None
+        if is_alone and self._early is not None and (started := self._early.take()) is not None:
+            return started
         if self._hosts is not None:
             await self._hosts.prepare()
-        pairs = [socket.socketpair() for _ in range(1 if self._attach is None and self._hosts is None else 2)]
-        fds = [theirs.fileno() for _, theirs in pairs]
+        pairs = [socket.socketpair() for _ in range(1 if is_alone else 2)]
         try:
-            process = await spawn(
-                "disco_daemon.engine.worker", *map(str, fds), pass_fds=fds, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
-            )
+            process = await start_worker([theirs for _, theirs in pairs])
         except BaseException:
             for ours, _ in pairs:
                 ours.close()
             raise
-        finally:
-            for _, theirs in pairs:
-                theirs.close()
         if self._hosts is not None:
             self._hosts.attach(pairs[1][0])
         elif self._attach is not None:
@@ -325,9 +324,10 @@ class Engine:
                     self.stats = stats
                 case wire.Alive():
                     pass
-                case wire.Loaded() | wire.LoadFailed() as other:
-                    msg = f"unexpected {type(other).__name__}"
-                    raise TypeError(msg)
+                case wire.Loaded() as measured:
+                    self.info = measured
+                case wire.LoadFailed():
+                    raise TypeError("unexpected LoadFailed")
                 case reply:
                     self._channel.deliver(reply)
 

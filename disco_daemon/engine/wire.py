@@ -183,6 +183,7 @@ class CancelRequest(Message, tag="Cancel", frozen=True, kw_only=True):
 class Loaded(Message, frozen=True, kw_only=True):
     """The model is in memory. `load_s` in s, `prefill_tps` in token/s, measured on a short warm-up prefill.
 
+    An engine can serve before that is measured: the speed is 0 then, and the message comes a second time with it.
     `n_ctx` and `n_cells` are as large as memory allowed; `bytes_per_token` of the KV cache. `adapters` has the reason
     why each is missing, empty if it is loaded. `n_gpu_layers` are on the GPU (-1 = all). `confined` lists the rights
     that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits. `tool_format` is

@@ -42,12 +42,12 @@ from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
 from .serve.edge import EdgeBatcher
 from .serve.intake import Command, Intake
+from .serve.next_turn import PAUSE_S
 from .serve.partner import PartnerBatcher
 from .serve.role import load_llama, make_batcher
 from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
 
-NICE = 5  # added to our niceness: the daemon comes first
 LAST_S = 8.0  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
 SLACK_S = 0.3  # until the decode in flight is stopped, and the process is gone
 SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
@@ -67,6 +67,8 @@ class Worker:
         self._spill: Spill | None = None
         self._embeddings: Embeddings | None = None
         self._intake: Intake | None = None
+        self._is_warming = False
+        self._loaded: wire.Loaded | None = None
         self._outbox: list[bytes] = []
 
     def send(self, message: wire.Message) -> None:
@@ -102,7 +104,7 @@ class Worker:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
             hosts = HostDoor(self._door) if self._door is not None and load.ranges else None
-            llama = load_llama(load, self._abort, hosts)
+            llama = load_llama(load, self._abort, hosts, warm=self._door is not None)
             if self._door is not None:
                 _require_divisible(llama, load.model_path)
             small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else None
@@ -122,31 +124,54 @@ class Worker:
         if load.speculate and llama.divisible:  # else wrong guesses could not be cut
             batcher.speculator = Speculator(llama, latency, cells, small)
         embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
-        intake = Intake(batcher, embeddings, cells, self.send, self._commands.put, self._abort)
+        intake = Intake(batcher, embeddings, cells, self.send, self._put, self._abort)
         llama.vocabulary.beat = intake.beat
         threading.Thread(target=intake.run, name="intake", daemon=True).start()
         self._embeddings, self._intake = embeddings, intake
         name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
-        self.send(
-            wire.Loaded(
-                model=name,
-                n_ctx=llama.n_ctx,
-                n_cells=llama.n_cells,
-                n_seqs=N_SEQS,
-                bytes_per_token=llama.bytes_per_token,
-                load_s=llama.load_s,
-                prefill_tps=llama.prefill_tps,
-                adapters=llama.adapters.failures,
-                n_gpu_layers=llama.n_gpu_layers,
-                confined=confined.in_force,
-                build=build() + ("" if load.exact else FAST),
-                tool_format=llama.vocabulary.calling.name,
-                fim=llama.vocabulary.infill.is_there,
-            )
+        self._loaded = wire.Loaded(
+            model=name,
+            n_ctx=llama.n_ctx,
+            n_cells=llama.n_cells,
+            n_seqs=N_SEQS,
+            bytes_per_token=llama.bytes_per_token,
+            load_s=llama.load_s,
+            prefill_tps=llama.prefill_tps,
+            adapters=llama.adapters.failures,
+            n_gpu_layers=llama.n_gpu_layers,
+            confined=confined.in_force,
+            build=build() + ("" if load.exact else FAST),
+            tool_format=llama.vocabulary.calling.name,
+            fim=llama.vocabulary.infill.is_there,
         )
+        self.send(self._loaded)
         if self._relays is not None:
             threading.Thread(target=self._read_peers, args=[self._relays, batcher], name="peers", daemon=True).start()
+        if not llama.prefill_tps:
+            self._warm_up(llama, latency)
         self._compute(batcher)
+
+    def _put(self, command: Command) -> None:
+        """Queue a command for the main thread, and end a warm-up: nobody waits for that."""
+        self._commands.put(command)
+        if self._is_warming:
+            self._abort.set()
+
+    def _warm_up(self, llama: Llama, latency: IterationLatency) -> None:
+        """Warm the caches and measure, unless a request is there or comes: then its iterations teach as much."""
+        self._is_warming = True  # before the look: what is queued after that ends the decode
+        if self._commands.empty() and llama.warm_up():
+            latency.begin(llama.latency_prior)
+            self._tell_speed(llama.prefill_tps)
+        self._is_warming = False
+
+    def _tell_speed(self, prefill_tps: float) -> None:
+        """Tell how quickly prompts are read, token/s, once that is known."""
+        assert self._loaded is not None
+        self._loaded = msgspec.structs.replace(self._loaded, prefill_tps=prefill_tps)
+        self.send(self._loaded)
+        if self._spill is not None:
+            self._spill.token_s = 1.0 / prefill_tps
 
     def _read_peers(self, relays: RelayDoor, batcher: Batcher) -> None:
         """Read peers' frames in a thread of its own, and queue them for the main thread; one relay follows another."""
@@ -183,9 +208,15 @@ class Worker:
                 self._flush()
             if (due := stats.stats_if_due(busy=busy)) is not None:
                 self.send(due)
+                self._look_at_speed(batcher.admission.latency)
             if self._embeddings is not None and self._embeddings.step(batcher.spare, beside=busy):
                 busy = True
                 self._flush()
+
+    def _look_at_speed(self, latency: IterationLatency) -> None:
+        """Tell the speed that was learned, where a request came before it was measured."""
+        if self._loaded is not None and not self._loaded.prefill_tps and latency.n and latency.coefficients[2]:
+            self._tell_speed(1.0 / latency.coefficients[2])
 
     def _next(self, stats: EngineStats) -> Command:
         """Wait for the next command; meanwhile write idle cached prefixes to disk, and all of them at the end."""
@@ -195,9 +226,13 @@ class Worker:
                 wait_s = least(wait_s, self._spill.write_idle(self._cells.copy))
                 if (due := stats.stats_if_due(busy=False)) is not None:
                     self.send(due)
+            admission = stats.batcher.admission
+            has_turns = self._door is None and bool(admission.next_turns.ended)
             try:
-                command = self._commands.get(timeout=wait_s)
+                command = self._commands.get(timeout=least(wait_s, PAUSE_S if has_turns else None))
             except queue.Empty:
+                if has_turns:
+                    admission.next_turns.compute(stats.batcher.llama, admission.cells)
                 can_compute = stats.batcher.look()
                 self._flush()
                 if can_compute:
@@ -280,14 +315,13 @@ def _spill(load: wire.Load, llama: Llama) -> Spill | None:
         return None
     max_bytes = disk.max_bytes if llama.divisible else 0
     made_by = fingerprint_of(load, f"{build()} {llama.n_gpu_layers} layers on a GPU")
-    spill = Spill(Path(disk.folder), max_bytes, made_by, 1.0 / llama.prefill_tps, disk.idle_s)
+    spill = Spill(Path(disk.folder), max_bytes, made_by, llama.latency_prior[2], disk.idle_s)
     return spill if max_bytes else None
 
 
 def main() -> None:
     """Run on the inherited sockets whose numbers are the arguments: the daemon's, and its door if there is one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
-    os.nice(NICE)
     try:
         Worker(*(socket.socket(fileno=int(fd)) for fd in sys.argv[1:])).run()
     except BaseException:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..arrays import FloatArray
+from ..arrays import FloatArray, distinct
 from .device_ttft import MAD_SIGMA, REF
 
 LEAST_SAMPLES, LEAST_LENGTHS = 6, 3  # of a fit: three coefficients, and something left to judge them by
@@ -106,7 +106,7 @@ def fit(tokens: ArrayLike, seconds: ArrayLike) -> Line:
 
 
 def _check(x: FloatArray, y: FloatArray) -> None:
-    if x.ndim != 1 or x.shape != y.shape or len(x) < LEAST_SAMPLES or len(np.unique(x)) < LEAST_LENGTHS:
+    if x.ndim != 1 or x.shape != y.shape or len(x) < LEAST_SAMPLES or len(distinct(x)) < LEAST_LENGTHS:
         msg = f"a fit needs {LEAST_SAMPLES} samples of {LEAST_LENGTHS} lengths, not {x.shape} and {y.shape}"
         raise ValueError(msg)
     if not (np.isfinite(x).all() and np.isfinite(y).all() and (x >= 0).all() and (y > 0).all()):

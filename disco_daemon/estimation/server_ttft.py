@@ -266,7 +266,7 @@ class ServerTtft:
         rows[_TIME], rows[_OBSERVED] = _numbers(data["ttft_s"], n), _numbers(data["observed"], n)
         rows[_LOG], rows[_BEFORE:] = _numbers(data["log_ttft"], n), _numbers(data["levels_before"], len(LEVELS), n)
         new._levels = _numbers(data["levels"], len(LEVELS)).tolist()
-        if np.any(rows[_TIME] <= 0) or not np.isin(rows[_OBSERVED], (0, 1)).all():
+        if np.any(rows[_TIME] <= 0) or not ((rows[_OBSERVED] == 0) | (rows[_OBSERVED] == 1)).all():
             raise ValueError("a sample is no positive time, or neither observed (1) nor censored (0)")
         if max(abs(rows[_LOG:]).max(initial=0.0), *map(abs, new._levels)) > _MAX_LOG:
             raise ValueError("no time has such a log")

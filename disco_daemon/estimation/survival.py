@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..arrays import BoolArray, FloatArray
+from ..arrays import BoolArray, FloatArray, distinct
 
 # Sums of weights carry rounding: a quantile must not jump to the next step for the last bits of 1 - S.
 _ROUNDING = 1e-12
@@ -166,7 +166,7 @@ def mixture(parts: Sequence[tuple[float, Survival]]) -> Survival:
     total = sum(weight for weight, _ in used)
     if not (0 < total < np.inf) or min(weight for weight, _ in used) < 0:
         raise ValueError("a mixture needs finite weights >= 0, one of them positive")
-    times = np.unique(np.concatenate([part.times for _, part in used]))
+    times = distinct(np.concatenate([part.times for _, part in used]))
     after = np.zeros(len(times))
     for weight, part in used:
         after += weight / total * part.at(times)
@@ -180,7 +180,7 @@ def asked_twice(curve: Survival, after_s: float) -> Survival:
 
     The second one is asked `after_s` after the first, which is silent until then.
     """
-    times = np.unique(np.concatenate([curve.times, curve.times + after_s]))
+    times = distinct(np.concatenate([curve.times, curve.times + after_s]))
     after = curve.at(times) * np.where(times < after_s, 1.0, curve.at(np.maximum(times - after_s, 0.0)))
     return Survival(times, after, curve.n, curve.censored_share)
 

@@ -134,6 +134,10 @@ class Caps:
             ),
             _Cap("wh_per_day", Side.DEVICE, "Wh", False, limits.wh_per_day, day, spent.wh_today),
         )
+        self._day = (
+            math.inf,
+            math.inf,
+        )  # the first moment of the caps' day, and of the next one; known at the first use
         self._open: dict[int, Reservation] = {}
         self._made = 0
 
@@ -254,9 +258,13 @@ class Caps:
         return _midnight(_next_month(cap.since) if cap.monthly else cap.since + timedelta(days=1), self._tz)
 
     def _roll(self, now: float) -> None:
+        begins, ends = self._day
+        if begins <= now < ends:  # several times a request: what the calendar says takes long
+            return
         today = _today(now, self._tz)
         for cap in self._caps:
             cap.roll(today)
+        self._day = _midnight(today, self._tz), _midnight(today + timedelta(days=1), self._tz)
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------

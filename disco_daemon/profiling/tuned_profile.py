@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import tomlkit
 
 from ..control_groups import n_processors
 from ..engine.measure.tune_messages import Knobs, Speed, Tuned
@@ -105,6 +104,8 @@ def read(path: Path, kind: type[_S]) -> _S | None:
 def write(path: Path, comment: str, values: Mapping[str, Any]) -> Path:
     """Write a TOML file whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    import tomlkit  # for whom writes a profile
+
     document = tomlkit.document()
     document.add(tomlkit.comment(comment))
     document.update(values)

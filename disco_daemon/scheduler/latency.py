@@ -56,15 +56,19 @@ class IterationLatency:
     __slots__ = ("_dirty", "_forget", "_info", "_outliers", "_prior_info", "_theta", "_vector", "n")
 
     def __init__(self, prior: Coefficients, forget: float = FORGET) -> None:
+        if not 0 < forget <= 1:
+            msg = f"the share kept at each sample must be in (0, 1], not {forget!r}"
+            raise ValueError(msg)
+        self._forget = forget
+        self.begin(prior)
+
+    def begin(self, prior: Coefficients) -> None:
+        """Begin anew from this prior; what was learned is forgotten. Raises ValueError."""
         theta = np.array(prior, float)
         if theta.shape != (4,) or not (np.isfinite(theta).all() and (theta >= 0).all() and theta.any()):
             msg = f"the prior must be four finite numbers >= 0, not all zero, not {prior!r}"
             raise ValueError(msg)
-        if not 0 < forget <= 1:
-            msg = f"the share kept at each sample must be in (0, 1], not {forget!r}"
-            raise ValueError(msg)
         self.n = 0  # samples seen
-        self._forget = forget
         self._outliers: list[float] = []  # the latest samples over what was believed, if all are outliers
         self._theta: list[float] = theta.tolist()
         # A typical batch of each part alone, in units of the time it would take.

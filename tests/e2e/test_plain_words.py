@@ -78,8 +78,8 @@ def test_no_verb_prints_what_a_terminal_would_obey(
 
     made = cli.make_parser
 
-    def with_this_verb() -> argparse.ArgumentParser:
-        parser = made()
+    def with_this_verb(*words: str) -> argparse.ArgumentParser:
+        parser = made(*words)
         for _, inner in verbs(parser):
             inner.set_defaults(run=say)
         return parser

@@ -63,7 +63,7 @@ def test_work_buffers_grow_with_rows_and_vocabulary() -> None:
 class Crowded:
     """Stands for llama.cpp on a GPU that holds fewer layers than was reckoned."""
 
-    def __init__(self, load: Load, abort: AbortFlag) -> None:
+    def __init__(self, load: Load, abort: AbortFlag, *, warm: bool) -> None:
         del abort
         self.tried.append(load.n_gpu_layers)
         if (load.n_gpu_layers or 0) > self.holds:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.hang import CHUNKS, HANG_S, LOOK_S, MOST_LOOK_S, HangWatch, HeldUp, look_at
+from disco_daemon.engine.hang import CHUNKS, HANG_S, LOOK_S, MOST_LOOK_S, UNMEASURED_S, HangWatch, HeldUp, look_at
 
 PATIENCE_S = 30.0
 
@@ -54,6 +54,12 @@ def test_a_slow_processor_has_longer_for_a_chunk() -> None:
     found = first_hang_s(0.0, info(tps))
     assert found is not None
     assert found > CHUNKS * wire.SINGLE_PROMPT_CHUNK / tps
+
+
+def test_before_its_speed_is_measured_a_processor_counts_as_a_slow_one() -> None:
+    found = first_hang_s(0.0, info(0.0))
+    assert found is not None
+    assert UNMEASURED_S < found <= UNMEASURED_S + LOOK_S
 
 
 def test_an_engine_that_waits_for_the_disk_does_not_hang() -> None:

@@ -34,6 +34,21 @@ def test_before_the_first_sample_it_is_the_prior() -> None:
     assert latency.predict(2, 10) == pytest.approx(0.02 + 0.008 + 0.03)
 
 
+def test_one_that_begins_anew_is_as_a_new_one() -> None:
+    again, new = learned(), IterationLatency(PRIOR)
+    assert again.coefficients != pytest.approx(PRIOR)
+    again.begin(PRIOR)
+    for load in loads(3, 20):
+        assert again.predict(load.n_decode, load.n_prefill, load.n_context) == new.predict(
+            load.n_decode, load.n_prefill, load.n_context
+        )
+        again.observe(load, took(load))
+        new.observe(load, took(load))
+    assert again.n == new.n == 20
+    with pytest.raises(ValueError, match="prior"):
+        again.begin((0.0, 0.0, 0.0, 0.0))
+
+
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 def test_it_learns_the_machine_whatever_the_prior(scale: float) -> None:
     latency = learned((PRIOR[0] * scale, PRIOR[1] * scale, PRIOR[2] * scale, 0.0))

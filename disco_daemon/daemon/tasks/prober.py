@@ -59,8 +59,10 @@ class Prober:
 
     def observe(self, outcome: Outcome) -> None:
         """Take a finished answer; never blocks."""
+        if not (self._enabled and (self._server.should_inquire or self._due)):
+            return  # as after nearly all answers
         served = any(a.side is Side.SERVER and not a.censored and a.error is None for a in outcome.attempts)
-        if not (served and self._enabled and self._affordable()):
+        if not (served and self._affordable()):
             return
         if self._server.should_inquire:
             self._answered.set()

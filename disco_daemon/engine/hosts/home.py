@@ -61,7 +61,7 @@ class HomeLlama(HomeCells):
         self._spans: list[Span] = []  # that a move copies; none where cells have changed since they were told
         give_back_what_is_freed()  # of layers that leave
         load = msgspec.structs.replace(load, speculate=False, draft_path="", adapters=())
-        super().__init__(range_load(load, ends.ranges[-1], ends.paths[-1]), abort)
+        super().__init__(range_load(load, ends.ranges[-1], ends.paths[-1]), abort, warm=False)
         # One cache with as many cells in all ranges: what is in one of them has its place in the others.
         self._sized = msgspec.structs.replace(load, n_ctx=self.n_ctx, n_cells=self.n_cells)
         self._ends_bytes = self.bytes_per_token
@@ -76,8 +76,7 @@ class HomeLlama(HomeCells):
             self.close()
             raise ModelError(str(e)) from e
         self._weigh()
-        self.prefill_tps, decode_s = self._warm_up()
-        self.latency_prior = (0.8 * decode_s, 0.2 * decode_s, 1.0 / self.prefill_tps, 0.1 * decode_s / self.n_ctx)
+        self.warm_up()
 
     def _first_of(self, abort: AbortFlag) -> Llama:
         first = Llama(range_load(self._sized, self._ends.ranges[0], self._ends.paths[0]), abort)

@@ -96,7 +96,7 @@ class Spill:
         idle_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the folder; with `max_bytes` 0, remove what is in it. A token takes `token_s` to compute, s.
+        """Open the folder; with `max_bytes` 0, remove what is in it. A token takes `token_s` to compute, s, as known.
 
         A text is idle when it has been unused for `idle_s`, s. If the folder cannot be used, or another engine has it,
         `error` says so, and nothing is kept.
@@ -106,7 +106,8 @@ class Spill:
         self.n_dropped = 0  # texts not kept because the disk was too slow
         self.s_per_byte = FIRST_READ_S_PER_BYTE
         self._folder, self._max_bytes, self._fingerprint = folder, max_bytes, fingerprint
-        self._token_s, self._idle_s, self._clock = token_s, idle_s, clock
+        self.token_s = token_s
+        self._idle_s, self._clock = idle_s, clock
         self._lock = threading.Condition()
         self._files: dict[bytes, _File] = {}
         self._sorted: list[bytes] = []
@@ -145,7 +146,7 @@ class Spill:
                 default=(0, 0, b""),
             )
         gain = n - have
-        pays = gain >= LEAST_GAIN and -minus_size * self.s_per_byte < gain * self._token_s
+        pays = gain >= LEAST_GAIN and -minus_size * self.s_per_byte < gain * self.token_s
         return SpilledText(key, n) if pays else None
 
     def has(self, key: bytes) -> bool:

@@ -31,6 +31,9 @@ from .vocabulary import PromptError, Vocabulary
 
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 SKIP_S = 1e-9  # of each head of each layer, to pass by one cell; s
+# What a model is thought to take before anything is measured; the first iteration sets the scale of both.
+READ_BPS = 10e9  # bytes/s of weights, for a token alone: two channels of DDR4, half used
+PREFILL_SHARE = 0.2  # of that time, for a token of a prompt: between 0.08 and 0.4 on the processors that were measured
 PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
 ERROR = 4  # of llama.cpp's log levels; 5 only continues a line, such as the dots while it loads
 
@@ -72,8 +75,8 @@ class Llama(Sequences):
     n x n_embd; of all others n x 0. One which is not the first takes such rows.
     """
 
-    def __init__(self, load: Load, abort: AbortFlag) -> None:
-        """Load the model. Raises ModelError."""
+    def __init__(self, load: Load, abort: AbortFlag, *, warm: bool = True) -> None:
+        """Load the model, and measure it unless `warm` is off: then `warm_up` does. Raises ModelError."""
         started = time.perf_counter()
         quiet()
         params = llama_cpp.llama_model_default_params()
@@ -117,9 +120,11 @@ class Llama(Sequences):
         except ModelError:
             llama_cpp.llama_model_free(self._model)
             raise
-        self.prefill_tps, decode_s = self._warm_up()
-        # Where learning begins: reading the weights once makes up most of a token, and context hardly any at first.
-        self.latency_prior = (0.8 * decode_s, 0.2 * decode_s, 1.0 / self.prefill_tps, 0.1 * decode_s / self.n_ctx)
+        token_s = llama_cpp.llama_model_size(self._model) / READ_BPS
+        self.prefill_tps = 0.0  # not measured yet
+        self.latency_prior = self._prior(token_s, PREFILL_SHARE * token_s)
+        if warm:
+            self.warm_up()
         self.load_s = time.perf_counter() - started
 
     def close(self) -> None:
@@ -301,24 +306,41 @@ class Llama(Sequences):
         llama_cpp.llama_sampler_accept(sampler.chain, token)
         return token
 
-    def _warm_up(self) -> tuple[float, float]:
-        """Prefill a few tokens, so that the first request meets warm caches.
+    def warm_up(self) -> bool:
+        """Compute a few tokens, so that the first request meets warm caches, and measure: `prefill_tps`, token/s.
 
-        Returns token/s, and how long a single token takes, s.
+        The KV cache must be empty, and is so afterwards. Return False if it was aborted: then nothing is measured.
         """
+        try:
+            return self._warm_up()
+        finally:
+            self.clear()
+
+    def _warm_up(self) -> bool:
         n = min(32, self.n_ctx // 2)
         tokens = (self.vocabulary.tokenize("The quick brown fox jumps over the lazy dog. " * 8) * n)[:n]
         rows = [(token, i, 0, False) for i, token in enumerate(tokens)]
         hidden = np.random.default_rng(0).standard_normal((n, self.n_embd), np.float32)
-        self.decode(rows, hidden)
+        if self.decode(rows, hidden) != 0:
+            return False
         self.forget(0)
         started = time.perf_counter()
-        self.decode(rows, hidden)
+        if self.decode(rows, hidden) != 0:
+            return False
         elapsed = time.perf_counter() - started
-        self.decode([(tokens[0], n, 0, True)], hidden[:1])
-        single = time.perf_counter() - started - elapsed
-        self.clear()
-        return n / elapsed, single
+        if self.decode([(tokens[0], n, 0, True)], hidden[:1]) != 0:
+            return False
+        token_s = time.perf_counter() - started - elapsed
+        self.prefill_tps = n / elapsed
+        self.latency_prior = self._prior(token_s, elapsed / n)
+        return True
+
+    def _prior(self, token_s: float, prefill_s: float) -> tuple[float, float, float, float]:
+        """Return where learning begins, from the time of a token alone and of one among many of a prompt, s.
+
+        Reading the weights once makes up most of a token, and context hardly any at first.
+        """
+        return 0.8 * token_s, 0.2 * token_s, prefill_s, 0.1 * token_s / self.n_ctx
 
 
 def _too_large(path: str) -> str | None:
@@ -340,12 +362,15 @@ def build() -> str:
     return f"{llama_cpp.__version__} {llama_cpp.llama_print_system_info().decode('utf-8', 'replace')}"
 
 
-def load_model(load: Load, abort: AbortFlag) -> Llama:
-    """Load the model, with as many layers on the GPU as fit where `load` leaves that open. Raises ModelError."""
+def load_model(load: Load, abort: AbortFlag, *, warm: bool = True) -> Llama:
+    """Load the model, with as many layers on the GPU as fit where `load` leaves that open. Raises ModelError.
+
+    It is measured unless `warm` is off.
+    """
     n = gpu.layers(load)
     while True:
         try:
-            return Llama(msgspec.structs.replace(load, n_gpu_layers=n), abort)
+            return Llama(msgspec.structs.replace(load, n_gpu_layers=n), abort, warm=warm)
         except ModelError:
             if load.n_gpu_layers is not None or n == 0:
                 raise

@@ -182,6 +182,18 @@ class Vocabulary:
         text, is_template = parts[-1]
         return [*parts[:-1], (f"{text.rstrip()}\n{NO_THOUGHT}", is_template)]
 
+    @cached_property
+    def between_turns(self) -> list[int]:
+        """Return the tokens between an answer and the next question; none where thoughts are taken out of answers."""
+        answer, question = "disco-answer", "disco-question"
+        pair = [{"role": "user", "content": "x"}, {"role": "assistant", "content": answer}]
+        try:
+            text = self._template.render([*pair, {"role": "user", "content": question}])
+        except TemplateError:
+            return []
+        between = text.partition(answer)[2].partition(question)[0]
+        return [] if self._thinks else self.tokenize(between, parse_special=True)
+
     def close_thought(self, prompt: list[int], text: str) -> list[int]:
         """Return a prompt for the answer `text` to follow: a thought that the prompt opens is closed."""
         if not (self._opens_thought(prompt) and is_answer(text)):

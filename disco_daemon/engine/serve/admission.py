@@ -10,6 +10,7 @@ from ...scheduler.baselines import Fcfs, RoundRobin
 from ...scheduler.jobs import Capacity, TokenScheduler
 from ...scheduler.latency import IterationLatency
 from ..kv.cells import Cells
+from .next_turn import NextTurns
 from .sequence import AWAY, ENDED, HELD, MOVES, PAUSED, RUNNING, SWAPPED, WAITING, Sequence, SequenceStatus
 
 QUANTUM_S = 0.1  # between two decisions, unless a sequence comes, goes or changes
@@ -39,6 +40,7 @@ class Admission:
     n_preempted: int = 0
     limit: int = 0  # of answers that generate at a time; 0 = as many as there is room for
     offloads: bool = False  # whether those that wait leave the KV cache, also while nobody needs their cells
+    next_turns: NextTurns = field(default_factory=NextTurns)
     _decided_at: float = -1.0
     _changed: bool = True
 
@@ -99,9 +101,11 @@ class Admission:
         """Decide again before the quantum is over."""
         self._changed = True
 
-    def remove(self, s: Sequence) -> None:
-        """End a sequence; what it has computed stays as a cached prefix."""
+    def remove(self, s: Sequence, *, is_whole: bool = False) -> None:
+        """End a sequence; what it has computed stays as a cached prefix, to which a whole answer's next turn comes."""
         del self.sequences[s.request.id]
+        if is_whole:
+            self.next_turns.note(s)
         if s.slot >= 0:
             self.cells.leave(s.slot)
             s.slot = -1

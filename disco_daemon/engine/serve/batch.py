@@ -380,7 +380,7 @@ class Batcher:
         if reason != "cancelled":
             s.emit(s.unsent.text.flush(), self.send)
         done = self._done(s, reason)
-        self._remove(s)
+        self._remove(s, is_whole=reason != "cancelled")
         self.send(done)
 
     def _done(self, s: Sequence, reason: str) -> wire.Done:
@@ -395,6 +395,6 @@ class Batcher:
         self._remove(s)
         self.send(wire.refusal(s.request.id, error))
 
-    def _remove(self, s: Sequence) -> None:
-        self.admission.remove(s)
+    def _remove(self, s: Sequence, *, is_whole: bool = False) -> None:
+        self.admission.remove(s, is_whole=is_whole)
         s.draw.close()

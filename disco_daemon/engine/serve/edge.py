@@ -121,7 +121,7 @@ class EdgeBatcher(Batcher):
         answer = s.tokens[len(s.given.prompt) :]
         self._tell(self._away[s].answer.begin_drawing(rules_of(s), answer, s.draw.candidates))
 
-    def _remove(self, s: Sequence) -> None:
+    def _remove(self, s: Sequence, *, is_whole: bool = False) -> None:
         if (counts := self._alone.pop(s, None)) is None:
             counts = (away := self._away.pop(s)).counts
             self._texts.put(away.answer)
@@ -129,7 +129,7 @@ class EdgeBatcher(Batcher):
             if s.slot >= 0 and s.n_past > len(s.tokens):  # guesses are no text that anybody comes back to
                 self.admission.cells.cut(s.slot, len(s.tokens))
         self.totals.add(counts)
-        Batcher._remove(self, s)
+        Batcher._remove(self, s, is_whole=is_whole)
 
     def _done(self, s: Sequence, reason: str) -> wire.Done:
         if (counts := self._alone.get(s)) is not None:

@@ -23,10 +23,13 @@ from .edge import EdgeBatcher
 from .partner import PartnerBatcher, SendFrame
 
 
-def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None) -> Llama:
-    """Load the model; with `hosts` its inner layers are loaded by processes that are asked for. Raises ModelError."""
+def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None, *, warm: bool) -> Llama:
+    """Load the model; with `hosts` its inner layers are loaded by processes that are asked for. Raises ModelError.
+
+    Without hosts it is measured only if `warm` says so.
+    """
     if hosts is None:
-        return load_model(load, abort)
+        return load_model(load, abort, warm=warm)
     from ..hosts.home import HomeLlama
     from .home import ends_of
 
