@@ -44,7 +44,7 @@ def measure(model: Path, repeats: int, *, exact: bool, repack: bool) -> Figures:
 
     `logits` is a checksum of the last rows'.
     """
-    n_cells = max(N_ROWS) * (max(CONTEXTS) + 4 * repeats)
+    n_cells = max(N_ROWS) * (max(CONTEXTS) + 4 * repeats * len(N_ROWS))
     llama = Llama(
         wire.Load(
             model_path=str(model), n_ctx=8192, n_threads=1, n_gpu_layers=0, n_cells=n_cells, exact=exact, repack=repack
@@ -65,14 +65,20 @@ def measure(model: Path, repeats: int, *, exact: bool, repack: bool) -> Figures:
         llama.clear()
         prompts.append(decode_s([(100 + (i + j) * 7 % 3000, j, 0, j == PROMPT - 1) for j in range(PROMPT)]))
     figures = {"prefill": PROMPT / statistics.median(prompts)}
-    for context, n in itertools.product(CONTEXTS, N_ROWS):
+    for context in CONTEXTS:
         llama.clear()
-        for seq, start in itertools.product(range(n), range(0, context, CHUNK)):
-            decode_s([(100 + 3 * j + seq, j, seq, False) for j in range(start, min(start + CHUNK, context))])
-        times = [decode_s([(200 + i + seq, context + i, seq, True) for seq in range(n)]) for i in range(4 * repeats)]
-        figures[f"{n} x {context}"] = 1e3 * statistics.median(times)
-        for row in range(n):
-            checksum = zlib.crc32(llama.logits(row).tobytes(), checksum)
+        lengths: list[int] = []
+        for n in N_ROWS:
+            for seq, start in itertools.product(range(len(lengths), n), range(0, context, CHUNK)):
+                decode_s([(100 + 3 * j + seq, j, seq, False) for j in range(start, min(start + CHUNK, context))])
+            lengths += [context] * (n - len(lengths))
+            times = []
+            for i in range(4 * repeats):
+                times.append(decode_s([(200 + i + seq, length, seq, True) for seq, length in enumerate(lengths)]))
+                lengths = [length + 1 for length in lengths]
+            figures[f"{n} x {context}"] = 1e3 * statistics.median(times)
+            for row in range(n):
+                checksum = zlib.crc32(llama.logits(row).tobytes(), checksum)
     figures["logits"] = checksum
     llama.close()
     return figures
