@@ -32,3 +32,73 @@ function(disco_options_of_files)
   endif()
 endfunction()
 cmake_language(DEFER CALL disco_options_of_files) # when all targets are there
+
+# Two changes to attention on a CPU, whose results stay the same to the bit where heads are no multiple of 128.
+#
+# With AVX512-FP16 (Intel's Xeons since 2023), ggml goes over 16-bit numbers 128 at a time, and over the rest, which is all
+# of a head with 64, one by one, with conversions out of a table: without these instructions it takes 64 at a time.
+#
+# Each row passes all cells in use, most of which are other sequences': 32 at a time (masked_cells.h says how), in a copy of
+# ops.cpp. Where that has not the lines known here, it stays as it is, and is slower. `disco_masked_cells` tells the engine.
+function(disco_attention)
+  if(NOT TARGET ggml-cpu)
+    return()
+  endif()
+  get_target_property(source ggml-cpu SOURCE_DIR)
+  get_target_property(binary ggml-cpu BINARY_DIR)
+  get_target_property(files ggml-cpu SOURCES)
+  set(ops "${source}/ggml-cpu/ops.cpp")
+  file(READ "${ops}" text)
+  # One row at a time.
+  set(loop "for (int64_t ic = ic_start; ic < ic_end; ++ic) {\n")
+  string(CONCAT loop_past
+    "            if (mp && (ic = disco_next_seen(mp, ic, ic_end)) == ic_end) {\n"
+    "                break;\n"
+    "            }\n"
+  )
+  # Many rows at a time, and 64 cells: whether no row sees one of them.
+  set(tile "            if (mask) {\n                bool can_skip = true;\n")
+  string(CONCAT tile_past
+    "            if (mask) {\n"
+    "                bool hidden = true;\n"
+    "                for (int tq = 0; tq < tile_rows && hidden; tq++) {\n"
+    "                    const ggml_fp16_t * mp = (const ggml_fp16_t *)((const char *) mask->data + (iq1 + tq)*mask->nb[1]"
+    " + (iq2%mask->ne[2])*mask->nb[2] + (iq3%mask->ne[3])*mask->nb[3]);\n"
+    "                    hidden = disco_next_seen(mp, ic, ic + kv_tile) == ic + kv_tile;\n"
+    "                }\n"
+    "                if (hidden) {\n"
+    "                    continue;\n"
+    "                }\n"
+    "            }\n"
+  )
+  set(known TRUE)
+  foreach(lines IN ITEMS loop tile)
+    string(FIND "${text}" "${${lines}}" first)
+    string(FIND "${text}" "${${lines}}" last REVERSE)
+    if(first EQUAL -1 OR NOT first EQUAL last)
+      set(known FALSE)
+    endif()
+  endforeach()
+  if(known)
+    string(REPLACE "${loop}" "${loop}${loop_past}" text "${text}")
+    string(REPLACE "${tile}" "${tile_past}${tile}" text "${text}")
+    set(header "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/masked_cells.h")
+    set(ops "${binary}/disco/ops.cpp")
+    file(CONFIGURE OUTPUT "${ops}" CONTENT "#include \"@header@\"\n@text@" @ONLY)
+    list(FILTER files EXCLUDE REGEX "(^|/)ggml-cpu/ops\\.cpp$")
+    set_property(TARGET ggml-cpu PROPERTY SOURCES ${files} "${ops}")
+  else()
+    message(WARNING "ops.cpp is not the one that is known here: attention passes each cell by itself")
+  endif()
+  if(GGML_NATIVE AND CMAKE_C_COMPILER_ID MATCHES "GNU|Clang")
+    include(CheckCSourceCompiles)
+    set(CMAKE_REQUIRED_FLAGS -march=native)
+    check_c_source_compiles("#ifndef __AVX512FP16__\n#error\n#endif\nint main(void) { return 0; }" DISCO_AVX512_FP16)
+    if(DISCO_AVX512_FP16)
+      set_source_files_properties(
+        "${ops}" "${source}/ggml-cpu/vec.cpp" TARGET_DIRECTORY ggml-cpu PROPERTIES COMPILE_OPTIONS -mno-avx512fp16
+      )
+    endif()
+  endif()
+endfunction()
+cmake_language(DEFER CALL disco_attention)

@@ -4,13 +4,17 @@
     python benchmarks/compile_options.py --source llama_cpp_python-0.3.36 [--model FILE] [--repeats 5]
 
 Both are compiled (a minute; wants cmake), and measured in turns with one thread, each in a process of its own: token/s
-of a prompt of 512 tokens, ms of an iteration of 1, 4, 8 and 16 answers. Printed are medians, and how many times as fast
-ours is; the last line is JSON. The source has to be of the version that is installed: only its kernels are replaced.
+of a prompt of 512 tokens, ms of an iteration of 1, 4, 8 and 16 answers with 64 and with 800 tokens each. Printed are
+medians, how many times as fast ours is, and whether all logits are the same to the bit; the last line is JSON. Both are
+exact (`--fast`: neither is), and have weights as they are in the file (`--repack`: laid out for this processor; where
+that is AMX, llama.cpp crashes as GCC up to 12.3 compiles it). The source has to be of the version that is installed:
+only its kernels are replaced.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,16 +34,24 @@ from disco_daemon.models.default import default_model_path
 
 HOOK = Path(__file__).parents[1] / ".ci" / "llama_cpp.cmake"
 OURS, PLAIN = "ours", "plain"
-PROMPT, CONTEXT, N_ROWS, LIMIT_S = 512, 64, (1, 4, 8, 16), 900.0
+PROMPT, CONTEXTS, N_ROWS, LIMIT_S = 512, (64, 800), (1, 4, 8, 16), 900.0
+CHUNK = 512  # tokens of a prompt at a time
 Figures = dict[str, float]
 
 
-def measure(model: Path, repeats: int) -> Figures:
-    """Measure the installed kernels: `prefill` token/s, and ms of an iteration by the number of answers."""
+def measure(model: Path, repeats: int, *, exact: bool, repack: bool) -> Figures:
+    """Measure the installed kernels: `prefill` token/s, and ms of an iteration by answers and tokens of each, "8 x 64".
+
+    `logits` is a checksum of the last rows'.
+    """
+    n_cells = max(N_ROWS) * (max(CONTEXTS) + 4 * repeats * len(N_ROWS))
     llama = Llama(
-        wire.Load(model_path=str(model), n_ctx=8192, n_threads=1, n_gpu_layers=0, n_cells=8192, exact=False),
+        wire.Load(
+            model_path=str(model), n_ctx=8192, n_threads=1, n_gpu_layers=0, n_cells=n_cells, exact=exact, repack=repack
+        ),
         AbortFlag(),
     )
+    checksum = 0
 
     def decode_s(rows: list[tuple[int, int, int, bool]]) -> float:
         began = time.perf_counter()
@@ -52,12 +65,21 @@ def measure(model: Path, repeats: int) -> Figures:
         llama.clear()
         prompts.append(decode_s([(100 + (i + j) * 7 % 3000, j, 0, j == PROMPT - 1) for j in range(PROMPT)]))
     figures = {"prefill": PROMPT / statistics.median(prompts)}
-    for n in N_ROWS:
+    for context in CONTEXTS:
         llama.clear()
-        for seq in range(n):
-            decode_s([(100 + 3 * j + seq, j, seq, False) for j in range(CONTEXT)])
-        times = [decode_s([(200 + i + seq, CONTEXT + i, seq, True) for seq in range(n)]) for i in range(4 * repeats)]
-        figures[str(n)] = 1e3 * statistics.median(times)
+        lengths: list[int] = []
+        for n in N_ROWS:
+            for seq, start in itertools.product(range(len(lengths), n), range(0, context, CHUNK)):
+                decode_s([(100 + 3 * j + seq, j, seq, False) for j in range(start, min(start + CHUNK, context))])
+            lengths += [context] * (n - len(lengths))
+            times = []
+            for i in range(4 * repeats):
+                times.append(decode_s([(200 + i + seq, length, seq, True) for seq, length in enumerate(lengths)]))
+                lengths = [length + 1 for length in lengths]
+            figures[f"{n} x {context}"] = 1e3 * statistics.median(times)
+            for row in range(n):
+                checksum = zlib.crc32(llama.logits(row).tobytes(), checksum)
+    figures["logits"] = checksum
     llama.close()
     return figures
 
@@ -89,17 +111,20 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="the unpacked sources of the llama-cpp-python that is installed")
     parser.add_argument("--model", type=Path, default=None)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--fast", action="store_true", help="answers need not be exact")
+    parser.add_argument("--repack", action="store_true", help="weights laid out for this processor")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     model = arguments.model or default_model_path()
     if arguments.measure:
-        print(json.dumps(measure(model, arguments.repeats)))
+        print(json.dumps(measure(model, arguments.repeats, exact=not arguments.fast, repack=arguments.repack)))
         return
     if arguments.source is None:
         parser.error("--source is wanted")
     found: dict[str, list[Figures]] = {PLAIN: [], OURS: []}
     hook = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={HOOK}"
     command = [sys.executable, "-P", __file__, "--measure", "--model", str(model), "--repeats", str(arguments.repeats)]
+    command += [f"--{name}" for name in ("fast", "repack") if getattr(arguments, name)]
     with tempfile.TemporaryDirectory() as name:
         packages = {
             kind: package(Path(name) / kind, arguments.source, options)
@@ -111,13 +136,17 @@ def main() -> None:
                 env = os.environ | {"PYTHONPATH": path}
                 out = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True)
                 found[kind].append(json.loads(out.stdout.splitlines()[-1]))
-    ratios = {}
+    ratios: dict[str, float] = {}
     for key in found[OURS][0]:
+        if key == "logits":
+            continue
         plain, ours = (statistics.median(figures[key] for figures in found[kind]) for kind in (PLAIN, OURS))
         ratios[key] = ours / plain if key == "prefill" else plain / ours
-        what, unit = ("prompt", "token/s") if key == "prefill" else (f"{key} answers", "ms")
-        print(f"{what:>10}: plain {plain:7.2f} {unit}, ours {ours:7.2f} {unit}, {ratios[key]:.3f} times as fast")
-    print(json.dumps({"ratio": ratios, "raw": found, "model": model.name, "build": build()}))
+        what, unit = ("prompt", "token/s") if key == "prefill" else (f"answers {key}", "ms")
+        print(f"{what:>16}: plain {plain:7.2f} {unit}, ours {ours:7.2f} {unit}, {ratios[key]:.3f} times as fast")
+    same = len({figures["logits"] for kind in found.values() for figures in kind}) == 1
+    print(f"both compute the same to the bit: {same}")
+    print(json.dumps({"ratio": ratios, "same_bits": same, "raw": found, "model": model.name, "build": build()}))
 
 
 if __name__ == "__main__":

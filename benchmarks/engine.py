@@ -1,11 +1,11 @@
 """Our engine beside llama.cpp's own llama-server: the same GGUF, threads, prompts and client, in one run.
 
-    python -m benchmarks.engine [--repeats 5] [--threads N] [--json]
+    python -m benchmarks.engine [--repeats 5] [--threads N] [--long 8,16] [--json]
 
 It needs the wheel xllamacpp, a development dependency. Both sides are asked over HTTP as `disco_daemon.bench.engine`
 says, and have one KV cache of `n_ctx` tokens for all their answers and a prefix cache. For `throughput_long`, where an
 answer is written behind a prompt of 800 tokens, servers of their own have a cache that holds all of it. The daemon's
-part of the way is in our figures, as the peer's HTTP server is in its own.
+part of the way is in our figures, as the peer's HTTP server is in its own. `--long` measures `throughput_long` alone.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
 from disco_daemon.bench.engine import (
+    LONG_CONTEXT,
     OURS,
     RUNNING,
     Bench,
@@ -25,6 +27,7 @@ from disco_daemon.bench.engine import (
     Progress,
     Start,
     about,
+    behind,
     breaks_off,
     measure,
     measure_long,
@@ -68,25 +71,44 @@ def _servers(setup: EngineSetup, model: Path) -> dict[str, Start]:
 
 async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]:
     """Measure both in turns. Raises BenchError."""
-    llama_server.require()
-    model = setup.model
-    if model is None:
-        model = await asyncio.to_thread(fetch_default_model, progress)
-    longer = with_long_contexts(setup)
+    model = await _model(setup, progress)
     with breaks_off():
         async with open_doors(setup, _servers(setup, model), progress) as doors:
             figures = await measure(Bench(doors, setup, counter(doors[PEER]), progress))
-        async with open_doors(longer, _servers(longer, model), progress) as doors:
-            figures["throughput_long"] = await measure_long(Bench(doors, longer, counter(doors[PEER]), progress))
     return {
         "throughput_ratio": {n: found["ratio"] for n, found in figures["throughput"].items()},
-        "throughput_ratio_long": {n: found["ratio"] for n, found in figures["throughput_long"].items()},
         "ttft_ratio": {n: found["ratio"] for n, found in figures["ttft"].items()},
         "second_turn_ttft_ratio": figures["second_turn"]["ratio"],
         **figures,
+        **await bench_long(setup, progress),
+    }
+
+
+async def bench_long(setup: EngineSetup, progress: Progress) -> dict[str, Any]:
+    """Measure answers behind long prompts only. Raises BenchError."""
+    model, longer = await _model(setup, progress), with_long_contexts(setup)
+    with breaks_off():
+        async with open_doors(longer, _servers(longer, model), progress) as doors:
+            found = await measure_long(Bench(doors, longer, counter(doors[PEER]), progress))
+    return {
+        "throughput_ratio_long": {n: figures["ratio"] for n, figures in found.items()},
+        "throughput_long": found,
         "peer": llama_server.peer(),
         **about(setup, model),
     }
+
+
+async def _model(setup: EngineSetup, progress: Progress) -> Path:
+    llama_server.require()
+    if setup.model is not None:
+        return setup.model
+    return await asyncio.to_thread(fetch_default_model, progress)
+
+
+def table_long(figures: dict[str, Any]) -> str:
+    """Return the ratios of `bench_long`, one a line."""
+    ratios = figures["throughput_ratio_long"]
+    return "\n".join(f"{n} answers{behind(LONG_CONTEXT)}: {ratio:.3f}" for n, ratio in ratios.items())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -98,9 +120,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--repeats", type=at_least(1), default=5, help="turns (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of both sides (default: one fewer than the cores)")
+    parser.add_argument("--long", metavar="N,N", help="measure only N answers at a time behind long prompts")
     args = parser.parse_args(argv)
-    figures = run_measurement(bench_engine(EngineSetup(repeats=args.repeats, threads=args.threads), progress))
-    return print_figures(figures, table, as_json=args.json)
+    setup = EngineSetup(repeats=args.repeats, threads=args.threads)
+    if args.long:
+        long = bench_long(replace(setup, concurrent=tuple(map(int, args.long.split(",")))), progress)
+        return print_figures(run_measurement(long), table_long, as_json=args.json)
+    return print_figures(run_measurement(bench_engine(setup, progress)), table, as_json=args.json)
 
 
 if __name__ == "__main__":

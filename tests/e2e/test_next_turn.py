@@ -55,7 +55,7 @@ def test_a_second_turn_finds_what_comes_before_its_question(llama: Llama) -> Non
     between, reused = llama.vocabulary.between_turns, core.cells.n_reused
     assert llama.vocabulary.tokenize("<|im_end|>\n<|im_start|>user\n", parse_special=True) == between
     asked = llama.vocabulary.prompt_tokens(
-        wire.Count(id="c", messages=tuple(second(core, question, core.said["first"])))
+        wire.Count(id="c", messages=list(second(core, question, core.said["first"])))
     )
     assert asked[: len(tokens) + len(between)] == tokens + between
     assert core.cells.count_cached(asked) == len(tokens) - 1

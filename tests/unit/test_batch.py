@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.llama.model import N_BATCH
 from disco_daemon.engine.llama.rows import ABORTED, NO_KV_SLOT
 from disco_daemon.engine.llama.sampler import MAX_LIST_S, MAX_MEAN_S, MAX_TOKEN_S, GrammarMeter
 from disco_daemon.engine.llama.text import TextStream
@@ -172,7 +173,7 @@ class FakeLlama:
         return self.samplers[-1]
 
     def decode(self, rows: list[tuple[int, int, int, bool]]) -> int:
-        assert rows
+        assert 0 < len(rows) <= N_BATCH
         self.logits = {}
         if self.n_placed + len(rows) > self.n_cells:
             return NO_KV_SLOT
@@ -646,6 +647,19 @@ def test_a_prompt_that_is_alone_is_read_in_large_chunks_unless_every_bit_counts(
         bench.add("b", max_tokens=1)
         bench.step()
         assert not bench.batcher.single_prompt
+
+
+def test_a_large_chunk_and_the_answers_beside_it_are_no_more_rows_than_a_decode_takes() -> None:
+    bench = Bench(n_ctx=4000)
+    bench.llama.exact = False
+    bench.admission.latency = IterationLatency((0.5, 0.1, 1e-4, 0.0))  # slow answers leave much time to a prompt
+    ids = [bench.add(prompt, max_tokens=30) for prompt in ("zz", "yes")]
+    for _ in range(3):
+        bench.step()
+    assert all((s := bench.find(id_)) is not None and s.draw.n_drawn for id_ in ids)
+    long = bench.add("a" * 1200, max_tokens=1)
+    bench.step()
+    assert [p.n_past for p in bench.of(wire.PrefillProgress) if p.id == long] == [N_BATCH - len(ids)]
 
 
 def test_who_reads_faster_from_now_on_has_in_hand_what_was_there() -> None:

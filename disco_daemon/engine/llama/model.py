@@ -20,6 +20,7 @@ from .embedding import EmbeddingContext, EmbeddingError
 from .grammar import GrammarError, grammar_of
 from .hidden import FloatRows, HiddenRows
 from .likelihood import likeliest, log_probabilities
+from .masked_cells import skip_s
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
 from .refusals import FormatError, ModelError, ToolsError
@@ -30,10 +31,10 @@ from .sequences import N_SEQS_MAX, Sequences
 from .vocabulary import PromptError, Vocabulary
 
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
-SKIP_S = 1e-9  # of each head of each layer, to pass by one cell; s
 # What a model is thought to take before anything is measured; the first iteration sets the scale of both.
 READ_BPS = 10e9  # bytes/s of weights, for a token alone: two channels of DDR4, half used
 PREFILL_SHARE = 0.2  # of that time, for a token of a prompt: between 0.08 and 0.4 on the processors that were measured
+LIBRARY = llama_cpp.llama_cpp._lib  # llama.cpp itself, with the kernels that it needs
 PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
 ERROR = 4  # of llama.cpp's log levels; 5 only continues a line, such as the dots while it loads
 
@@ -100,8 +101,8 @@ class Llama(Sequences):
         header = Metadata(self._model)
         self.bytes_per_token, self.file_type = header.kv_bytes(load.kv_type), header.text("general.file_type")
         n_heads = llama_cpp.llama_model_n_layer(self._model) * llama_cpp.llama_model_n_head(self._model)
-        # What a row loses on a cell that is not its own; measured with the default model, on a GPU it is nothing.
-        self.skip_s = 0.0 if load.n_gpu_layers else SKIP_S * n_heads / load.n_threads
+        # What a row loses on a cell that is not its own; on a GPU it is nothing.
+        self.skip_s = 0.0 if load.n_gpu_layers else skip_s(LIBRARY, n_heads, load.n_threads)
         self.layers = LayerRange(*load.layers) if load.layers else None
         self.n_embd = int(llama_cpp.llama_model_n_embd(self._model))
         takes_rows = self.layers is not None and not self.layers.is_first

@@ -12,7 +12,7 @@ from ...scheduler.andes import SIDE_BY_SIDE
 from ...scheduler.prompt_rows import prompt_rows, rests
 from ...scheduler.timeline import Timeline
 from .. import wire
-from ..llama.model import Llama
+from ..llama.model import N_BATCH, Llama
 from ..llama.refusals import PromptTooLong
 from ..llama.rows import ABORTED, NO_KV_SLOT, Row
 from ..llama.vocabulary import PromptError
@@ -219,7 +219,7 @@ class Batcher:
         batch.drafts = self._drafts(decoding, prefilling)
         batch.add_last_tokens(decoding)
         if prefilling:
-            batch.add_chunks(prefilling, self.spare())
+            batch.add_chunks(prefilling, min(self.spare(), N_BATCH - len(batch.rows)))
         for s in (*self.admission.resident, *(() if batch.rows else self.admission.without_cells)):
             if s.is_held and not s.idle_sent and (s.slot < 0 or not s.is_prefilling):
                 s.send_progress(self.send, idle=True)

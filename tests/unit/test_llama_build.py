@@ -1,0 +1,111 @@
+"""How our build changes llama.cpp (`.ci/llama_cpp.cmake`): the code that it adds, and the file that it makes."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from disco_daemon.engine.llama import masked_cells
+
+CI = Path(__file__).parents[2] / ".ci"
+HIDDEN = 0xFC00  # minus infinity in 16 bits
+LIMIT_S = 120.0
+LOOP = "        for (int64_t ic = ic_start; ic < ic_end; ++ic) {\n            f(mp[ic]);\n        }\n"
+TILE = "            if (mask) {\n                bool can_skip = true;\n            }\n"
+PROJECT = """cmake_minimum_required(VERSION 3.21)
+project(llama_cpp C CXX)
+add_library(ggml-cpu STATIC ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
+"""
+
+
+def program(name: str) -> str:
+    """Return where a program is; without it the test is skipped."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on this machine")
+    return found
+
+
+def compiled(folder: Path, text: str) -> ctypes.CDLL:
+    """Make a library of this text."""
+    source, made = folder / "made.cpp", folder / "made.so"
+    source.write_text(text)
+    command = [program("c++"), "-O2", "-Wall", "-Werror", "-shared", "-fPIC", str(source), "-o", str(made)]
+    subprocess.run(command, check=True, timeout=LIMIT_S)
+    return ctypes.CDLL(str(made))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The header, compiled by itself."""
+    call = 'extern "C" int64_t next_seen(const uint16_t * m, int64_t a, int64_t b) { return disco_next_seen(m, a, b); }'
+    found = compiled(tmp_path_factory.mktemp("header"), f'#include "{CI / "masked_cells.h"}"\n{call}\n')
+    found.next_seen.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    found.next_seen.restype = ctypes.c_int64
+    return found
+
+
+@pytest.mark.parametrize("seen", [0.0, 0.005, 0.05, 0.5, 1.0])
+def test_each_cell_that_is_not_hidden_is_seen_in_its_order_and_no_other(library: ctypes.CDLL, seen: float) -> None:
+    random = np.random.default_rng(int(1000 * seen))
+    for n in (1, 31, 32, 33, 64, 257, 1000):
+        mask = np.where(random.random(n) < seen, random.choice([0, 0x8000, 0x3C00, 0xFBFF, 0x7C00], n), HIDDEN)
+        mask = np.ascontiguousarray(mask, np.uint16)
+        start = int(random.integers(n))
+        found, cell = [], start
+        while cell < n and (cell := library.next_seen(mask.ctypes.data, cell, n)) < n:
+            found.append(cell)
+            cell += 1
+        assert found == [start + int(i) for i in np.flatnonzero(mask[start:] != HIDDEN)]
+
+
+def test_no_cell_behind_the_end_is_seen(library: ctypes.CDLL) -> None:
+    mask = np.full(128, HIDDEN, np.uint16)
+    mask[70] = 0
+    assert library.next_seen(mask.ctypes.data, 3, 70) == 70
+    assert library.next_seen(mask.ctypes.data, 3, 128) == 70
+
+
+def test_a_cell_costs_less_where_the_library_passes_hidden_ones_quickly(library: ctypes.CDLL, tmp_path: Path) -> None:
+    other = compiled(tmp_path, "")
+    assert masked_cells.passes_quickly(library)
+    assert not masked_cells.passes_quickly(other)
+    assert masked_cells.skip_s(library, 270, 1) < masked_cells.skip_s(other, 270, 1) / 5
+    assert masked_cells.skip_s(library, 270, 2) == masked_cells.skip_s(library, 270, 1) / 2
+
+
+def configured(folder: Path, ops: str) -> tuple[str, str]:
+    """Configure a project with this `ops.cpp`; return what CMake says, and how the library is linked."""
+    (folder / "ggml-cpu").mkdir()
+    (folder / "CMakeLists.txt").write_text(PROJECT)
+    (folder / "ggml-cpu" / "ops.cpp").write_text(ops)
+    (folder / "ggml-cpu" / "vec.cpp").write_text("")
+    hook = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={CI / 'llama_cpp.cmake'}"
+    command = [program("cmake"), "-S", str(folder), "-B", str(folder / "build"), "-G", "Unix Makefiles", hook]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S)
+    return done.stderr, (folder / "build" / "CMakeFiles" / "ggml-cpu.dir" / "link.txt").read_text()
+
+
+def test_the_file_with_attention_is_compiled_from_a_copy_that_passes_hidden_cells(tmp_path: Path) -> None:
+    told, linked = configured(tmp_path, f"int a[2] = {{1; 2}};\n{LOOP}{TILE}")
+    made = (tmp_path / "build" / "disco" / "ops.cpp").read_text()
+    assert "ops.cpp is not the one" not in told
+    assert "disco/ops.cpp.o" in linked
+    assert "ggml-cpu/ops.cpp.o" not in linked
+    assert "ggml-cpu/vec.cpp.o" in linked
+    assert made.startswith(f'#include "{CI / "masked_cells.h"}"\nint a[2] = {{1; 2}};\n')
+    assert (
+        made.index("ic < ic_end; ++ic") < made.index("disco_next_seen(mp, ic, ic_end)) == ic_end") < made.index("f(mp")
+    )
+    assert made.index("disco_next_seen(mp, ic, ic + kv_tile)") < made.index("can_skip")
+
+
+@pytest.mark.parametrize("ops", ["", LOOP, TILE, LOOP + LOOP + TILE], ids=["none", "loop", "tile", "two loops"])
+def test_another_file_than_the_known_one_stays_as_it_is_and_that_is_said(tmp_path: Path, ops: str) -> None:
+    told, linked = configured(tmp_path, ops)
+    assert "ops.cpp is not the one" in told
+    assert "ggml-cpu/ops.cpp.o" in linked
+    assert not (tmp_path / "build" / "disco").exists()
