@@ -67,6 +67,7 @@ class Worker:
         self._spill: Spill | None = None
         self._embeddings: Embeddings | None = None
         self._intake: Intake | None = None
+        self._warming = threading.Lock()
         self._is_warming = False
         self._loaded: wire.Loaded | None = None
         self._outbox: list[bytes] = []
@@ -154,8 +155,9 @@ class Worker:
     def _put(self, command: Command) -> None:
         """Queue a command for the main thread, and end a warm-up: nobody waits for that."""
         self._commands.put(command)
-        if self._is_warming:
-            self._abort.set()
+        with self._warming:
+            if self._is_warming:
+                self._abort.set()
 
     def _warm_up(self, llama: Llama, latency: IterationLatency) -> None:
         """Warm the caches and measure, unless a request is there or comes: then its iterations teach as much."""
@@ -163,7 +165,8 @@ class Worker:
         if self._commands.empty() and llama.warm_up():
             latency.begin(llama.latency_prior)
             self._tell_speed(llama.prefill_tps)
-        self._is_warming = False
+        with self._warming:  # what ends the warm-up must not end the decode of a request
+            self._is_warming = False
 
     def _tell_speed(self, prefill_tps: float) -> None:
         """Tell how quickly prompts are read, token/s, once that is known."""

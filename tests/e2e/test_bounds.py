@@ -25,7 +25,7 @@ import pytest_asyncio
 
 from disco_daemon import process as processes
 from disco_daemon.clock import SystemClock
-from disco_daemon.engine import supervisor, wire
+from disco_daemon.engine import early, wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineGone
 from disco_daemon.engine.llama.vocabulary import Vocabulary
@@ -264,7 +264,7 @@ async def test_a_model_that_crashes_the_loader_is_given_up(monkeypatch: pytest.M
         crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
         return await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", crash, **options)
 
-    monkeypatch.setattr(supervisor, "spawn", crashing)
+    monkeypatch.setattr(early, "spawn", crashing)
     monkeypatch.setattr(processes, "PAUSE_FIRST_S", 0.001)
     engine = Engine(EngineConfig(Path("odd.gguf"), 512, 1), SystemClock())
     engine.start()
@@ -303,7 +303,7 @@ async def test_where_the_weights_layout_crashes_llama_cpp_they_stay_as_they_are(
         argv = [sys.executable, "-P", "-c", CRASHES_REPACKED, fd]
         return await asyncio.create_subprocess_exec(*argv, **options)
 
-    monkeypatch.setattr(supervisor, "spawn", on_such_a_processor)
+    monkeypatch.setattr(early, "spawn", on_such_a_processor)
     engine = Engine(EngineConfig(default_model_path(), 512, 1), SystemClock())
     engine.start()
     try:
