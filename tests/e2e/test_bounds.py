@@ -283,10 +283,10 @@ import os, signal, sys
 from disco_daemon.engine import worker
 from disco_daemon.engine.llama import model as llama
 init = llama.Llama.__init__
-def crashing(self, load, abort):
+def crashing(self, load, abort, **options):
     if load.repack:
         os.kill(os.getpid(), signal.SIGSEGV)
-    init(self, load, abort)
+    init(self, load, abort, **options)
 llama.Llama.__init__ = crashing
 worker.main()
 """
