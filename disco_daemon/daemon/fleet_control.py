@@ -187,7 +187,9 @@ class FleetOperator:
 
     def _moment(self, now: float) -> FleetMoment:
         stats, info, layout = self._engine.stats, self._engine.info, self._layers.layout
-        n_active = 0 if stats is None else stats.running + stats.paused + stats.swapped + stats.waiting
+        # The engine tells once a second, and when it rests: what has come since is not in that yet.
+        n_told = 0 if stats is None else stats.running + stats.paused + stats.swapped + stats.waiting
+        n_active = max(n_told, self._engine.in_flight)
         context = 1.0 if stats is None else max(1.0, stats.cells_used / max(1, n_active))
         load = FleetLoad(max(1.0, float(n_active)), context)
         machines = self._hosts.elsewhere()

@@ -28,18 +28,18 @@ GIB = 2**30
 ASKED = [f"{prompt} {more}" for prompt in PROMPTS for more in ("Be brief.", "Be kind.")]  # eight
 
 
-async def eight_answers(daemon: DaemonProcess) -> list[str]:
-    return [one.text for one in await asyncio.gather(*(ask(daemon, prompt, max_tokens=16) for prompt in ASKED))]
+async def eight_answers(daemon: DaemonProcess, n: int = 16) -> list[str]:
+    return [one.text for one in await asyncio.gather(*(ask(daemon, prompt, max_tokens=n) for prompt in ASKED))]
 
 
 @asynccontextmanager
-async def readers(daemon: DaemonProcess, expected: list[str]) -> AsyncIterator[list[int]]:
+async def readers(daemon: DaemonProcess, expected: list[str], n: int = 16) -> AsyncIterator[list[int]]:
     """Eight answers at a time, again and again, all as expected; the list has an item for each eight that ended."""
     rounds = list[int]()
 
     async def go_on() -> None:
         while True:
-            assert await eight_answers(daemon) == expected
+            assert await eight_answers(daemon, n) == expected
             rounds.append(len(rounds))
 
     going = asyncio.create_task(go_on())
@@ -133,6 +133,7 @@ def ranges(host: dict[str, Any]) -> list[tuple[int, int]]:
     return [(one["first"], one["last"]) for one in host["segments"]]
 
 
+LONG = 96  # tokens: the engine tells once a second what it does, and such answers take longer
 # A step has its effect soon here, and may be undone soon: all else is as it is.
 SOON = """
 from disco_daemon.fleet import control
@@ -150,10 +151,10 @@ async def test_where_nothing_can_be_moved_fewer_answers_run_until_it_is_calm_als
     }
     async with running(tmp_path, policy="all-device", settings=settings, before=SOON) as daemon:
         await daemon.device_ready()
-        expected = await eight_answers(daemon)
+        expected = await eight_answers(daemon, LONG)
         code, _, err = await disco("fleet", "drain", "local-1", "--url", daemon.root, home=tmp_path)
         assert code == 0, err
-        async with readers(daemon, expected):
+        async with readers(daemon, expected, LONG):
 
             async def until_done(*kinds: str) -> list[dict[str, Any]]:
                 async with asyncio.timeout(3 * PATIENCE_S):
