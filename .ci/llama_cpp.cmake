@@ -4,19 +4,36 @@
 # it, and compiling it takes long. A variable of this name goes before the cached one that the build forces on.
 set(LLAMA_BUILD_COMMON OFF)
 
+# The targets with the kernels for CPUs: one, or with GGML_CPU_ALL_VARIANTS one for each generation. Once all are there.
+function(disco_cpu_targets found)
+  set(targets)
+  if(TARGET ggml)
+    get_target_property(source ggml SOURCE_DIR)
+    get_property(targets DIRECTORY "${source}" PROPERTY BUILDSYSTEM_TARGETS)
+    list(FILTER targets INCLUDE REGEX "^ggml-cpu(-|$)")
+    list(FILTER targets EXCLUDE REGEX "-feats$") # what scores a generation, without kernels
+  endif()
+  set(${found} ${targets} PARENT_SCOPE)
+endfunction()
+
 # What GCC makes of two files' AVX-512 is slower than it could be: benchmarks/compile_options.py compares. The dot products
 # of quantised weights are 256 bits wide anyway, and AVX-VNNI has the instruction that counts: they are better off without
 # AVX-512. The matrix products profit of asking early for what comes next. Both were tried with GCC 12 on an AMD Zen 5.
 function(disco_options_of_files)
-  if(NOT TARGET ggml-cpu OR NOT GGML_NATIVE OR NOT CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  disco_cpu_targets(targets)
+  if(NOT targets OR NOT CMAKE_C_COMPILER_ID STREQUAL "GNU")
     return()
   endif()
-  get_target_property(source ggml-cpu SOURCE_DIR)
+  list(GET targets 0 target) # all are made in one folder, and a file's options are its folder's
+  get_target_property(source ${target} SOURCE_DIR)
   # Any version: the header is right with those that are mended, too.
   set_source_files_properties(
-    "${source}/ggml-cpu/amx/mmq.cpp" TARGET_DIRECTORY ggml-cpu
+    "${source}/ggml-cpu/amx/mmq.cpp" TARGET_DIRECTORY ${target}
     PROPERTIES COMPILE_OPTIONS "-include;${CMAKE_CURRENT_FUNCTION_LIST_DIR}/amx_tiles.h"
   )
+  if(NOT GGML_NATIVE)
+    return()
+  endif()
   include(CheckCSourceCompiles)
   set(CMAKE_REQUIRED_FLAGS -march=native)
   check_c_source_compiles(
@@ -24,14 +41,25 @@ function(disco_options_of_files)
   )
   if(DISCO_AVX_VNNI)
     set_source_files_properties(
-      "${source}/ggml-cpu/arch/x86/quants.c" TARGET_DIRECTORY ggml-cpu PROPERTIES COMPILE_OPTIONS -mno-avx512f
+      "${source}/ggml-cpu/arch/x86/quants.c" TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS -mno-avx512f
     )
     set_source_files_properties(
-      "${source}/ggml-cpu/llamafile/sgemm.cpp" TARGET_DIRECTORY ggml-cpu PROPERTIES COMPILE_OPTIONS -fprefetch-loop-arrays
+      "${source}/ggml-cpu/llamafile/sgemm.cpp" TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS -fprefetch-loop-arrays
     )
   endif()
 endfunction()
 cmake_language(DEFER CALL disco_options_of_files) # when all targets are there
+
+# Libraries of their own with kernels are installed beside those that load them.
+function(disco_install_variants)
+  disco_cpu_targets(targets)
+  list(REMOVE_ITEM targets ggml-cpu)
+  if(targets AND SKBUILD_PLATLIB_DIR)
+    set_target_properties(${targets} PROPERTIES INSTALL_RPATH "$ORIGIN")
+    install(TARGETS ${targets} LIBRARY DESTINATION "${SKBUILD_PLATLIB_DIR}/llama_cpp/lib")
+  endif()
+endfunction()
+cmake_language(DEFER CALL disco_install_variants)
 
 # Two changes to attention on a CPU, whose results stay the same to the bit where heads are no multiple of 128.
 #
@@ -41,12 +69,13 @@ cmake_language(DEFER CALL disco_options_of_files) # when all targets are there
 # Each row passes all cells in use, most of which are other sequences': 32 at a time (masked_cells.h says how), in a copy of
 # ops.cpp. Where that has not the lines known here, it stays as it is, and is slower. `disco_masked_cells` tells the engine.
 function(disco_attention)
-  if(NOT TARGET ggml-cpu)
+  disco_cpu_targets(targets)
+  if(NOT targets)
     return()
   endif()
-  get_target_property(source ggml-cpu SOURCE_DIR)
-  get_target_property(binary ggml-cpu BINARY_DIR)
-  get_target_property(files ggml-cpu SOURCES)
+  list(GET targets 0 target)
+  get_target_property(source ${target} SOURCE_DIR)
+  get_target_property(binary ${target} BINARY_DIR)
   set(ops "${source}/ggml-cpu/ops.cpp")
   file(READ "${ops}" text)
   # One row at a time.
@@ -85,8 +114,11 @@ function(disco_attention)
     set(header "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/masked_cells.h")
     set(ops "${binary}/disco/ops.cpp")
     file(CONFIGURE OUTPUT "${ops}" CONTENT "#include \"@header@\"\n@text@" @ONLY)
-    list(FILTER files EXCLUDE REGEX "(^|/)ggml-cpu/ops\\.cpp$")
-    set_property(TARGET ggml-cpu PROPERTY SOURCES ${files} "${ops}")
+    foreach(one IN LISTS targets)
+      get_target_property(files ${one} SOURCES)
+      list(FILTER files EXCLUDE REGEX "(^|/)ggml-cpu/ops\\.cpp$")
+      set_property(TARGET ${one} PROPERTY SOURCES ${files} "${ops}")
+    endforeach()
   else()
     message(WARNING "ops.cpp is not the one that is known here: attention passes each cell by itself")
   endif()
@@ -96,7 +128,7 @@ function(disco_attention)
     check_c_source_compiles("#ifndef __AVX512FP16__\n#error\n#endif\nint main(void) { return 0; }" DISCO_AVX512_FP16)
     if(DISCO_AVX512_FP16)
       set_source_files_properties(
-        "${ops}" "${source}/ggml-cpu/vec.cpp" TARGET_DIRECTORY ggml-cpu PROPERTIES COMPILE_OPTIONS -mno-avx512fp16
+        "${ops}" "${source}/ggml-cpu/vec.cpp" TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS -mno-avx512fp16
       )
     endif()
   endif()

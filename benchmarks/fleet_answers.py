@@ -276,6 +276,7 @@ class Faults:
 
     fleet: Fleet
     n: int
+    hosts: LocalHosts
     between: int = BETWEEN_FAULTS
     next_at: int = 0  # the iteration of the next fault
     recovery_s: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in FAULTS})
@@ -293,6 +294,7 @@ class Faults:
                 self.recovery_s[kind].append(time.perf_counter() - began)
                 self._failed = None
                 _end(pid)
+                self.hosts.prepare()
                 self.next_at = self._iteration + self.fleet.random.randrange(1, self.between)
         elif self.n_done < self.n and self._iteration >= self.next_at:
             kind = FAULTS[sum(map(len, self.recovery_s.values())) % len(FAULTS)]
@@ -332,7 +334,8 @@ def failures(
     """Let hosts of a fleet of two fail at `n` random moments of eight answers; return what that cost."""
     expected, random, hosts = expected_answers(model, N_TOGETHER), Random(seed), LocalHosts(cpus=cpus)
     fleet = Fleet(model, folder, n_layers, random, hosts, 2)
-    faults, lost, doubled, failed = Faults(fleet, n, between, random.randrange(1, between)), 0, 0, 0
+    faults, lost, doubled, failed = Faults(fleet, n, hosts, between, random.randrange(1, between)), 0, 0, 0
+    hosts.prepare()
     try:
         while faults.n_done < n:
             answers = Answers(fleet.llama)

@@ -14,7 +14,7 @@ from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.demo import PASSAGE
 from disco_daemon.bench.engine_chats import story
 from disco_daemon.bench.streamed import Chat
-from disco_daemon.control_groups import n_processors
+from disco_daemon.processors import n_cores
 from disco_daemon.simulate.scheduler.qoe import ARRIVALS_CV
 
 from .qoe_figures import ANDES, FCFS, PAPER, PEER
@@ -49,7 +49,7 @@ class Setup:
     @property
     def n_threads(self) -> int:
         """CPU threads of each server."""
-        return self.threads or max(1, n_processors() - 1)
+        return self.threads or max(1, n_cores() - 1)
 
     @property
     def n_points(self) -> int:

@@ -16,8 +16,8 @@ from typing import Any
 import tomlkit
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from ..control_groups import n_processors
 from ..models.default import fetch_default_model, models_dir
+from ..processors import n_cores
 from ..program import command, environment, verb
 from .child import BenchError, child, end, start
 
@@ -184,7 +184,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 @asynccontextmanager
 async def _stage(model: Path, live: Live | None, say: Say) -> AsyncIterator[str]:
     """The daemon, and unless `live` a server of its own; yields the daemon's URL."""
-    threads = max(1, n_processors() // 2)  # both engines compute during a race: half of the cores each
+    threads = max(1, n_cores() // 2)  # both engines compute during a race: half of the cores each
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-demo-")))
         if live is None:

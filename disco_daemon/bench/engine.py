@@ -24,8 +24,8 @@ from typing import Any
 import aiohttp
 import tomlkit
 
-from ..control_groups import n_processors
 from ..models.default import fetch_default_model
+from ..processors import n_cores
 from ..program import verb
 from .child import BenchError, child
 from .engine_chats import Count, calibrate_count, chat_of_length, story
@@ -78,7 +78,7 @@ class EngineSetup:
     @property
     def n_threads(self) -> int:
         """CPU threads of each server."""
-        return self.threads or max(1, n_processors() - 1)
+        return self.threads or max(1, n_cores() - 1)
 
 
 def ratio(figures: Mapping[str, Sequence[float]], key: str = "ratio") -> dict[str, float]:

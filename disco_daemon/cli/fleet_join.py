@@ -194,9 +194,9 @@ def _terms_folder(home: PairedPartner) -> TermsFolder:
 
 def _terms(args: argparse.Namespace, before: OwnerTerms | None) -> OwnerTerms:
     """Return what the owner allows: what the words leave open is as `before`. Raises ConfigError."""
-    from ..control_groups import n_processors
     from ..daemon.owner import OwnerTerms
     from ..errors import ConfigError
+    from ..processors import n_cores
 
     if args.cpus is not None and args.cpus < 1:
         msg = f"--cpus {args.cpus}: a host needs one thread at least"
@@ -204,7 +204,7 @@ def _terms(args: argparse.Namespace, before: OwnerTerms | None) -> OwnerTerms:
     if args.memory and args.memory < LEAST_GIB:
         msg = f"--memory {args.memory:g}: a host needs {LEAST_GIB:g} GiB at least"
         raise ConfigError(msg)
-    terms = before or OwnerTerms(max(1, n_processors() - 1))
+    terms = before or OwnerTerms(max(1, n_cores() - 1))
     return OwnerTerms(
         terms.n_threads if args.cpus is None else args.cpus,
         terms.memory_bytes if args.memory is None else int(args.memory * 2**30),

@@ -89,7 +89,8 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which answers run when not all can: `andes` (those whose readers gain most, begun ones first), `andes-paper` (the
     same where any begun answer may stand still), `fcfs` (first come, first served), `round-robin`."""
     n_threads: Annotated[int, Meta(ge=0)] = 0
-    """CPU threads; 0 = as tuned, or else one fewer than the cores, at least 1."""
+    """CPU threads; 0 = as tuned, or else one fewer than the cores, at least 1. Slower cores beside fast ones count as
+    far as they help, hardware threads of a core once. More than a node of memory has (NUMA) are spread over all."""
     n_threads_batch: Annotated[int, Meta(ge=0)] = 0
     """CPU threads that read prompts; 0 = `device.n_threads` if you set that, or else as tuned."""
     n_ubatch: Annotated[int, Meta(ge=0, le=512)] = 0

@@ -21,6 +21,7 @@ from ..models.default import default_model_path, fetch_default_model
 from ..models.files import whole_header
 from ..models.gguf import Header
 from ..models.rounding import has_rivals, is_free, rounds_alike
+from ..processors import n_cores
 from ..profiling.saved import DeviceFigures, Measured, load
 from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, choose_knobs, key_of
 from ..program import is_binary
@@ -105,13 +106,13 @@ def knobs_for(config: Config, path: Path) -> Knobs:
     flash = {"auto": None, "on": True, "off": False}[settings.flash_attn]
     wanted = Wanted(settings.n_threads, settings.n_threads_batch, settings.n_ubatch, flash)
     profile = profiles().load(key_for(config, path))
-    return choose_knobs(wanted, None if profile is None else profile.knobs, n_processors())
+    return choose_knobs(wanted, None if profile is None else profile.knobs, n_cores())
 
 
 def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int = FOREGROUND) -> TuneJob:
     """Return the job that tunes the configured device, from the defaults on."""
     settings = config.device
-    start, exact = choose_knobs(Wanted(), None, n_processors()), is_exact(config, path)
+    start, exact = choose_knobs(Wanted(), None, n_cores()), is_exact(config, path)
     return TuneJob(
         str(path), n_processors(), start, exact, settings.kv_type, n_gpu_layers(settings), budget_s,
         nice=nice, layouts=not exact and _header_is(has_rivals, path),

@@ -19,7 +19,6 @@ import numpy as np
 
 from ..config.layers import data_path
 from ..config.schema import Config
-from ..control_groups import n_processors
 from ..engine.measure.exit_messages import (
     ExitFailed,
     ExitFigures,
@@ -37,6 +36,7 @@ from ..exits.calibrate import Calibration
 from ..models.segment_files import read_head
 from ..models.segments import CALIBRATION, ExitTensor
 from ..process import run_job
+from ..processors import n_cores
 from ..types import LayerRange
 from .device import knobs_for
 from .split import checksum, ranges_of, segment_files
@@ -207,7 +207,7 @@ async def train(
         tokens=tokens,
         patterns=(files("disco_daemon.profiles") / "exit_prompts.toml").read_text("utf-8"),
         folder="",
-        n_threads=config.device.n_threads or n_processors(),  # nobody waits for each token: no core is kept free
+        n_threads=config.device.n_threads or n_cores(),  # nobody waits for each token: no core is kept free
         texts=list(texts),
         kv_type=config.device.kv_type,
         flash_attn=knobs.flash_attn,

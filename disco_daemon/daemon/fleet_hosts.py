@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 
 from ..engine.host_door import GRANTED, MAX_TEXT
 from ..errors import ConfigError
-from ..process import drain, end, spawn
+from ..process import drain, end
 from .fleet_places import Borrower, Lenders, LentLife, LentMachine, RangePath
 from .fleet_plan import host_name
+from .spare_host import SpareHost, start_host
 
 log = logging.getLogger("disco.fleet")
 
-MODULE = "disco_daemon.engine.hosts.process"
 N_STDERR_LINES = 20  # a host's last words, kept to say why it ended
 REAPED_S = 0.2  # for the news that a host has ended, which home had by its socket; a process that hangs is killed then
 ENDED_S = 2.0  # for a host whose home has gone, until it is killed: a batch that is being computed takes less than 1 s
@@ -61,8 +61,8 @@ class HostProcesses:
 
     The hosts above `n_local` are of other machines, by their places, where there are `lenders`; `files` are the layers
     of a host, by its number, with their files, and `coming` those that it will have when a move has ended; it takes
-    `needs` bytes with the present ones. All mutable state: the door to the present engine process, and each host's
-    life.
+    `needs` bytes with the present ones. All mutable state: the door to the present engine process, each host's life,
+    and the process for the next one that is lost.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class HostProcesses:
         self._write, self._files, self._coming, self._lenders = write, files, coming, lenders
         self._needs = needs
         self._ending: Callable[[Borrower], None] | None = None
+        self._spare = SpareHost()
         self._door: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -167,6 +168,7 @@ class HostProcesses:
         """Start hosts as a new engine process asks for them by its end of `door`."""
         door.setblocking(False)
         self._door = door
+        self._spare.prepare()
         self._serving = asyncio.create_task(self._serve(door), name="fleet hosts")
 
     async def detach(self) -> None:
@@ -180,6 +182,7 @@ class HostProcesses:
         if self._door is not None:
             self._door.close()
             self._door = None
+        await self._spare.close()
         await asyncio.gather(*(_bury(host) for host in self.hosts))
         for host in self.hosts:
             host.lent = None  # its socket was the engine's
@@ -209,14 +212,8 @@ class HostProcesses:
             await self.prepare()  # its file may have been removed since
         if (sock := await self._borrow(host)) is not None:
             return sock
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                fd = theirs.fileno()
-                host.process = await spawn(MODULE, str(fd), pass_fds=[fd], stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE)
-            except BaseException:
-                ours.close()
-                raise
+        host.process, ours = await self._spare.take() or await start_host()
+        self._spare.prepare()
         host.epoch += 1
         host.said.clear()
         host.reading = asyncio.create_task(drain(host.process.stderr, host.said), name="host's stderr")

@@ -19,8 +19,8 @@ from ..errors import ConfigError
 from ..peer.control import HostEnded, HostOffered
 from ..peer.first_frames import TellLoad
 from ..peer.messages import Build
-from .fleet_hosts import MODULE
 from .fleet_places import LentLife, LentMachine
+from .spare_host import MODULE
 
 COMES_S = 1.0  # that an engine waits for the next host of a machine that was there just now: it offers one at once
 COMES_AGAIN_S = 0.3  # after one that fell silent: a machine that is there connects again within two round trips

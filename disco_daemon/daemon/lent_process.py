@@ -14,8 +14,8 @@ import psutil
 from ..peer.first_frames import SegmentFact
 from ..peer.pairing_code import PairingError
 from ..process import spawn
-from .fleet_hosts import MODULE
 from .owner import OwnerTerms
+from .spare_host import MODULE
 
 
 @dataclass(eq=False, slots=True)

@@ -20,9 +20,22 @@ class LocalHosts:
 
     cpus: Sequence[int] = ()
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _spare: socket.socket | None = None
+
+    def prepare(self) -> None:
+        """Start a host in advance, as the daemon does, if there is none. Raises OSError."""
+        if self._spare is None:
+            self._spare = self._start()
 
     def open(self) -> socket.socket:
-        """Start a host; return home's end of the socket to it. The host ends with that. Raises OSError."""
+        """Start a host, or take the one that is there; return home's end of the socket to it. The host ends with that.
+
+        Raises OSError.
+        """
+        ours, self._spare = self._spare, None
+        return self._start() if ours is None else ours
+
+    def _start(self) -> socket.socket:
         for host in self.started:
             host.poll()  # those that have ended are not kept as zombies
         ours, theirs = socket.socketpair()
@@ -39,6 +52,9 @@ class LocalHosts:
 
     def close(self) -> None:
         """Wait until all have ended, whose sockets are closed by now; those that do not are killed."""
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
         for host in self.started:
             try:
                 host.wait(ENDED_S)

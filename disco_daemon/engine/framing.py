@@ -41,7 +41,10 @@ def _length(header: bytes) -> int:
 
 
 def read_blocking(sock: socket.socket) -> bytes | None:
-    """Read one frame's body in the engine process; None when the daemon has gone."""
+    """Read one frame's body in the engine process; None when the daemon has gone.
+
+    A socket that the daemon closed with frames unread says that the connection was reset, not that it ended.
+    """
     header = _read_exactly(sock, _HEADER.size)
     return None if header is None else _read_exactly(sock, _length(header))
 
@@ -49,7 +52,10 @@ def read_blocking(sock: socket.socket) -> bytes | None:
 def _read_exactly(sock: socket.socket, n: int) -> bytes | None:
     parts: list[bytes] = []
     while n:
-        part = sock.recv(min(n, 1 << 20))
+        try:
+            part = sock.recv(min(n, 1 << 20))
+        except ConnectionError:
+            return None
         if not part:
             return None
         parts.append(part)

@@ -2,7 +2,11 @@
 
 Sequences go through the hosts in flights. Each flight takes its own way, so a module's rows are split among its
 replicas by shares; those are chosen so that the busiest host is least busy (`busiest`). A token of every sequence takes
-as long as the slowest of these: the busiest host, the busiest link, and one flight's own way through all modules.
+as long as the slowest of these: the busiest host, the busiest link, and one flight's own way through all modules, on
+which it waits for others. Hosts finish a run before they begin the next one, so a flight that comes waits for half of a
+run of each other flight that it may find there; it finds one as often as that host has it, of the whole way. (Of two
+flights that is the exact mean-value analysis of Reiser and Lavenberg with service times that do not vary.) Where a
+sequence goes on at the host where it is, but with other layers, its rows pass home.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..arrays import FloatArray
+from ..arrays import BoolArray, FloatArray
 from .busiest import best_shares
 from .costs import ModuleCosts
 from .placement import FleetHost, ModelModules, Placement
@@ -99,16 +103,17 @@ class FleetModel:
             compute = self._shares(placement, self.speeds, n_flights=self._flights(len(self.hosts)))
         except ValueError:
             return self._nothing(placement)
-        best = self._under(compute, free)
+        ends = np.diff(np.array(placement.masks)) != 0  # whether a range of layers ends behind a module
+        best = self._under(compute, free, ends)
         if best.n_sequences:  # replicas need not be used: none makes a fleet slower
             first = np.array([self._anywhere(mask) for mask in placement.masks])
-            best = max((best, replace(self._under(first, free), unevenness=best.unevenness)), key=_tokens_per_s)
+            best = max((best, replace(self._under(first, free, ends), unevenness=best.unevenness)), key=_tokens_per_s)
         if best.n_sequences < self.load.n_sequences:  # short of room for KV cache: perhaps other shares have more
             try:
                 memory = self._shares(placement, np.maximum(free, 0.0), n_flights=0)
             except ValueError:
                 return best
-            others = [self._under(mix * compute + (1 - mix) * memory, free) for mix in MIXES[1:]]
+            others = [self._under(mix * compute + (1 - mix) * memory, free, ends) for mix in MIXES[1:]]
             best = max((best, *others), key=_tokens_per_s)
         return best
 
@@ -142,13 +147,19 @@ class FleetModel:
         shares[(mask & -mask).bit_length() - 1] = 1.0
         return shares
 
-    def _under(self, shares: FloatArray, free: FloatArray) -> FleetForecast:
-        """Return what to expect of given shares, with the best number of flights."""
+    def _under(self, shares: FloatArray, free: FloatArray, ends: BoolArray) -> FleetForecast:
+        """Return what to expect of given shares, with the best number of flights; `ends` are those of ranges."""
         at_home = np.eye(len(self.hosts))[:1]  # tokens are drawn at home: every way begins and ends there
         change = np.diff(np.concatenate([at_home, shares, at_home]), axis=0)
         arrive = np.maximum(change, 0.0)
-        rows = np.abs(change).sum(axis=0)  # over each host's link, both ways, of a token
+        stays = (np.minimum(shares[:-1], shares[1:]) * ends[:, None]).sum(axis=0)
+        stays[0] = 0.0  # nothing passes home that is there
+        rows = np.abs(change).sum(axis=0) + 2 * stays  # over each host's link, both ways, of a token
         starts = arrive[:-1].sum(axis=0) + at_home[0] * float(np.minimum(shares[0], at_home[0]).sum())
+        # Home looks at what passes behind its own runs: that is waited for like them.
+        visits = np.ones(len(self.hosts))
+        visits[0] += float(stays.sum()) / max(1.0, float(starts[0]))
+        starts = starts + stays
         layers = shares[1:-1].sum(axis=0)
         fill = self.load.context_tokens * self.model.kv_bytes * layers / np.maximum(free, NO_SPEED)
         fits = float(1 / np.max(fill)) if np.max(fill) > 0 else np.inf
@@ -165,7 +176,8 @@ class FleetModel:
         for n_flights in (*(few for few in FLIGHTS if few < most), most):
             batch = n / n_flights
             per_host = np.array([curve.at(batch) for curve in curves]) @ parts
-            pass_s = float(per_host.sum() + (rows * (delays + batch * row_s)).sum())
+            alone_s = float(per_host.sum() + (rows * (delays + batch * row_s)).sum())
+            pass_s = alone_s + 0.5 * (n_flights - 1) * float(visits @ per_host**2) / max(alone_s, NO_SPEED)
             busy = n_flights * per_host
             round_s = max(pass_s, float(busy.max()), link_s)
             if best is None or n / round_s > best.tokens_per_s:

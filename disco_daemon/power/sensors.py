@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from ..control_groups import n_processors
+from ..processors import n_cores
 from . import linux, macos
 from .nvidia import Gpus
 from .reading import Charge, Covers, PowerReading, Read, Skipped, Thermal
@@ -155,7 +155,7 @@ def of_this_machine(user_watts: float = 0.0, threads: int = 0, *, on_gpu: bool =
     """Return the sensors here, for `threads` that compute (0: one fewer than may be); `on_gpu`: layers are on a GPU."""
     # More threads than the machine has cores share these, and draw no more.
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    busy = min(float(cores), threads or max(1, min(cores, n_processors()) - 1))
+    busy = min(float(cores), threads or max(1, min(cores, n_cores()) - 1))
     on_linux = sys.platform.startswith("linux")
     portable = on_linux and bool(linux.batteries(linux.supplies(SYS)))
     frugal = portable or platform.machine().lower() in {"arm64", "aarch64"}

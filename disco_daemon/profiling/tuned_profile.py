@@ -128,7 +128,8 @@ def key_of(model: Path, *, exact: bool, kv_type: str, gpu_layers: int | str = 0)
 def choose_knobs(wanted: Wanted, tuned: Knobs | None, cores: int) -> Knobs:
     """The knobs to run with: what the settings say, else what was measured, else the defaults.
 
-    One core stays free by default: with all of them taken a token can go from 8 to 500 ms on a busy machine.
+    Of `cores` that are worth computing with one stays free by default: with all of them taken a token can go from 8 to
+    500 ms on a busy machine.
     """
     default = max(1, cores - 1)
     found = tuned or Knobs(default, default, N_UBATCH)

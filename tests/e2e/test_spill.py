@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import socket
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from disco_daemon.clock import SystemClock
-from disco_daemon.engine import wire
+from disco_daemon.engine import framing, wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.serve.next_turn import MOST_TOKENS
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
+from disco_daemon.process import start
 from disco_daemon.types import GenerationRequest, Sampling
 from tests.fixtures.daemon import DaemonProcess, running
 
@@ -163,6 +166,26 @@ async def test_a_text_is_written_beside_running_answers_and_none_of_them_changes
         together = await asyncio.gather(*(answer(engine, question, 24) for question in questions))
         assert [text for text, _ in together] == alone
         assert together[0][1].n_prompt == 1
+
+
+def test_an_engine_writes_what_it_has_though_the_daemon_went_with_messages_unread(tmp_path: Path) -> None:
+    disk = wire.Disk(folder=str(tmp_path), max_bytes=2**30, idle_s=LATER_S)
+    config = EngineConfig(default_model_path(), 1024, n_threads=1, disk=disk)
+    asked = wire.Generate(id="r", messages=[{"role": "user", "content": QUESTIONS[0]}], temperature=0, max_tokens=900)
+    daemon, theirs = socket.socketpair()
+    daemon.settimeout(PATIENCE_S)
+    with theirs:
+        process = start("disco_daemon.engine.worker", sock=theirs)
+    with process, daemon:
+        daemon.sendall(framing.frame(config.load()))
+        answers = (wire.decode_from_engine(body) for body in iter(lambda: framing.read_blocking(daemon), None))
+        assert isinstance(next(answers), wire.Loaded)
+        daemon.sendall(framing.frame(asked))
+        assert any(isinstance(message, wire.TextPiece) for message in answers)
+        assert select.select([daemon], [], [], PATIENCE_S)[0], "more has come, which nobody will read"
+        daemon.close()
+        assert process.wait(PATIENCE_S) == 0
+    assert len(list(tmp_path.glob("*.kv"))) == 1
 
 
 async def test_an_engine_that_ends_while_it_answers_writes_what_it_has(tmp_path: Path) -> None:

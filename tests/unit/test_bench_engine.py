@@ -325,7 +325,7 @@ def test_a_script_says_what_to_install(
 
 
 def test_threads_default_to_one_fewer_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "n_processors", lambda: 8)
+    monkeypatch.setattr(engine, "n_cores", lambda: 8)
     assert (EngineSetup().n_threads, EngineSetup(threads=2).n_threads) == (7, 2)
-    monkeypatch.setattr(engine, "n_processors", lambda: 1)
+    monkeypatch.setattr(engine, "n_cores", lambda: 1)
     assert EngineSetup().n_threads == 1

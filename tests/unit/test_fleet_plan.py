@@ -54,8 +54,8 @@ def test_several_hosts_share_a_run_and_a_machine_with_fewer_processors_makes_eac
     assert [one.hosts for one in best.inner] == [(1,), (2,), (3,)]
     sizes = [one.last - one.first for one in best.inner]
     assert max(sizes) - min(sizes) <= 1
-    assert 1 < several.speedup(best) <= GIVEN.speedup(best_layout(GIVEN)), (
-        "two flights keep two processes busy, no more"
+    assert GIVEN.speedup(best_layout(GIVEN)) < several.speedup(best) <= 2, (
+        "two flights keep two processes busy, no more; they meet more seldom"
     )
     assert replace(several, n_cores=2).rate(best) == pytest.approx(several.rate(best) / 2, rel=0.1)
     plan = plan_fleet(several, None)

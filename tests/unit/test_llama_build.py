@@ -17,7 +17,13 @@ LOOP = "        for (int64_t ic = ic_start; ic < ic_end; ++ic) {\n            f(
 TILE = "            if (mask) {\n                bool can_skip = true;\n            }\n"
 PROJECT = """cmake_minimum_required(VERSION 3.21)
 project(llama_cpp C CXX)
-add_library(ggml-cpu STATIC ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
+add_library(ggml STATIC ggml-cpu/vec.cpp)
+set(SKBUILD_PLATLIB_DIR "${CMAKE_BINARY_DIR}/wheel")
+"""
+ONE = "add_library(ggml-cpu STATIC ggml-cpu/ops.cpp ggml-cpu/vec.cpp)\n"
+VARIANTS = """add_library(ggml-cpu-x64 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
+add_library(ggml-cpu-x64-feats OBJECT ggml-cpu/vec.cpp)
+add_library(ggml-cpu-zen4 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
 """
 
 
@@ -77,16 +83,16 @@ def test_a_cell_costs_less_where_the_library_passes_hidden_ones_quickly(library:
     assert masked_cells.skip_s(library, 270, 2) == masked_cells.skip_s(library, 270, 1) / 2
 
 
-def configured(folder: Path, ops: str) -> tuple[str, str]:
+def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu") -> tuple[str, str]:
     """Configure a project with this `ops.cpp`; return what CMake says, and how the library is linked."""
     (folder / "ggml-cpu").mkdir()
-    (folder / "CMakeLists.txt").write_text(PROJECT)
+    (folder / "CMakeLists.txt").write_text(PROJECT + targets)
     (folder / "ggml-cpu" / "ops.cpp").write_text(ops)
     (folder / "ggml-cpu" / "vec.cpp").write_text("")
     hook = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={CI / 'llama_cpp.cmake'}"
     command = [program("cmake"), "-S", str(folder), "-B", str(folder / "build"), "-G", "Unix Makefiles", hook]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S)
-    return done.stderr, (folder / "build" / "CMakeFiles" / "ggml-cpu.dir" / "link.txt").read_text()
+    return done.stderr, (folder / "build" / "CMakeFiles" / f"{name}.dir" / "link.txt").read_text()
 
 
 def test_the_file_with_attention_is_compiled_from_a_copy_that_passes_hidden_cells(tmp_path: Path) -> None:
@@ -101,6 +107,19 @@ def test_the_file_with_attention_is_compiled_from_a_copy_that_passes_hidden_cell
         made.index("ic < ic_end; ++ic") < made.index("disco_next_seen(mp, ic, ic_end)) == ic_end") < made.index("f(mp")
     )
     assert made.index("disco_next_seen(mp, ic, ic + kv_tile)") < made.index("can_skip")
+
+
+@pytest.mark.parametrize("name", ["ggml-cpu-x64", "ggml-cpu-zen4"])
+def test_each_library_of_kernels_has_that_copy_and_is_installed_beside_those_that_load_it(
+    tmp_path: Path, name: str
+) -> None:
+    told, linked = configured(tmp_path, LOOP + TILE, VARIANTS, name)
+    assert "ops.cpp is not the one" not in told
+    assert "disco/ops.cpp.o" in linked
+    assert "ggml-cpu/ops.cpp.o" not in linked
+    installed = (tmp_path / "build" / "cmake_install.cmake").read_text()
+    assert f"/wheel/llama_cpp/lib/lib{name}.so" in installed
+    assert "feats" not in installed
 
 
 @pytest.mark.parametrize("ops", ["", LOOP, TILE, LOOP + LOOP + TILE], ids=["none", "loop", "tile", "two loops"])

@@ -148,7 +148,7 @@ def test_threads_that_a_quota_takes_draw_no_power(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 16)
     watts = dict[int, float | None]()
     for n in (2, 9, 16, 32):
-        monkeypatch.setattr(sensors, "n_processors", lambda n=n: n)
+        monkeypatch.setattr(sensors, "n_cores", lambda n=n: n)
         monkeypatch.setattr(sensors, "linux_sensors", lambda sys, fallback, gpus: sensors.Sensors([], fallback))
         monkeypatch.setattr(sensors, "mac_sensors", lambda fallback: sensors.Sensors([], fallback))
         watts[n] = sensors.of_this_machine().look(0.0).reading.watts

@@ -122,6 +122,19 @@ def test_a_truncated_frame_means_that_the_peer_has_gone(message: wire.Message, d
     assert asyncio.run(read(part)) is None
 
 
+@given(to_engine)
+def test_a_daemon_that_goes_with_frames_unread_has_gone(message: wire.Message) -> None:
+    # the kernel then says "connection reset", in place of the end of the stream
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with ours:
+            theirs.sendall(b"which nobody reads")
+            ours.sendall(framing.frame(message))
+        body = framing.read_blocking(theirs)
+        assert body is None or wire.decode_to_engine(body) == message
+        assert framing.read_blocking(theirs) is None
+
+
 def test_an_oversize_frame_is_refused_before_it_is_read() -> None:
     header = struct.pack("<I", framing.MAX_FRAME + 1)
     with pytest.raises(ValueError, match="exceeds the limit"):

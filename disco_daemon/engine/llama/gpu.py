@@ -6,9 +6,9 @@ import ctypes
 import os
 
 import llama_cpp
-from llama_cpp._ggml import libggml
 
 from ..wire import Load
+from .library import LIBRARY
 from .memory import FACTOR, Footprint, gpu_layers, model_bytes, work_bytes
 from .metadata import Metadata
 
@@ -37,17 +37,17 @@ def free_bytes() -> int:
 
 
 def _devices(wanted: int) -> list[ctypes.c_void_p]:
-    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-    libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
-    libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    every = (ctypes.c_void_p(libggml.ggml_backend_dev_get(i)) for i in range(libggml.ggml_backend_dev_count()))
-    return [device for device in every if libggml.ggml_backend_dev_type(device) == wanted]
+    LIBRARY.ggml_backend_dev_count.restype = ctypes.c_size_t
+    LIBRARY.ggml_backend_dev_get.restype = ctypes.c_void_p
+    LIBRARY.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    LIBRARY.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    every = (ctypes.c_void_p(LIBRARY.ggml_backend_dev_get(i)) for i in range(LIBRARY.ggml_backend_dev_count()))
+    return [device for device in every if LIBRARY.ggml_backend_dev_type(device) == wanted]
 
 
 def _free(device: ctypes.c_void_p) -> int:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    libggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+    LIBRARY.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
     return free.value
 
 

@@ -19,10 +19,12 @@ from .context import context_params
 from .embedding import EmbeddingContext, EmbeddingError
 from .grammar import GrammarError, grammar_of
 from .hidden import FloatRows, HiddenRows
+from .library import kernels, show_errors
 from .likelihood import likeliest, log_probabilities
 from .masked_cells import skip_s
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
+from .nodes import use_nodes
 from .refusals import FormatError, ModelError, ToolsError
 from .rounding import use_extra_buffers
 from .rows import Row, Rows
@@ -34,17 +36,9 @@ N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 # What a model is thought to take before anything is measured; the first iteration sets the scale of both.
 READ_BPS = 10e9  # bytes/s of weights, for a token alone: two channels of DDR4, half used
 PREFILL_SHARE = 0.2  # of that time, for a token of a prompt: between 0.08 and 0.4 on the processors that were measured
-LIBRARY = llama_cpp.llama_cpp._lib  # llama.cpp itself, with the kernels that it needs
 PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
-ERROR = 4  # of llama.cpp's log levels; 5 only continues a line, such as the dots while it loads
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
-
-
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _log(level: int, text: bytes, _data: object) -> None:
-    if level == ERROR:
-        os.write(2, text)
 
 
 class AbortFlag:
@@ -80,6 +74,8 @@ class Llama(Sequences):
         """Load the model, and measure it unless `warm` is off: then `warm_up` does. Raises ModelError."""
         started = time.perf_counter()
         quiet()
+        if not load.layers:  # a fleet's processes and those of a split share a machine as they are told
+            use_nodes(max(load.n_threads, load.n_threads_batch))
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers or 0
         params.use_extra_bufts = use_extra_buffers(load)
@@ -91,7 +87,7 @@ class Llama(Sequences):
             msg = f"llama.cpp cannot load {load.model_path}: not a GGUF model it knows, or not enough memory"
             raise ModelError(msg)
         self.vocabulary = Vocabulary(self._model, load.chat_template)
-        self.adapters = Adapters(self._model, load.adapters, _log)
+        self.adapters = Adapters(self._model, load.adapters, show_errors)
         self.exact = load.exact
         # A state that was carried through a text cannot be cut, nor shared up to somewhere.
         self.divisible = not (
@@ -102,7 +98,7 @@ class Llama(Sequences):
         self.bytes_per_token, self.file_type = header.kv_bytes(load.kv_type), header.text("general.file_type")
         n_heads = llama_cpp.llama_model_n_layer(self._model) * llama_cpp.llama_model_n_head(self._model)
         # What a row loses on a cell that is not its own; on a GPU it is nothing.
-        self.skip_s = 0.0 if load.n_gpu_layers else skip_s(LIBRARY, n_heads, load.n_threads)
+        self.skip_s = 0.0 if load.n_gpu_layers else skip_s(kernels(), n_heads, load.n_threads)
         self.layers = LayerRange(*load.layers) if load.layers else None
         self.n_embd = int(llama_cpp.llama_model_n_embd(self._model))
         takes_rows = self.layers is not None and not self.layers.is_first
@@ -354,7 +350,6 @@ def _too_large(path: str) -> str | None:
 
 def quiet() -> None:
     """Start llama.cpp; of what it tells only errors are shown, on stderr."""
-    llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
 
 
@@ -384,7 +379,6 @@ def requantize(source: str, target: str, n_threads: int) -> None:
     params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
     params.allow_requantize = True
     params.nthread = n_threads
-    llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
     if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) != 0:
         msg = f"llama.cpp cannot requantise {source}"
         raise ModelError(msg)

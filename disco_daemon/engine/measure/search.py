@@ -39,7 +39,7 @@ class Search:
 
     def best(self, start: Knobs, n_cores: int, *, flash: bool, long: bool) -> Knobs:
         """Find the fastest knobs: threads, attention if `flash` may be off, micro-batch if `long` prompts can run."""
-        counts = thread_counts(n_cores)
+        counts = sorted({*thread_counts(n_cores), start.n_threads})
         knobs = self._axis(start, [replace(start, n_threads=n) for n in counts], "decode")
         knobs = self._spare_a_core(knobs, replace(knobs, n_threads=n_cores - 1), "decode", knobs.n_threads == n_cores)
         knobs = self._axis(knobs, [replace(knobs, n_threads_batch=n) for n in counts], "prefill")

@@ -24,7 +24,7 @@ class TuneJob(msgspec.Struct, frozen=True):
 
     `exact`, `kv_type` and `n_gpu_layers` as in `wire.Load`. With `compare`, a second model is measured at `start` too,
     and how often both have the same next token. With `layouts`, weights as they are in the file are tried, too.
-    `n_cores` may be used; `nice` is added to the process's niceness.
+    Up to `n_cores` threads are tried; `nice` is added to the process's niceness.
     """
 
     model_path: str
