@@ -16,9 +16,54 @@ function(disco_cpu_targets found)
   set(${found} ${targets} PARENT_SCOPE)
 endfunction()
 
-# What GCC makes of two files' AVX-512 is slower than it could be: benchmarks/compile_options.py compares. The dot products
-# of quantised weights are 256 bits wide anyway, and AVX-VNNI has the instruction that counts: they are better off without
-# AVX-512. The matrix products profit of asking early for what comes next. Both were tried with GCC 12 on an AMD Zen 5.
+# Sets `found` to the least time of dot products of quantised weights, as dot_products.c tells it, with each of two ways to
+# compile them in turns: as they come, and with `option`; empty where they cannot be compiled or run by themselves.
+function(disco_time_dot_products source option found)
+  set(programs)
+  foreach(way IN ITEMS plain other)
+    set(program "${CMAKE_BINARY_DIR}/disco/dot_products_${way}")
+    set(options -O3 -march=native)
+    if(way STREQUAL other)
+      list(APPEND options ${option})
+    endif()
+    try_compile(
+      compiled "${CMAKE_BINARY_DIR}/disco/${way}"
+      SOURCES "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/dot_products.c" "${source}/ggml-cpu/arch/x86/quants.c"
+      CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${source};${source}/ggml-cpu;${source}/../include"
+      COMPILE_DEFINITIONS ${options} -D_GNU_SOURCE
+      LINK_LIBRARIES m
+      COPY_FILE "${program}"
+    )
+    if(NOT compiled)
+      return()
+    endif()
+    list(APPEND programs "${program}")
+  endforeach()
+  set(least)
+  foreach(turn RANGE 4)
+    set(times ${least})
+    set(least)
+    foreach(program IN LISTS programs)
+      execute_process(COMMAND "${program}" OUTPUT_VARIABLE took RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE TIMEOUT 10)
+      if(failed OR NOT took MATCHES "^[0-9]+$")
+        return()
+      endif()
+      if(times)
+        list(POP_FRONT times before)
+        if(before LESS took)
+          set(took ${before})
+        endif()
+      endif()
+      list(APPEND least ${took})
+    endforeach()
+  endforeach()
+  set(${found} ${least} PARENT_SCOPE)
+endfunction()
+
+# What GCC makes of AVX-512 is slower than it could be in two files: benchmarks/compile_options.py compares. The dot products
+# of quantised weights are 256 bits wide anyway, and may be better off without AVX-512: both ways are compiled and timed on
+# this processor, and the faster one is taken. The matrix products profit of asking early for what comes next, where there is
+# AVX-VNNI: tried with GCC 12 on an AMD Zen 5.
 function(disco_options_of_files)
   disco_cpu_targets(targets)
   if(NOT targets OR NOT CMAKE_C_COMPILER_ID STREQUAL "GNU")
@@ -36,13 +81,27 @@ function(disco_options_of_files)
   endif()
   include(CheckCSourceCompiles)
   set(CMAKE_REQUIRED_FLAGS -march=native)
+  check_c_source_compiles("#ifndef __AVX512F__\n#error\n#endif\nint main(void) { return 0; }" DISCO_AVX512)
   check_c_source_compiles(
     "#if !defined(__AVX512F__) || !defined(__AVXVNNI__)\n#error\n#endif\nint main(void) { return 0; }" DISCO_AVX_VNNI
   )
+  if(DISCO_AVX512)
+    set(times)
+    disco_time_dot_products("${source}" -mno-avx512f times)
+    if(times)
+      list(GET times 0 plain)
+      list(GET times 1 without)
+      message(STATUS "dot products: ${plain} fs a weight with AVX-512, ${without} without")
+      if(without LESS plain)
+        set_source_files_properties(
+          "${source}/ggml-cpu/arch/x86/quants.c" TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS -mno-avx512f
+        )
+      endif()
+    else()
+      message(WARNING "the dot products could not be timed: they are compiled as they come")
+    endif()
+  endif()
   if(DISCO_AVX_VNNI)
-    set_source_files_properties(
-      "${source}/ggml-cpu/arch/x86/quants.c" TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS -mno-avx512f
-    )
     set_source_files_properties(
       "${source}/ggml-cpu/llamafile/sgemm.cpp" TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS -fprefetch-loop-arrays
     )
@@ -81,7 +140,7 @@ function(disco_attention)
   # One row at a time.
   set(loop "for (int64_t ic = ic_start; ic < ic_end; ++ic) {\n")
   string(CONCAT loop_past
-    "            if (mp && (ic = disco_next_seen(mp, ic, ic_end)) == ic_end) {\n"
+    "            if (mp && (ic = disco_next_seen_by(mp, ic, ic_start, ic_end)) == ic_end) {\n"
     "                break;\n"
     "            }\n"
   )
@@ -93,15 +152,18 @@ function(disco_attention)
     "                for (int tq = 0; tq < tile_rows && hidden; tq++) {\n"
     "                    const ggml_fp16_t * mp = (const ggml_fp16_t *)((const char *) mask->data + (iq1 + tq)*mask->nb[1]"
     " + (iq2%mask->ne[2])*mask->nb[2] + (iq3%mask->ne[3])*mask->nb[3]);\n"
-    "                    hidden = disco_next_seen(mp, ic, ic + kv_tile) == ic + kv_tile;\n"
+    "                    hidden = disco_sees_none(mp, ic, ic + kv_tile, nek1);\n"
     "                }\n"
     "                if (hidden) {\n"
     "                    continue;\n"
     "                }\n"
     "            }\n"
   )
+  # Each call of attention, which has its own mask.
+  set(call "    // When use_ref is set, force the vec-only reference implementation (no tiling, no KV-chunking)\n")
+  set(call_past "    disco_begin_call();\n")
   set(known TRUE)
-  foreach(lines IN ITEMS loop tile)
+  foreach(lines IN ITEMS loop tile call)
     string(FIND "${text}" "${${lines}}" first)
     string(FIND "${text}" "${${lines}}" last REVERSE)
     if(first EQUAL -1 OR NOT first EQUAL last)
@@ -111,6 +173,7 @@ function(disco_attention)
   if(known)
     string(REPLACE "${loop}" "${loop}${loop_past}" text "${text}")
     string(REPLACE "${tile}" "${tile_past}${tile}" text "${text}")
+    string(REPLACE "${call}" "${call}${call_past}" text "${text}")
     set(header "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/masked_cells.h")
     set(ops "${binary}/disco/ops.cpp")
     file(CONFIGURE OUTPUT "${ops}" CONTENT "#include \"@header@\"\n@text@" @ONLY)

@@ -29,8 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK, TARGET = ROOT / "build" / "binary", ROOT / "dist" / "disco"
 SITE = WORK / "modules"  # found before the installed ones: our own as a wheel lays them out, and the engine
 ENGINE = "llama-cpp-python"
-PORTABLE = "-DGGML_NATIVE=OFF"
-KERNELS_APART = "-DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON"
 ENGINE_TIMEOUT_S = 5400.0  # llama.cpp's compilation on one slow core
 FREEZE_TIMEOUT_S = 1800.0
 STRIP_TIMEOUT_S = 60.0
@@ -90,11 +88,10 @@ def stage() -> None:
 def engine_wheel() -> Path:
     """The engine for all processors of this kind, compiled once for each version and set of options.
 
-    On Linux its kernels are there for each generation of processors, and it takes those that suit the one that it runs
-    on; elsewhere they are for all alike. The installed one is compiled for the processor that it was installed on.
+    On x86-64 that means AVX2, FMA, F16C and BMI2, which processors have had since 2013. The installed one is compiled
+    for the processor that it was installed on.
     """
-    flags = f"{PORTABLE} {KERNELS_APART if sys.platform == 'linux' else ''} {os.environ.get('CMAKE_ARGS', '')}"
-    flags = " ".join(flags.split())
+    flags = f"-DGGML_NATIVE=OFF {os.environ.get('CMAKE_ARGS', '')}".strip()
     wanted = f"{ENGINE}=={version(ENGINE)}"
     folder = WORK / "wheels" / hashlib.sha256(f"{wanted} {flags}".encode()).hexdigest()[:12]
     if not list(folder.glob("*.whl")):

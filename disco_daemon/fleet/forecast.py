@@ -155,6 +155,7 @@ class FleetModel:
         stays = (np.minimum(shares[:-1], shares[1:]) * ends[:, None]).sum(axis=0)
         stays[0] = 0.0  # nothing passes home that is there
         rows = np.abs(change).sum(axis=0) + 2 * stays  # over each host's link, both ways, of a token
+        rows[0] += 2 * stays.sum()
         starts = arrive[:-1].sum(axis=0) + at_home[0] * float(np.minimum(shares[0], at_home[0]).sum())
         # Home looks at what passes behind its own runs: that is waited for like them.
         visits = np.ones(len(self.hosts))

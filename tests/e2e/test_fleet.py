@@ -17,7 +17,7 @@ from disco_daemon.config.layers import set_values
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import SegmentFiles
 from tests.e2e.test_cli import disco
-from tests.fixtures.daemon import DaemonProcess, Heard, ask, running
+from tests.fixtures.daemon import PATIENCE_S, DaemonProcess, Heard, ask, running
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
 
@@ -40,6 +40,22 @@ def parts_of(daemon_pid: int, module: str) -> list[psutil.Process]:
     return [child for child in children if f"disco_daemon.engine.{module}" in child.cmdline()]
 
 
+def hosts_of(pid: int) -> list[psutil.Process]:
+    """The processes that compute layers, without the one in store: that has not given up any rights yet (Linux)."""
+    found = parts_of(pid, "hosts.process")
+    if sys.platform != "linux":
+        return found
+    return [one for one in found if Path(f"/proc/{one.pid}/oom_score_adj").read_text().strip() == "500"]
+
+
+async def spare_of(pid: int) -> psutil.Process:
+    """The process in store for the next host that is lost, once it is there."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found := [one for one in parts_of(pid, "hosts.process") if one not in hosts_of(pid)]) != 1:
+            await asyncio.sleep(0.05)
+    return found[0]
+
+
 async def answers(daemon: DaemonProcess, prompts: Sequence[str] = PROMPTS, **more: Any) -> list[str]:
     heard = await asyncio.gather(*(ask(daemon, prompt, max_tokens=20, **more) for prompt in prompts))
     return [one.text for one in heard]
@@ -60,7 +76,7 @@ async def test_a_fleet_answers_as_the_whole_model_does_whatever_becomes_of_its_h
         confined = brief.pop("confined")
         assert brief == {"hosts": 1, "layers_away": 17, "replicas": 0, "state": "up"}
 
-        [host] = parts_of(pid, "hosts.process")
+        [host], spare = hosts_of(pid), await spare_of(pid)
         if sys.platform == "linux":
             assert Path(f"/proc/{host.pid}/oom_score_adj").read_text().strip() == "500"
             given_up = Path(f"/proc/{host.pid}/status").read_text()
@@ -76,8 +92,9 @@ async def test_a_fleet_answers_as_the_whole_model_does_whatever_becomes_of_its_h
                 host.kill()
 
         assert await answers(daemon, on_piece=kill) == expected
-        [another] = parts_of(pid, "hosts.process")
-        assert another.pid != host.pid
+        [another] = hosts_of(pid)
+        assert another.pid == spare.pid, "which was in store"
+        assert (await spare_of(pid)).pid != spare.pid
 
         [engine] = parts_of(pid, "worker")
         engine.kill()
@@ -86,7 +103,8 @@ async def test_a_fleet_answers_as_the_whole_model_does_whatever_becomes_of_its_h
         assert await answers(daemon, PROMPTS[:1]) == expected[:1]
         assert not another.is_running(), "a host ends with its home"
         left = psutil.Process(pid).children(recursive=True)
-        assert len(left) == 2
+        assert (len(parts_of(pid, "worker")), len(hosts_of(pid))) == (1, 1)
+        assert len(left) <= 3, "the one in store may be there already"
     assert not any(process.is_running() for process in left), "none outlives the daemon"
 
 

@@ -16,7 +16,7 @@ from disco_daemon.daemon.fleet_monitor import FleetMonitor, MachineLoad
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.models.default import default_model_path
 from tests.e2e.test_cli import disco
-from tests.e2e.test_fleet import PROMPTS, answers, parts_of
+from tests.e2e.test_fleet import PROMPTS, answers, hosts_of, parts_of
 from tests.fixtures.daemon import DaemonProcess, running
 
 pytestmark = [
@@ -67,7 +67,7 @@ async def test_layers_leave_a_host_that_is_drained_or_may_have_less_while_answer
         assert (step["kind"], step["first"], step["last"], step["source"]) == ("move", 5, 12, "local-1")
         assert step["seconds"] > 0 <= step["pause_s"]
         pid = (await daemon.state())["pid"]
-        assert len(parts_of(pid, "hosts.process")) == 1, "a host without layers is let go"
+        assert len(hosts_of(pid)) == 1, "a host without layers is let go"
 
         [engine] = parts_of(pid, "worker")
         engine.kill()

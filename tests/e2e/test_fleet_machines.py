@@ -17,7 +17,7 @@ from disco_daemon.cli.doctor.machines import way_to
 from disco_daemon.engine.hosts.link import SILENT_S
 from disco_daemon.models.default import default_model_path
 from disco_daemon.peer.pairing import Membership
-from tests.e2e.test_fleet import PROMPTS, answers, parts_of
+from tests.e2e.test_fleet import PROMPTS, answers, hosts_of
 from tests.fixtures.daemon import PATIENCE_S, Heard
 from tests.fixtures.machines import CountingProxy, FleetHome, LendingMachine, fleet_home, lead_by, lending
 
@@ -46,7 +46,7 @@ async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(
 
             [_, host] = (await home.json("fleet", "status"))["hosts"]
             assert (host["name"], host["state"]) == ("attic", "up")
-            assert not parts_of(pid, "hosts.process"), "no process of this machine computes"
+            assert not hosts_of(pid), "no process of this machine computes"
             await the_doctors_of_both_agree(home, tmp_path / "attic")
 
             busy = max(attic.hosts(), key=lambda one: one.cpu_times().user)
@@ -60,7 +60,7 @@ async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(
             await home.until_member(lambda one: one["lent"])
             asking = asyncio.create_task(answers(daemon, PROMPTS))
         assert await asking == expected, "the machine leaves in mid-answer, and a process of this one stands in"
-        [stand_in] = parts_of(pid, "hosts.process")
+        [stand_in] = hosts_of(pid)
         async with CountingProxy(home.port) as proxy:
             lead_by(proxy.port, tmp_path / "attic")
             async with lending(tmp_path / "attic") as attic:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -129,6 +130,37 @@ def test_a_host_alone_is_as_fast_as_its_costs_say() -> None:
     found = fleet.forecast(Placement.at_home(32))
     assert found.tokens_per_s == pytest.approx(1 / (1e-5 + 30 * 0.3e-3 + 6e-3 + 1e-4))
     assert found.crossings == 0
+
+
+def two_equal_hosts(n_sequences: float) -> FleetModel:
+    fleet = random_fleet(1, 2, 30)
+    hosts = tuple(
+        replace(host, compute=1 / CPU_SHARE, cpu_used=0.0, delay_s=0.0, bytes_per_s=inf) for host in fleet.hosts
+    )
+    return replace(fleet, hosts=hosts, load=FleetLoad(n_sequences, 10), max_flights=2)
+
+
+@given(st.integers(8, 22))
+@settings(deadline=None)
+def test_two_flights_take_as_long_as_mean_value_analysis_says_or_as_the_busier_host_needs(n_there: int) -> None:
+    fleet = two_equal_hosts(64)  # of few sequences one flight is quicker
+    found = fleet.forecast(Placement((1, *[1] * (30 - n_there), *[2] * n_there, 1)))
+    home_s, there_s = found.busy / found.n_flights
+    assert found.n_flights == 2
+    alone_s = home_s + there_s
+    # A flight finds the other one at a host as often as that is there when it is alone, and waits for half of its run.
+    waits_s = alone_s + home_s / 2 * home_s / alone_s + there_s / 2 * there_s / alone_s
+    assert found.round_s == pytest.approx(max(2 * home_s, 2 * there_s, waits_s))
+
+
+def test_rows_that_go_on_at_the_same_host_with_other_layers_pass_home_and_wait_there() -> None:
+    fleet = two_equal_hosts(2)
+    straight = fleet.forecast(Placement((1, *[3] * 15, *[3] * 15, 1)))
+    passing = fleet.forecast(Placement((1, *[3] * 15, *[2] * 15, 1)))
+    there = fleet.forecast(Placement((1, *[2] * 30, 1)))
+    assert there.crossings == 2
+    assert passing.crossings > straight.crossings
+    assert passing.tokens_per_s < straight.tokens_per_s
 
 
 def test_one_answer_alone_gains_nothing_from_equal_hosts_and_stays_at_home() -> None:

@@ -185,12 +185,12 @@ async def test_ranges_that_cannot_be_written_are_an_error_of_the_start() -> None
 
 @needs_model
 def test_the_forecast_of_the_page_is_what_the_plan_says() -> None:
-    """docs/fleet.md has it beside what was measured: 1.46 with these cuts, 8 answers, a core for each process."""
+    """docs/fleet.md has it beside what was measured: 1.44 and 1.46 with these cuts, 8 answers, a core a process."""
     _, header = read_head(default_model_path())
     given = replace(GIVEN, model=modules_of(header, 30))
-    assert given.speedup(FleetLayout.of_cuts((5, 21), 30)) == pytest.approx(1.31, abs=0.01)
+    assert given.speedup(FleetLayout.of_cuts((5, 22), 30)) == pytest.approx(1.32, abs=0.01)
     assert best_layout(given) == FleetLayout.of_cuts((4, 26), 30)
-    assert given.speedup(best_layout(given)) == pytest.approx(1.64, abs=0.01)
+    assert given.speedup(best_layout(given)) == pytest.approx(1.34, abs=0.01)
 
 
 @needs_model

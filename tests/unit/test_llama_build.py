@@ -14,6 +14,7 @@ CI = Path(__file__).parents[2] / ".ci"
 HIDDEN = 0xFC00  # minus infinity in 16 bits
 LIMIT_S = 120.0
 LOOP = "        for (int64_t ic = ic_start; ic < ic_end; ++ic) {\n            f(mp[ic]);\n        }\n"
+CALL = "    // When use_ref is set, force the vec-only reference implementation (no tiling, no KV-chunking)\n"
 TILE = "            if (mask) {\n                bool can_skip = true;\n            }\n"
 PROJECT = """cmake_minimum_required(VERSION 3.21)
 project(llama_cpp C CXX)
@@ -47,10 +48,19 @@ def compiled(folder: Path, text: str) -> ctypes.CDLL:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The header, compiled by itself."""
-    call = 'extern "C" int64_t next_seen(const uint16_t * m, int64_t a, int64_t b) { return disco_next_seen(m, a, b); }'
-    found = compiled(tmp_path_factory.mktemp("header"), f'#include "{CI / "masked_cells.h"}"\n{call}\n')
+    calls = """
+extern "C" {
+int64_t next_seen(const uint16_t * m, int64_t a, int64_t b) { return disco_next_seen(m, a, b); }
+void begin_call() { disco_begin_call(); }
+int64_t next_seen_by(const uint16_t * m, int64_t c, int64_t a, int64_t b) { return disco_next_seen_by(m, c, a, b); }
+int sees_none(const uint16_t * m, int64_t a, int64_t b, int64_t end) { return disco_sees_none(m, a, b, end); }
+}
+"""
+    found = compiled(tmp_path_factory.mktemp("header"), f'#include "{CI / "masked_cells.h"}"\n{calls}')
     found.next_seen.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    found.next_seen.restype = ctypes.c_int64
+    found.next_seen.restype = found.next_seen_by.restype = ctypes.c_int64
+    found.next_seen_by.argtypes = found.sees_none.argtypes = (ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    found.begin_call.restype = None
     return found
 
 
@@ -66,6 +76,29 @@ def test_each_cell_that_is_not_hidden_is_seen_in_its_order_and_no_other(library:
             found.append(cell)
             cell += 1
         assert found == [start + int(i) for i in np.flatnonzero(mask[start:] != HIDDEN)]
+
+
+def test_all_heads_of_a_call_see_the_same_cells_and_the_next_call_sees_others(library: ctypes.CDLL) -> None:
+    random = np.random.default_rng(2)
+    n_rows, n = 7, 320
+    place = np.empty((n_rows, n), np.uint16)  # of all masks, as where a graph is used again
+    for _ in range(60):
+        place[:] = HIDDEN
+        for row in place:
+            first, last = sorted(random.integers(0, n + 1, 2))
+            row[first:last] = np.where(random.random(last - first) < 0.7, 0, HIDDEN)
+        library.begin_call()
+        start, end = sorted(random.integers(0, n + 1, 2)) if random.random() < 0.5 else (0, n)
+        for _head in range(3):
+            for row in place:
+                found, cell = [], int(start)
+                while cell < end and (cell := library.next_seen_by(row.ctypes.data, cell, start, end)) < end:
+                    found.append(cell)
+                    cell += 1
+                assert found == [start + int(i) for i in np.flatnonzero(row[start:end] != HIDDEN)]
+                for at in range(0, n, 64):
+                    seen = bool((row[at : at + 64] != HIDDEN).any())
+                    assert bool(library.sees_none(row.ctypes.data, at, min(n, at + 64), n)) is not seen
 
 
 def test_no_cell_behind_the_end_is_seen(library: ctypes.CDLL) -> None:
@@ -96,7 +129,7 @@ def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu
 
 
 def test_the_file_with_attention_is_compiled_from_a_copy_that_passes_hidden_cells(tmp_path: Path) -> None:
-    told, linked = configured(tmp_path, f"int a[2] = {{1; 2}};\n{LOOP}{TILE}")
+    told, linked = configured(tmp_path, f"int a[2] = {{1; 2}};\n{LOOP}{TILE}{CALL}")
     made = (tmp_path / "build" / "disco" / "ops.cpp").read_text()
     assert "ops.cpp is not the one" not in told
     assert "disco/ops.cpp.o" in linked
@@ -104,16 +137,19 @@ def test_the_file_with_attention_is_compiled_from_a_copy_that_passes_hidden_cell
     assert "ggml-cpu/vec.cpp.o" in linked
     assert made.startswith(f'#include "{CI / "masked_cells.h"}"\nint a[2] = {{1; 2}};\n')
     assert (
-        made.index("ic < ic_end; ++ic") < made.index("disco_next_seen(mp, ic, ic_end)) == ic_end") < made.index("f(mp")
+        made.index("ic < ic_end; ++ic")
+        < made.index("disco_next_seen_by(mp, ic, ic_start, ic_end)) == ic_end")
+        < made.index("f(mp")
     )
-    assert made.index("disco_next_seen(mp, ic, ic + kv_tile)") < made.index("can_skip")
+    assert made.index("disco_sees_none(mp, ic, ic + kv_tile, nek1)") < made.index("can_skip")
+    assert made.index(CALL) < made.index("disco_begin_call();")
 
 
 @pytest.mark.parametrize("name", ["ggml-cpu-x64", "ggml-cpu-zen4"])
 def test_each_library_of_kernels_has_that_copy_and_is_installed_beside_those_that_load_it(
     tmp_path: Path, name: str
 ) -> None:
-    told, linked = configured(tmp_path, LOOP + TILE, VARIANTS, name)
+    told, linked = configured(tmp_path, LOOP + TILE + CALL, VARIANTS, name)
     assert "ops.cpp is not the one" not in told
     assert "disco/ops.cpp.o" in linked
     assert "ggml-cpu/ops.cpp.o" not in linked
@@ -122,7 +158,11 @@ def test_each_library_of_kernels_has_that_copy_and_is_installed_beside_those_tha
     assert "feats" not in installed
 
 
-@pytest.mark.parametrize("ops", ["", LOOP, TILE, LOOP + LOOP + TILE], ids=["none", "loop", "tile", "two loops"])
+@pytest.mark.parametrize(
+    "ops",
+    ["", LOOP + CALL, TILE + CALL, LOOP + TILE, LOOP + LOOP + TILE + CALL],
+    ids=["none", "loop", "tile", "no call", "two loops"],
+)
 def test_another_file_than_the_known_one_stays_as_it_is_and_that_is_said(tmp_path: Path, ops: str) -> None:
     told, linked = configured(tmp_path, ops)
     assert "ops.cpp is not the one" in told
