@@ -78,8 +78,13 @@ def n_processors(root: Path = ROOT, own: Path = OWN) -> int:
 
 
 def affinity() -> int:
-    """Return the number of processors that this process may run on; without such a mask, the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of processors that this process may run on."""
+    return len(allowed())
+
+
+def allowed() -> list[int]:
+    """Return the numbers of the processors that this process may run on; without such a mask, the machine's."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:

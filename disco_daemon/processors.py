@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .control_groups import n_processors
+from .control_groups import allowed, n_processors
 
 SYSTEM = Path("/sys/devices/system")
 SYSCTL_TIMEOUT_S = 5.0  # it asks the kernel; without an answer all cores count
@@ -36,15 +36,14 @@ class Core:
     speed: float
 
 
-def cores(system: Path = SYSTEM, allowed: Collection[int] | None = None) -> list[Core]:
+def cores(system: Path = SYSTEM, cpus: Collection[int] | None = None) -> list[Core]:
     """Return the cores that this process may use, in the order of their first processors.
 
-    `allowed` are the processors' numbers, by default those of the affinity mask.
+    `cpus` are the processors' numbers, by default those of the affinity mask.
     """
-    if allowed is None:
-        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    node_of = {cpu: node for node, cpus in _nodes(system) for cpu in cpus}
-    speeds = _speeds(system, sorted(allowed))
+    cpus = sorted(allowed() if cpus is None else cpus)
+    node_of = {cpu: node for node, numbers in _nodes(system) for cpu in numbers}
+    speeds = _speeds(system, cpus)
     found = dict[tuple[int, ...], Core]()
     for cpu, speed in speeds.items():
         siblings = _numbers(_text(system / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list"))
