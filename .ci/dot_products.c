@@ -1,4 +1,4 @@
-// Prints how long llama.cpp's dot products of quantised weights take on this processor, in ns a weight: of each kind the
+// Prints how long llama.cpp's dot products of quantised weights take on this processor, in fs a weight: of each kind the
 // least of some rounds, and of all kinds the geometric mean. Compiled with one of its files (arch/x86/quants.c), in
 // different ways, to choose among them.
 

@@ -64,8 +64,7 @@ class SpareHost:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
             self._starting = None
-        if self._started is not None:
-            process, ours = self._started
-            self._started = None
+        if (started := await self.take()) is not None:
+            process, ours = started
             ours.close()
             await end(process)

@@ -1,8 +1,8 @@
 """llama.cpp's own library, and the kernels that it computes with: compiled in, or the best of several for this CPU.
 
 A build with `GGML_BACKEND_DL` has its kernels in libraries of their own, with `GGML_CPU_ALL_VARIANTS` one for each
-generation of processors: the single binary is such a build. Somebody has to say where they are, before a model is
-loaded: who imports this has done so. From then on llama.cpp shows nothing but errors, on stderr.
+generation of processors. Somebody has to say where they are, before a model is loaded: who imports this has done so.
+From then on llama.cpp shows nothing but errors, on stderr. (No such build was tried with a model yet.)
 """
 
 from __future__ import annotations
