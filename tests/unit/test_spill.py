@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from types import FrameType
+from typing import Any, TypeAlias, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +29,7 @@ from tests.unit.test_batch import FakeLlama
 MADE_BY = bytes(range(32))
 A, B = list(range(1, 41)), list(range(101, 141))
 PATIENCE_S = 60.0
+TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 
 class Clock:
@@ -266,6 +269,38 @@ def test_a_text_that_goes_on_takes_the_place_of_its_beginning(tmp_path: Path) ->
         written(spill, A, A + B, A)
         assert len(files(tmp_path)) == len(spill) == 1
         assert read(spill, A) == (A + B, bytes(A + B))
+
+
+def test_a_process_killed_at_any_line_of_a_write_leaves_the_text_or_its_beginning(tmp_path: Path) -> None:
+    there: list[bool] = []
+
+    def look(frame: FrameType, event: str, _: object) -> TraceFunction | None:
+        if frame.f_code.co_filename != spill_module.__file__:
+            return None
+        there.append(bool(files(tmp_path)))
+        return look
+
+    with opened(tmp_path) as (spill, _):
+        written(spill, A)
+        before = sys.gettrace()
+        sys.settrace(look)
+        try:
+            spill._write(key([*A, 7]), bytes(A), time.time_ns())
+        finally:
+            sys.settrace(before)
+        assert len(there) > 20
+        assert all(there)
+        assert [spill.find([*A, 7, 8], 0)] == [spill_module.SpilledText(key([*A, 7]), 41)]
+        assert len(spill) == len(files(tmp_path)) == 1
+
+
+def test_a_text_that_cannot_be_written_keeps_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as (spill, _):
+        written(spill, A)
+        monkeypatch.setattr(spill_module, "SPARE_DISK_BYTES", 2**62)
+        written(spill, [*A, 7])
+        assert "less than" in spill.error
+        assert read(spill, [*A, 7]) == (A, bytes(A))
 
 
 def test_a_folder_belongs_to_one_engine_at_a_time(tmp_path: Path) -> None:

@@ -268,8 +268,11 @@ class Spill:
             return
         with self._lock:
             shorter = [k for k in self._files if key.startswith(k)]
-        for old in shorter:
-            self.remove(old)
+        if (
+            self.n_bytes + size > self._max_bytes
+        ):  # else they stay until the new file is whole: the process may be killed
+            for old in shorter:
+                self.remove(old)
         if not self._trim(self._max_bytes - size, used_ns):
             return
         if shutil.disk_usage(self._folder).free - size < SPARE_DISK_BYTES:
@@ -289,6 +292,8 @@ class Spill:
             raise
         with self._lock:
             self._know(key, _File(size, used_ns))
+        for old in shorter:
+            self.remove(old)
 
     # --- the folder ----------------------------------------------------------------------------------------------
 
