@@ -120,13 +120,18 @@ function(disco_install_variants)
 endfunction()
 cmake_language(DEFER CALL disco_install_variants)
 
-# Two changes to attention on a CPU, whose results stay the same to the bit where heads are no multiple of 128.
+# Three changes to attention on a CPU. By the first two results stay the same to the bit, but with heads of a multiple of 128
+# numbers by the first.
 #
 # With AVX512-FP16 (Intel's Xeons since 2023), ggml goes over 16-bit numbers 128 at a time, and over the rest, which is all
 # of a head with 64, one by one, with conversions out of a table: without these instructions it takes 64 at a time.
 #
 # Each row passes all cells in use, most of which are other sequences': 32 at a time (masked_cells.h says how), in a copy of
 # ops.cpp. Where that has not the lines known here, it stays as it is, and is slower. `disco_masked_cells` tells the engine.
+#
+# Where answers are to be exact a row goes over its cells one by one, with an exponential and a rounding at each. In the same
+# copy it takes 32 of them at a time, and some rows together (exact_attention.h): five times as fast in prompts, and it rounds
+# otherwise. `disco_exact_attention` tells the engine.
 function(disco_attention)
   disco_cpu_targets(targets)
   if(NOT targets)
@@ -159,11 +164,21 @@ function(disco_attention)
     "                }\n"
     "            }\n"
   )
+  # The same where keys are BF16 and values F16: exact_attention.h has it.
+  set(by_rows "static void ggml_compute_forward_flash_attn_ext_f16_one_chunk(\n")
+  set(v_type "    GGML_ASSERT((v->type == GGML_TYPE_F32 || v_to_float  ) && \"fattn: unsupported V-type\");\n\n    int ith = params->ith;\n\n    for (")
+  string(CONCAT attend
+    "#if defined(DISCO_ATTENDS)\n"
+    "    if (k->type == GGML_TYPE_BF16 && v->type == GGML_TYPE_F16 && !write_partials && disco_attend_rows(dst, ir0, ir1, q_to_vec_dot)) {\n"
+    "        return;\n"
+    "    }\n"
+    "#endif\n"
+  )
   # Each call of attention, which has its own mask.
   set(call "    // When use_ref is set, force the vec-only reference implementation (no tiling, no KV-chunking)\n")
   set(call_past "    disco_begin_call();\n")
   set(known TRUE)
-  foreach(lines IN ITEMS loop tile call)
+  foreach(lines IN ITEMS loop tile call by_rows v_type)
     string(FIND "${text}" "${${lines}}" first)
     string(FIND "${text}" "${${lines}}" last REVERSE)
     if(first EQUAL -1 OR NOT first EQUAL last)
@@ -172,6 +187,8 @@ function(disco_attention)
   endforeach()
   if(known)
     string(REPLACE "${loop}" "${loop}${loop_past}" text "${text}")
+    string(REPLACE "${v_type}" "${attend}${v_type}" text "${text}")
+    string(REPLACE "${by_rows}" "#include \"${CMAKE_CURRENT_FUNCTION_LIST_DIR}/exact_attention.h\"\n\n${by_rows}" text "${text}")
     string(REPLACE "${tile}" "${tile_past}${tile}" text "${text}")
     string(REPLACE "${call}" "${call}${call_past}" text "${text}")
     set(header "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/masked_cells.h")

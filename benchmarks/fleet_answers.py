@@ -128,7 +128,7 @@ class Fleet:
             else:
                 n = min(len(numbers), 1 + (self.random.random() < 0.3))
                 legs.append(tuple(self.random.sample(numbers, n)))
-        paths = SegmentFiles(self.folder, 8 << 30).write(self.model, ranges)
+        paths = SegmentFiles(self.folder, 8 << 30, one_embedding=True).write(self.model, ranges)
         return Ends(tuple(map(str, paths)), ranges, tuple(legs))
 
     def leave(self) -> None:

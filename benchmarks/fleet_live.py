@@ -150,7 +150,7 @@ def serve(kind: str, model: Path, folder: Path, cut: Sequence[int]) -> None:
     if kind == "fleet":
         n = cut[2]
         ranges = (LayerRange(0, cut[0], n), LayerRange(cut[0], cut[1], n), LayerRange(cut[1], n, n))
-        first, middle, last = map(str, SegmentFiles(folder, 8 << 30).write(model, ranges))
+        first, middle, last = map(str, SegmentFiles(folder, 8 << 30, one_embedding=True).write(model, ranges))
         llama: Llama = HomeLlama(load, Ends((first, middle, last), ranges), AbortFlag(), hosts.open)
     else:
         llama = Llama(load, AbortFlag())
@@ -243,7 +243,9 @@ def live(
         finally:
             for child in children.values():
                 child.close()
-        weights = sum(path.stat().st_blocks * 512 for path in folder.glob("*.gguf"))
+        # A file with two names is in memory once.
+        files = {stat.st_ino: stat.st_blocks * 512 for path in folder.glob("*.gguf") for stat in [path.stat()]}
+        weights = sum(files.values())
         moved = measure_apart(OPERATIONS, model, folder, (first, last, n), repeats)
         failed = measure_apart(FAILURE, model, folder, (first, last, n), n_faults)
         equal = measure_apart(EQUAL, model, folder, (first, last, n), n_answers)

@@ -196,7 +196,9 @@ def operations(model: Path, folder: Path, n_layers: int, cores: Sequence[int], r
     def ends(middle: int, *hosts: tuple[int, ...]) -> Ends:
         bounds = [0, FIRST, *((middle,) if middle < LAST else ()), LAST, n_layers]
         ranges = tuple(LayerRange(a, b, n_layers) for a, b in pairwise(bounds))
-        return Ends(tuple(map(str, SegmentFiles(folder, 8 << 30).write(model, ranges))), ranges, hosts)
+        return Ends(
+            tuple(map(str, SegmentFiles(folder, 8 << 30, one_embedding=True).write(model, ranges))), ranges, hosts
+        )
 
     hosts = LocalHosts(cpus=cores[1:])
     load = wire.Load(model_path=str(model), n_ctx=1024, n_cells=8192, n_threads=1, n_gpu_layers=0, speculate=False)

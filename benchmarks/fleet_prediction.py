@@ -74,7 +74,7 @@ def layout_of(plan: Plan) -> FleetLayout:
 def ends_of(plan: Plan, model: Path, folder: Path, shares: Shares = ()) -> Ends:
     """Write the files of a plan's ranges; return them as the engine takes them, with the hosts' shares."""
     ranges = layout_of(plan).ranges
-    paths = SegmentFiles(folder, 8 << 30).write(model, [layers for layers, _ in ranges])
+    paths = SegmentFiles(folder, 8 << 30, one_embedding=True).write(model, [layers for layers, _ in ranges])
     hosts = tuple(tuple(number or HERE for number in at) for _, at in ranges[1:-1])
     return Ends(tuple(map(str, paths)), tuple(layers for layers, _ in ranges), hosts, shares)
 

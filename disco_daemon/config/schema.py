@@ -318,8 +318,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ray, which starts what lends hosts on other machines again: `auto` where it is installed, `off`, or the HOST:PORT
     of the head of a cluster that is there."""
     mode: Literal["auto", "manual"] = "manual"
-    """`manual`: layers lie where `fleet.cuts` says, unless a host is drained or may have less; `auto`: they move, are
-    replicated and evicted while it answers, as `fleet.policy` decides. `disco fleet pause` stops that for a while."""
+    """`manual`: layers lie where `fleet.cuts` says, unless a host is drained or may have less, and come back then;
+    `auto`: they move, are replicated and evicted while it answers, as `fleet.policy` decides. `disco fleet pause` stops
+    that for a while."""
     policy: Literal["measured", "paper"] = "measured"
     """How `auto` decides: by what layers were measured to take, or as the paper has it."""
     memory_gib: Annotated[float, Meta(ge=0)] = 0.0

@@ -65,7 +65,7 @@ def make_fleet(
     given = plan_input(config, model, header, n, n_lent)
     layout = first_layout(config, model, given)
     _require_ranges(model, head, header, layout)
-    layers = FleetLayers(model, segment_files(), layout)
+    layers = FleetLayers(model, segment_files(one_embedding=True), layout)
 
     def needs(host: int) -> float:
         modules = layers.layout.modules(given.model, given.n_cells)

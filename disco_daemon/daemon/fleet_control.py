@@ -93,6 +93,7 @@ class FleetOperator:
         self._shares_until_s = 0.0
         self._steps: deque[tuple[float, StepDone]] = deque(maxlen=MAX_STEPS)
         self._step: asyncio.Task[None] | None = None
+        self._placed: FleetLayout | None = None  # as the owner wants it, where layers do not move by themselves
         self.follow(config)
 
     # --- what owners want -------------------------------------------------------------------------------------------
@@ -102,6 +103,10 @@ class FleetOperator:
         self.settings, self._expected_ttft_s = config.fleet, config.delivery.expected_ttft_s
         self._controller.policy = config.fleet.policy
         self._controller.vacancy, self._controller.violation = config.fleet.vacancy, config.fleet.violation
+        if config.fleet.mode == "auto":
+            self._placed = None
+        elif self._placed is None:
+            self._placed = self._layers.layout
 
     def drain(self, name: str) -> None:
         """Let all layers leave a host, and none come. Raises ConfigError for an unknown one."""
@@ -159,8 +164,8 @@ class FleetOperator:
         now = self._engine.clock.now()
         rests = self.paused or now < self._rests_until_s
         may_scale = self.settings.mode == "auto" and not rests
-        moment, pids = self._moment(now), self._pids()
-        seen, self.machine, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale)
+        moment, pids, placed = self._moment(now), self._pids(), None if rests else self._placed
+        seen, self.machine, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale, placed)
         self.vacancy = round(max(seen.vacancy(host) for host in range(len(seen.fleet.hosts))), 3)
         self.violation, self.excess = self._violation(), seen.excess
         self._measured = {
@@ -174,12 +179,13 @@ class FleetOperator:
             self._step = None
 
     def _decide(
-        self, now: float, moment: FleetMoment, pids: dict[int, int], may_scale: bool
+        self, now: float, moment: FleetMoment, pids: dict[int, int], may_scale: bool, placed: FleetLayout | None
     ) -> tuple[FleetSeen, MachineLoad, list[FleetStep]]:
         """Look at the machine, and let the controller decide; in a thread, since both take milliseconds."""
         machine = self._monitor.look(pids)
         seen = seen_of(moment, machine)
-        return seen, machine, self._controller.decide(now, seen, may_scale=may_scale)
+        wanted = None if placed is None else placed.placement
+        return seen, machine, self._controller.decide(now, seen, may_scale=may_scale, placed=wanted)
 
     def _pids(self) -> dict[int, int]:
         found = {0: self._engine.pid} | {host.number: host.pid for host in self._hosts.hosts}

@@ -23,7 +23,7 @@ from ..fleet.measured import LEAST_GAIN
 from ..fleet.placement import FleetHost, ModelModules, Placement, runs
 from ..fleet.steps import StepKind
 from ..models.gguf import Header
-from ..models.segments import NotCuttableError, is_recurrent, n_layers
+from ..models.segments import NotCuttableError, has_one_embedding, is_recurrent, n_layers
 from .split_plan import FLOAT_BYTES, kv_bytes_per_layer, weights_of
 
 HOME = "home"
@@ -168,9 +168,10 @@ def require_layers(name: str, header: Header, n_hosts: int = 1) -> int:
 
 
 def modules_of(header: Header, n: int) -> ModelModules:
-    """Return what the modules of a model with `n` layers take."""
+    """Return what the modules of a model with `n` layers take; an embedding that is the head as well counts once."""
     layers, head = weights_of(header, n)
-    embedding = next((t.n_bytes or 0 for t in header.tensors if t.name == "token_embd.weight"), 0)
+    words = next((t.n_bytes or 0 for t in header.tensors if t.name == "token_embd.weight"), 0)
+    embedding = 0 if has_one_embedding(header) else words
     n_embd = header.number(f"{header.architecture}.embedding_length") or 0
     return ModelModules((embedding, *layers, head), kv_bytes_per_layer(header), n_embd * FLOAT_BYTES)
 

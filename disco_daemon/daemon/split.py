@@ -35,9 +35,9 @@ class SplitError(DiscoError):
     """The ranges of a model cannot be compared; the message is fit for a user."""
 
 
-def segment_files() -> SegmentFiles:
-    """Return the folder of segments on this machine."""
-    return SegmentFiles(data_path() / "segments", SEGMENT_BYTES)
+def segment_files(*, one_embedding: bool = False) -> SegmentFiles:
+    """Return the folder of segments on this machine; `one_embedding` where one process has both ends of a model."""
+    return SegmentFiles(data_path() / "segments", SEGMENT_BYTES, one_embedding=one_embedding)
 
 
 def checksum(path: Path) -> str:

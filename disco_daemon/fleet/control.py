@@ -2,7 +2,8 @@
 
 A fleet grows while hosts are vacant and readers content; it shrinks, or gives way, while too many answers miss what
 their readers expect. A host that its owner wants to be left, or that has more than its owner allows, is relieved before
-anything else is thought of. After each other step it rests, what was observed before it no longer counts, nothing that
+anything else is thought of. What left it comes back once it may, where layers lie as their owner has placed them, and
+else as pays. After each other step it rests, what was observed before it no longer counts, nothing that
 was just done is undone within a minute, and what was undone twice waits twice as long for a third time.
 """
 
@@ -18,6 +19,7 @@ from .measured import next_steps
 from .placement import Placement
 from .reduction import FleetView, ReducedState, reductions, undo_reduction
 from .relief import relief
+from .returning import returning
 from .steps import BATCH_KINDS, FleetStep, Pressure, StepKind
 
 VACANCY = 0.3  # T_up: share of a host that is unused, above which it gets replicas
@@ -115,16 +117,19 @@ class FleetController:
     _looked_s: float = float("-inf")
     _done_s: float = float("-inf")
 
-    def decide(self, now: float, seen: FleetSeen, *, may_scale: bool = True) -> list[FleetStep]:
+    def decide(
+        self, now: float, seen: FleetSeen, *, may_scale: bool = True, placed: Placement | None = None
+    ) -> list[FleetStep]:
         """Return the step to take now: one, or none. It counts as taken.
 
-        Unless it `may_scale`, only what owners call for is done, and a reduction is taken back: it would last for ever.
+        Unless it `may_scale`, only what owners call for is done, a reduction is taken back, which would last for ever,
+        and modules go back to where they were `placed`, if they were.
         """
         self._observe(now, seen)
         is_cool = not self.records or now >= self._calm_s()
         step = next((step for step in _called_for(seen) if is_cool or self.records[-1].step != step), None)
         if step is None and is_cool:
-            wanted = self._wanted(now, seen) if may_scale else self._taken_back(seen)
+            wanted = self._wanted(now, seen) if may_scale else self._taken_back(seen, placed)
             step = next((step for step in wanted if self._may(now, step)), None)
         if step is None:
             return []
@@ -184,11 +189,13 @@ class FleetController:
             elif eligible:
                 yield from self._grow(now, seen, eligible)
 
-    def _taken_back(self, seen: FleetSeen) -> Iterator[FleetStep]:
-        """Yield the step that takes a reduction back when it is calm."""
+    def _taken_back(self, seen: FleetSeen, placed: Placement | None) -> Iterator[FleetStep]:
+        """Yield the step that takes a reduction back when it is calm, and those that bring modules back."""
         undo = undo_reduction(seen.state, seen.full_batch)
         if undo is not None and self.violating_share() <= CALM * self.violation:
             yield undo
+        if placed is not None:
+            yield from returning(seen.state, placed, _view(seen))
 
     def _grow(self, now: float, seen: FleetSeen, eligible: Sequence[int]) -> Iterator[FleetStep]:
         """Yield the policy's first step for the busiest load of late; the ones after it are decided anew."""

@@ -15,21 +15,38 @@ import psutil
 
 from ..errors import ConfigError
 from ..types import LayerRange
-from .gguf import Header
+from .gguf import Header, with_shards
 from .gguf_file import read_file_header
-from .segments import FORMAT, ExitTensor, FileSpan, GivenBytes, NotCuttableError, Segment, cut
+from .segments import (
+    FORMAT,
+    ExitTensor,
+    FileSpan,
+    GivenBytes,
+    NotCuttableError,
+    Segment,
+    cut,
+    cut_embedding,
+    has_one_embedding,
+)
 from .vocabulary import vocabulary_file
 
 SPARE_BYTES = 256 << 20  # left free on the disk for everything else
 CHUNK_BYTES = 8 << 20  # copied at a time where the file system cannot copy by itself
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of link: each name is a copy
 _NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of copy_file_range: copy by hand
 
 
 class SegmentFiles:
-    """The segments of models in `folder`, at most `max_bytes` of them, the latest used."""
+    """The segments of models in `folder`, at most `max_bytes` of them, the latest used.
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
+    Where the embedding is the output head as well, a process with the first range and the last one would have it in
+    memory twice. With `one_embedding` it is in one file that both name, by hard links, and so in memory once: such a
+    range is two files, the first of which stands for both, as of any model in several parts.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, *, one_embedding: bool = False) -> None:
+        self._folder, self._max_bytes, self._one_embedding = folder, max_bytes, one_embedding
+        self._has_one: dict[str, bool] = {}  # by the beginning of the names of a model's segments
 
     def clean(self) -> None:
         """Remove unfinished files of processes that are gone, and those of other formats; for the start."""
@@ -38,7 +55,7 @@ class SegmentFiles:
             if not (pid.isdigit() and psutil.pid_exists(int(pid))):
                 path.unlink(missing_ok=True)
         for path in self._folder.glob("*.gguf"):
-            if not path.name.endswith(_SUFFIX):
+            if not path.name.endswith((_SUFFIX, *_PARTS)):
                 path.unlink(missing_ok=True)
 
     def of_model(self, model: Path) -> list[Path]:
@@ -47,14 +64,34 @@ class SegmentFiles:
 
     def paths(self, model: Path, ranges: Iterable[LayerRange]) -> list[Path]:
         """Return where the files of a model's ranges are, or will be. Raises OSError if there is no model."""
-        return [self._folder / f"{_stem(model)}-{layers}{_SUFFIX}" for layers in ranges]
+        stem = _stem(model)
+        if self._one_embedding and stem not in self._has_one:
+            self._has_one[stem] = has_one_embedding(read_head(model)[1])
+        shares = self._has_one.get(stem, False)
+        suffixes = (
+            (layers, _PARTS[0] if shares and layers.is_first is not layers.is_last else _SUFFIX) for layers in ranges
+        )
+        return [self._folder / f"{stem}-{layers}{suffix}" for layers, suffix in suffixes]
 
     def write(self, model: Path, ranges: Iterable[LayerRange]) -> list[Path]:
         """Return the files of a model's ranges, in order; those that are missing are written.
 
         Raises ConfigError, with the reason, if the model cannot be cut, or if there is no room.
         """
-        return self._write_all(model, [(layers, None, "", "") for layers in ranges])
+        head, header = read_head(model)
+        ranges = list(ranges)
+        paths = self.paths(model, ranges)
+        try:
+            placed = [
+                (cut(head, header, layers, apart=_is_part(path)), path)
+                for layers, path in zip(ranges, paths, strict=True)
+            ]
+            if any(map(_is_part, paths)):
+                placed.append((cut_embedding(header), self._embedding(model)))
+        except NotCuttableError as e:
+            raise _cannot_be_cut(model, e) from e
+        self._place(model, placed)
+        return paths
 
     def write_exit(
         self, model: Path, layers: LayerRange, exit_: Mapping[str, ExitTensor], calibration: str = ""
@@ -66,7 +103,13 @@ class SegmentFiles:
         digest = hashlib.sha256(calibration.encode())
         for name, tensor in sorted(exit_.items()):
             digest.update(f"{name} {tensor.shape} {tensor.packing} ".encode() + tensor.data)
-        [path] = self._write_all(model, [(layers, exit_, calibration, f"-exit-{digest.hexdigest()[:12]}")])
+        head, header = read_head(model)
+        path = self._folder / f"{_stem(model)}-{layers}-exit-{digest.hexdigest()[:12]}{_SUFFIX}"
+        try:
+            segment = cut(head, header, layers, exit_, calibration)
+        except NotCuttableError as e:
+            raise _cannot_be_cut(model, e) from e
+        self._place(model, [(segment, path)])
         return path
 
     def write_vocabulary(self, model: Path) -> Path:
@@ -75,45 +118,36 @@ class SegmentFiles:
         Raises ConfigError if there is no room.
         """
         head, header = read_head(model)
-        segment = Segment(vocabulary_file(head, header), ())
-        [path] = self._place(model, [(segment, self._folder / f"{_stem(model)}-vocabulary{_SUFFIX}")])
+        path = self._folder / f"{_stem(model)}-vocabulary{_SUFFIX}"
+        self._place(model, [(Segment(vocabulary_file(head, header), ()), path)])
         return path
 
-    def _write_all(
-        self, model: Path, wanted: Iterable[tuple[LayerRange, Mapping[str, ExitTensor] | None, str, str]]
-    ) -> list[Path]:
-        """Return the files of ranges, each with its exit and calibration or none, and what its name has besides."""
-        head, header = read_head(model)
-        try:
-            segments = [
-                (cut(head, header, layers, exit_, text), self._folder / f"{_stem(model)}-{layers}{tag}{_SUFFIX}")
-                for layers, exit_, text, tag in wanted
-            ]
-        except NotCuttableError as e:
-            msg = f"{model.name} cannot be cut into ranges of layers: {e}"
-            raise ConfigError(msg) from e
-        return self._place(model, segments)
+    def _embedding(self, model: Path) -> Path:
+        return self._folder / f"{_stem(model)}-embedding{_SUFFIX}"
 
-    def _place(self, model: Path, placed: Sequence[tuple[Segment, Path]]) -> list[Path]:
-        """Write those segments of a model that are not at their paths yet; return the paths. Raises ConfigError."""
-        paths = [path for _, path in placed]
+    def _place(self, model: Path, placed: Sequence[tuple[Segment, Path]]) -> None:
+        """Write those segments of a model that are not at their paths yet. Raises ConfigError."""
+        seconds = [second for _, path in placed if _is_part(path) for second in with_shards([path])[1:]]
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             missing = [(segment, path) for segment, path in placed if not path.exists()]
-            self._make_room(sum(segment.disk_bytes for segment, _ in missing), set(paths))
+            self._make_room(
+                sum(segment.disk_bytes for segment, _ in missing), {*seconds, *(path for _, path in placed)}
+            )
             for segment, path in missing:
                 _write(model, segment, path)
-            for path in paths:
+            for second in seconds:
+                _link(self._embedding(model), second)
+            for _, path in placed:
                 os.utime(path)  # used now: the latest are kept
         except OSError as e:
             msg = f"the segments of {model.name} cannot be written to {self._folder}: {e.strerror}"
             raise ConfigError(msg) from e
-        return paths
 
     def _make_room(self, n_bytes: int, needed: set[Path]) -> None:
         """Remove the segments that were not used for longest, but for the `needed` ones. Raises ConfigError."""
         kept = sorted(self._folder.glob("*.gguf"), key=lambda path: path.stat().st_mtime)
-        used = sum(_disk_bytes(path) for path in kept)
+        used = sum(map(_disk_bytes, kept))
         for path in kept:
             if used + n_bytes <= self._max_bytes:
                 break
@@ -130,6 +164,7 @@ class SegmentFiles:
 
 
 _SUFFIX = f".v{FORMAT}.gguf"
+_PARTS = tuple(f".v{FORMAT}-0000{number}-of-00002.gguf" for number in (1, 2))  # as llama.cpp names them
 
 
 def read_head(model: Path) -> tuple[bytes, Header]:
@@ -153,7 +188,33 @@ def _stem(model: Path) -> str:
 
 
 def _disk_bytes(path: Path) -> int:
-    return path.stat().st_blocks * 512
+    """Return what a file takes of the disk, or its share where it has several names."""
+    stat = path.stat()
+    return stat.st_blocks * 512 // stat.st_nlink
+
+
+def _is_part(path: Path) -> bool:
+    return path.name.endswith(_PARTS[0])
+
+
+def _cannot_be_cut(model: Path, why: NotCuttableError) -> ConfigError:
+    return ConfigError(f"{model.name} cannot be cut into ranges of layers: {why}")
+
+
+def _link(source: Path, path: Path) -> None:
+    """Let a file have another name, or a copy where the file system gives each only one. Raises OSError."""
+    if path.exists() and path.samefile(source):
+        return
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        unfinished.hardlink_to(source)
+    except OSError as e:
+        if e.errno not in _NO_LINKS:
+            raise
+        if path.exists() and path.stat().st_size == source.stat().st_size:
+            return
+        shutil.copyfile(source, unfinished)
+    unfinished.replace(path)
 
 
 def _write(model: Path, segment: Segment, path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..types import LayerRange
@@ -33,8 +33,8 @@ _WINDOWS = {
 }  # fmt: skip
 # Keys of all architectures that count something else than layers, though they may be as many.
 _NO_LAYERS = ("rope.dimension_sections",)
-_SCALARS = {4: "I", 5: "i", 6: "f", 7: "?"}
-_U32, _BOOL, _TEXT, _ARRAY = 4, 7, 8, 9
+_SCALARS = {2: "H", 4: "I", 5: "i", 6: "f", 7: "?"}
+_U16, _U32, _I32, _BOOL, _TEXT, _ARRAY = 2, 4, 5, 7, 8, 9
 _F32 = 0
 _STATES = (".ssm_", ".time_mix_", ".shortconv.")  # in the names of tensors of layers with a state
 
@@ -114,18 +114,55 @@ def cut(
     layers: LayerRange,
     exit_: Mapping[str, ExitTensor] | None = None,
     calibration: str = "",
+    *,
+    apart: bool = False,
 ) -> Segment:
     """Return the segment of a model's `layers`; `head` are the first bytes of its file, with the whole header.
 
     With `exit_` the range also gives logits: those are the exit's tensors by name (`output_norm.weight` and
     `output.weight`, and `ffn_*.weight` of a block in its tail). What the range hands on stays the same. How sure the
-    exit may be is kept in the header as the text `calibration`, under the key CALIBRATION.
+    exit may be is kept in the header as the text `calibration`, under the key CALIBRATION. `apart` leaves out the
+    embedding: the segment is then the first of two files, and `cut_embedding` returns the other one.
     Raises NotCuttableError.
     """
     _refuse(header, layers)
     placed: list[tuple[Tensor, int | bytes | None]] = list(_tensors(header, layers))
     if exit_:
         placed = list(_with_exit(placed, layers, exit_))
+    keys = list(_keys(head, header, layers))
+    if calibration:
+        keys.append(_key(CALIBRATION, _TEXT, calibration))
+    if apart:
+        keys += _part_keys(0, len(placed))
+        placed = [(tensor, source) for tensor, source in placed if tensor.name != _EMBEDDING]
+    return _packed(header, keys, placed)
+
+
+def cut_embedding(header: Header) -> Segment:
+    """Return the second file of ranges cut `apart`, which is the same for all of them. Raises NotCuttableError."""
+    keys = [*_part_keys(1, 0), _key("general.alignment", _U32, header.alignment)]
+    return _packed(header, keys, [(t, t.offset) for t in header.tensors if t.name == _EMBEDDING])
+
+
+def has_one_embedding(header: Header) -> bool:
+    """Whether the embedding is the output head as well, so that the first range and the last one both need it."""
+    return all(tensor.name != _OUTPUT for tensor in header.tensors)
+
+
+def _part_keys(number: int, n_tensors: int) -> list[bytes]:
+    """Return the keys by which llama.cpp knows a file as one of two parts; `n_tensors` are both parts'."""
+    return [
+        _key("split.no", _U16, number),
+        _key("split.count", _U16, 2),
+        _key("split.tensors.count", _I32, n_tensors),
+    ]
+
+
+def _packed(header: Header, keys: list[bytes], placed: Sequence[tuple[Tensor, int | bytes | None]]) -> Segment:
+    """Return the file of tensors, each with its bytes, or their offset among the source's weights, or None for zeros.
+
+    Raises NotCuttableError.
+    """
     offset, infos, pieces = 0, [], list[Piece]()
     for tensor, source in placed:
         size = tensor.n_bytes
@@ -140,9 +177,6 @@ def cut(
             pieces.append(GivenBytes(source) if isinstance(source, bytes) else FileSpan(header.data_at + source, size))
         pieces.append(Zeros(padded - size))
         offset += padded
-    keys = list(_keys(head, header, layers))
-    if calibration:
-        keys.append(_key(CALIBRATION, _TEXT, calibration))
     packed = b"".join([b"GGUF", struct.pack("<IQQ", 3, len(placed), len(keys)), *keys, *infos])
     packed += bytes(-len(packed) % header.alignment)
     return Segment(packed, tuple(_joined(pieces)))
@@ -206,7 +240,7 @@ def _with_exit(
 
 def _tensors(header: Header, layers: LayerRange) -> Iterator[tuple[Tensor, int | None]]:
     """Yield the tensors of a range by their new names, with their offsets among the source's weights; None is zeros."""
-    is_tied = all(tensor.name != _OUTPUT for tensor in header.tensors)
+    is_tied = has_one_embedding(header)
     tail = []
     for tensor in header.tensors:
         found = _LAYER.match(tensor.name)
@@ -270,7 +304,8 @@ def _keys(head: bytes, header: Header, layers: LayerRange) -> Iterator[bytes]:
         new[f"{own}vocab_size"] = _key(f"{own}vocab_size", _U32, 1)
         new["tokenizer.ggml.model"] = _key("tokenizer.ggml.model", _TEXT, _NO_VOCABULARY)
     for key, (start, end) in header.spans.items():
-        if key not in new and not (is_mute and key.startswith("tokenizer.")):
+        of_words, of_parts = key.startswith("tokenizer."), key.startswith("split.")  # parts that have been joined
+        if key not in new and not (is_mute and of_words) and not of_parts:
             yield head[start:end]
     yield from new.values()
     for name, number in (("first", layers.first), ("last", layers.last), ("of", layers.of)):

@@ -24,7 +24,8 @@ from disco_daemon.fleet.costs import CostCurve, CostSample, ModuleCosts, fit_cos
 from disco_daemon.fleet.forecast import FleetLoad, FleetModel, routes
 from disco_daemon.fleet.measured import LEAST_GAIN, next_steps, plan_steps
 from disco_daemon.fleet.placement import CPU_SHARE, MEMORY_SHARE, FleetHost, ModelModules, Placement
-from disco_daemon.fleet.reduction import ReducedState
+from disco_daemon.fleet.reduction import FleetView, ReducedState
+from disco_daemon.fleet.returning import returning
 from disco_daemon.fleet.steps import BATCH_KINDS, StepKind
 
 COSTS = ModuleCosts(
@@ -356,3 +357,66 @@ def test_without_late_answers_a_short_host_is_left_alone_and_too_few_answers_say
     few = FleetSeen(fleet, state, 8, (0.99, 0.95), (0.5, 0.5), n_answers=7, n_violating=7)
     assert controller.decide(20.0, few) == []
     assert controller.violating_share() == 0.0
+
+
+@given(st.integers(0, 10_000), st.integers(2, 5), st.integers(2, 12), st.sampled_from(["leave", "less"]))
+@settings(max_examples=50, deadline=None)
+def test_what_left_a_host_comes_back_once_and_only_when_it_may(
+    seed: int, n_hosts: int, n_layers: int, wish: str
+) -> None:
+    """As where layers lie by hand: a host is drained, or has less memory for a while."""
+    random = np.random.default_rng(seed)
+    fleet = random_fleet(seed, n_hosts, n_layers)
+    room = 2.0 * sum(fleet.model.weights) / MEMORY_SHARE
+    fleet = replace(fleet, hosts=tuple(replace(host, memory_bytes=room) for host in fleet.hosts))
+    inner = tuple(1 << int(random.integers(0, n_hosts)) for _ in range(n_layers))
+    placed = Placement((1, *inner, 1))
+    host = int(random.integers(1, n_hosts))
+    state, controller = ReducedState(placed, 8), FleetController()
+    none = tuple([0.0] * n_hosts)
+
+    def look(now: float, *, is_kept_away: bool) -> None:
+        nonlocal state
+        left = replace(fleet.hosts[host], accepts=False)
+        hosts = tuple(left if number == host and is_kept_away else one for number, one in enumerate(fleet.hosts))
+        there = state.placement.weights_on(host, fleet.model) if is_kept_away else 0.0
+        excess = tuple(there if number == host and wish == "less" else 0.0 for number in range(n_hosts))
+        leaving = frozenset({host} if is_kept_away and wish == "leave" else ())
+        seen = FleetSeen(replace(fleet, hosts=hosts), state, 8, none, none, leaving=leaving, excess=excess)
+        for step in controller.decide(now, seen, may_scale=False, placed=placed):
+            state = state.after(step)
+
+    for now in range(100):
+        look(now, is_kept_away=True)
+    assert not state.placement.on(host)
+    n_steps = len(controller.records)
+    for now in range(100, 100 + int(3 * MINUTE_S)):
+        look(now, is_kept_away=False)
+        assert all(state.placement.masks), "nothing is nowhere"
+    assert state.placement == placed
+    assert len(controller.records) - n_steps <= max(n_steps, n_layers)
+    n_steps = len(controller.records)
+    for now in range(1000, 1100):
+        look(now, is_kept_away=False)
+    assert len(controller.records) == n_steps, "what lies where it belongs stays there"
+
+
+def test_of_what_has_not_room_enough_the_beginning_comes_back_and_replicas_as_well() -> None:
+    fleet = random_fleet(1, 3, 6)
+    layer = fleet.model.weights[1]
+    small = replace(fleet.hosts[1], memory_bytes=2.5 * layer / MEMORY_SHARE, memory_share=MEMORY_SHARE)
+    large = replace(fleet.hosts[2], memory_bytes=20.0 * layer / MEMORY_SHARE)
+    view = FleetView((fleet.hosts[0], small, large), fleet.model, lambda _: [0.0])
+    placed = Placement((1, 2, 2, 2, 6, 1, 1, 1))
+    state = ReducedState(Placement((1, 1, 1, 1, 1, 1, 4, 1)), 8)
+    steps = list(returning(state, placed, view))
+    assert [(s.kind, s.first, s.last, s.source, s.target) for s in steps] == [
+        (StepKind.MOVE, 1, 3, 0, 1),
+        (StepKind.MOVE, 6, 7, 2, 0),
+    ]
+    state = ReducedState(Placement((1, 2, 2, 2, 2, 5, 1, 1)), 8)
+    steps = list(returning(state, placed, view))
+    assert [(s.kind, s.first, s.last, s.source, s.target) for s in steps] == [
+        (StepKind.REPLICATE, 4, 5, None, 2),
+        (StepKind.EVICT, 5, 6, 2, None),
+    ]

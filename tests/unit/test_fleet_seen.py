@@ -41,13 +41,13 @@ def with_gib(gib: float) -> FleetMoment:
 
 
 def played(
-    moment: FleetMoment, seconds: int, machine: MachineLoad = CALM, **more: bool
+    moment: FleetMoment, seconds: int, machine: MachineLoad = CALM, *, may_scale: bool = True
 ) -> tuple[FleetLayout, list[FleetStep]]:
     """Let a controller look once a second, and carry out its steps at once."""
     controller, steps = FleetController(), list[FleetStep]()
     for now in range(seconds):
         seen = seen_of(moment, machine)
-        for step in controller.decide(float(now), seen, **more):
+        for step in controller.decide(float(now), seen, may_scale=may_scale):
             steps.append(step)
             moment = replace(moment, layout=moment.layout.after(step.apply(moment.layout.placement)))
             moment = replace(moment, costs=condensed(GIVEN.costs, moment.layout))

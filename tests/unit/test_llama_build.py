@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disco_daemon.engine.llama import masked_cells
+from disco_daemon.engine.llama import attention
 
 CI = Path(__file__).parents[2] / ".ci"
 HIDDEN = 0xFC00  # minus infinity in 16 bits
@@ -16,6 +16,14 @@ LIMIT_S = 120.0
 LOOP = "        for (int64_t ic = ic_start; ic < ic_end; ++ic) {\n            f(mp[ic]);\n        }\n"
 CALL = "    // When use_ref is set, force the vec-only reference implementation (no tiling, no KV-chunking)\n"
 TILE = "            if (mask) {\n                bool can_skip = true;\n            }\n"
+ROWS = "static void ggml_compute_forward_flash_attn_ext_f16_one_chunk(\n        int n) {\n"
+V_TYPE = """    GGML_ASSERT((v->type == GGML_TYPE_F32 || v_to_float  ) && "fattn: unsupported V-type");
+
+    int ith = params->ith;
+
+    for (;;) {}
+"""
+KNOWN = ROWS + V_TYPE + LOOP + TILE + CALL
 PROJECT = """cmake_minimum_required(VERSION 3.21)
 project(llama_cpp C CXX)
 add_library(ggml STATIC ggml-cpu/vec.cpp)
@@ -36,12 +44,12 @@ def program(name: str) -> str:
     return found
 
 
-def compiled(folder: Path, text: str) -> ctypes.CDLL:
+def compiled(folder: Path, text: str, *options: str) -> ctypes.CDLL:
     """Make a library of this text."""
     source, made = folder / "made.cpp", folder / "made.so"
     source.write_text(text)
-    command = [program("c++"), "-O2", "-Wall", "-Werror", "-shared", "-fPIC", str(source), "-o", str(made)]
-    subprocess.run(command, check=True, timeout=LIMIT_S)
+    command = [program("c++"), "-O2", "-Wall", "-Werror", *options, "-shared", "-fPIC", str(source)]
+    subprocess.run([*command, "-o", str(made)], check=True, timeout=LIMIT_S)
     return ctypes.CDLL(str(made))
 
 
@@ -110,10 +118,10 @@ def test_no_cell_behind_the_end_is_seen(library: ctypes.CDLL) -> None:
 
 def test_a_cell_costs_less_where_the_library_passes_hidden_ones_quickly(library: ctypes.CDLL, tmp_path: Path) -> None:
     other = compiled(tmp_path, "")
-    assert masked_cells.passes_quickly(library)
-    assert not masked_cells.passes_quickly(other)
-    assert masked_cells.skip_s(library, 270, 1) < masked_cells.skip_s(other, 270, 1) / 5
-    assert masked_cells.skip_s(library, 270, 2) == masked_cells.skip_s(library, 270, 1) / 2
+    assert attention.passes_quickly(library)
+    assert not attention.passes_quickly(other)
+    assert attention.skip_s(library, 270, 1) < attention.skip_s(other, 270, 1) / 5
+    assert attention.skip_s(library, 270, 2) == attention.skip_s(library, 270, 1) / 2
 
 
 def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu") -> tuple[str, str]:
@@ -129,7 +137,7 @@ def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu
 
 
 def test_the_file_with_attention_is_compiled_from_a_copy_that_passes_hidden_cells(tmp_path: Path) -> None:
-    told, linked = configured(tmp_path, f"int a[2] = {{1; 2}};\n{LOOP}{TILE}{CALL}")
+    told, linked = configured(tmp_path, f"int a[2] = {{1; 2}};\n{KNOWN}")
     made = (tmp_path / "build" / "disco" / "ops.cpp").read_text()
     assert "ops.cpp is not the one" not in told
     assert "disco/ops.cpp.o" in linked
@@ -143,13 +151,15 @@ def test_the_file_with_attention_is_compiled_from_a_copy_that_passes_hidden_cell
     )
     assert made.index("disco_sees_none(mp, ic, ic + kv_tile, nek1)") < made.index("can_skip")
     assert made.index(CALL) < made.index("disco_begin_call();")
+    assert made.index("exact_attention.h") < made.index(ROWS)
+    assert made.index("disco_attend_rows(dst, ir0, ir1, q_to_vec_dot)") < made.index("fattn: unsupported V-type")
 
 
 @pytest.mark.parametrize("name", ["ggml-cpu-x64", "ggml-cpu-zen4"])
 def test_each_library_of_kernels_has_that_copy_and_is_installed_beside_those_that_load_it(
     tmp_path: Path, name: str
 ) -> None:
-    told, linked = configured(tmp_path, LOOP + TILE + CALL, VARIANTS, name)
+    told, linked = configured(tmp_path, KNOWN, VARIANTS, name)
     assert "ops.cpp is not the one" not in told
     assert "disco/ops.cpp.o" in linked
     assert "ggml-cpu/ops.cpp.o" not in linked
@@ -160,8 +170,8 @@ def test_each_library_of_kernels_has_that_copy_and_is_installed_beside_those_tha
 
 @pytest.mark.parametrize(
     "ops",
-    ["", LOOP + CALL, TILE + CALL, LOOP + TILE, LOOP + LOOP + TILE + CALL],
-    ids=["none", "loop", "tile", "no call", "two loops"],
+    ["", *(KNOWN.replace(part, "") for part in (ROWS, V_TYPE, LOOP, TILE, CALL)), LOOP + KNOWN],
+    ids=["none", "no rows", "no types", "no loop", "no tile", "no call", "two loops"],
 )
 def test_another_file_than_the_known_one_stays_as_it_is_and_that_is_said(tmp_path: Path, ops: str) -> None:
     told, linked = configured(tmp_path, ops)

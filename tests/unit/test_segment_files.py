@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections import namedtuple
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from disco_daemon.errors import ConfigError
-from disco_daemon.models.gguf import read_header
+from disco_daemon.models.gguf import joined, read_header, with_shards
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.models.vocabulary import vocabulary_mark
 from disco_daemon.types import LayerRange
@@ -94,3 +95,51 @@ def test_unfinished_files_of_the_dead_and_other_formats_are_removed_at_the_start
         other.touch()
     files.clean()
     assert sorted(folder.iterdir()) == sorted([path, living])
+
+
+def test_both_ends_name_one_file_for_an_embedding_that_is_the_head_as_well(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "segments"
+    files, ranges = SegmentFiles(folder, PLENTY, one_embedding=True), [LayerRange(0, 1, 4), LayerRange(1, 3, 4)]
+    ranges.append(LayerRange(3, 4, 4))
+    first, middle, last = files.write(source, ranges)
+    assert files.paths(source, ranges) == [first, middle, last]
+    whole = [joined(read_header(path.read_bytes()) for path in with_shards([end])) for end in (first, last)]
+    plain = [read_header(path.read_bytes()) for path in SegmentFiles(folder, PLENTY).write(source, ranges)]
+    for found, one in zip(whole, (plain[0], plain[2]), strict=True):
+        assert {t.name: (t.shape, t.packing) for t in found.tensors} == {
+            t.name: (t.shape, t.packing) for t in one.tensors
+        }
+        assert found.number("split.tensors.count") == len(one.tensors)
+    [ours], [theirs] = with_shards([first])[1:], with_shards([last])[1:]
+    assert ours.samefile(theirs)
+    assert not with_shards([middle])[1:]
+    ours.unlink()
+    files.clean()
+    assert files.write(source, ranges) == [first, middle, last]
+    assert ours.samefile(theirs), "what is missing is there again"
+    data, source_header = source.read_bytes(), read_header(source.read_bytes())
+    at = source_header.data_at + next(t.offset for t in source_header.tensors if t.name == "token_embd.weight")
+    [tensor] = read_header(ours.read_bytes()).tensors
+    begin = read_header(ours.read_bytes()).data_at + tensor.offset
+    assert ours.read_bytes()[begin : begin + (tensor.n_bytes or 0)] == data[at : at + (tensor.n_bytes or 0)]
+
+
+def test_a_file_system_without_hard_links_gets_copies(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    files, ends = SegmentFiles(tmp_path / "segments", PLENTY, one_embedding=True), HALVES
+    for _ in range(2):
+        [ours], [theirs] = (with_shards([end])[1:] for end in files.write(source, ends))
+        assert ours.read_bytes() == theirs.read_bytes()
+        assert not ours.samefile(theirs)
+
+
+def test_a_head_of_its_own_needs_no_second_file(tmp_path: Path) -> None:
+    source = tmp_path / "untied.gguf"
+    source.write_bytes(model(4, tied=False))
+    files = SegmentFiles(tmp_path / "segments", PLENTY, one_embedding=True)
+    assert files.write(source, HALVES) == SegmentFiles(tmp_path / "segments", PLENTY).write(source, HALVES)
