@@ -7,8 +7,6 @@ from typing import Any
 import llama_cpp
 
 from ..wire import Load
-from .attention import exact_attention
-from .library import kernels
 
 GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
 # As in llama.h, `enum llama_flash_attn_type`; the bindings lack it.
@@ -25,9 +23,8 @@ def context_params(load: Load) -> Any:
     params.op_offload = load.n_gpu_layers != 0
     if load.kv_type == "q8_0":
         params.type_k = params.type_v = llama_cpp.GGML_TYPE_Q8_0
-    elif not load.n_gpu_layers and (load.exact or (exact_attention(kernels()) and load.flash_attn is not False)):
+    elif load.exact and not load.n_gpu_layers:
         # With K and V of one 16-bit type, flash attention on the CPU has three code paths, by rows, threads and place,
-        # that round differently; with these two it has one: what is prefilled is bit for bit as if generated. In our
-        # build that is the fastest as well.
+        # that round differently; with these two it has one: what is prefilled is bit for bit as if generated.
         params.type_k, params.type_v = GGML_TYPE_BF16, llama_cpp.GGML_TYPE_F16
     return params
