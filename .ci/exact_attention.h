@@ -4,9 +4,9 @@
 // and sums are 32 bits wide. What is added up, and in which order, depends on the cells that the row sees and on nothing
 // else: a row has the same bits however many rows there are, wherever its cells lie and whatever lies between them.
 #pragma once
+#include "masked_cells.h"
+
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
 #define DISCO_ATTENDS 1
@@ -18,6 +18,7 @@ static inline disco_floats disco_load(const float * p) { return _mm512_loadu_ps(
 static inline void disco_store(float * p, disco_floats x) { _mm512_storeu_ps(p, x); }
 static inline disco_floats disco_all(float x) { return _mm512_set1_ps(x); }
 static inline disco_floats disco_mul(disco_floats a, disco_floats b) { return _mm512_mul_ps(a, b); }
+static inline disco_floats disco_add(disco_floats a, disco_floats b) { return _mm512_add_ps(a, b); }
 static inline disco_floats disco_sub(disco_floats a, disco_floats b) { return _mm512_sub_ps(a, b); }
 static inline disco_floats disco_max(disco_floats a, disco_floats b) { return _mm512_max_ps(a, b); }
 static inline disco_floats disco_mul_add(disco_floats a, disco_floats b, disco_floats c) { return _mm512_fmadd_ps(a, b, c); }
@@ -34,6 +35,7 @@ static inline disco_floats disco_load(const float * p) { return _mm256_loadu_ps(
 static inline void disco_store(float * p, disco_floats x) { _mm256_storeu_ps(p, x); }
 static inline disco_floats disco_all(float x) { return _mm256_set1_ps(x); }
 static inline disco_floats disco_mul(disco_floats a, disco_floats b) { return _mm256_mul_ps(a, b); }
+static inline disco_floats disco_add(disco_floats a, disco_floats b) { return _mm256_add_ps(a, b); }
 static inline disco_floats disco_sub(disco_floats a, disco_floats b) { return _mm256_sub_ps(a, b); }
 static inline disco_floats disco_max(disco_floats a, disco_floats b) { return _mm256_max_ps(a, b); }
 static inline disco_floats disco_mul_add(disco_floats a, disco_floats b, disco_floats c) { return _mm256_fmadd_ps(a, b, c); }
@@ -225,7 +227,7 @@ static inline void disco_weigh(const disco_heads & of, disco_row_of_head & row) 
     }
     disco_floats added = disco_load(row.scores);
     for (int64_t i = DISCO_WIDE; i < DISCO_CELLS; i += DISCO_WIDE) {
-        added = disco_mul_add(disco_load(row.scores + i), disco_all(1.0f), added);
+        added = disco_add(disco_load(row.scores + i), added);
     }
     row.total += disco_sum(added);
 }
@@ -425,15 +427,8 @@ static bool disco_attend_rows(ggml_tensor * dst, int64_t first, int64_t end, ggm
 #endif
 
 // The engine looks for it: attention rounds otherwise than ggml's own, so what one has computed is not the other's.
-extern "C" {
-#if defined(_WIN32)
-__declspec(dllexport)
-#else
-__attribute__((visibility("default")))
-#endif
 #if defined(DISCO_ATTENDS)
-extern const int disco_exact_attention = 1;
+DISCO_TOLD(disco_exact_attention, 1)
 #else
-extern const int disco_exact_attention = 0;
+DISCO_TOLD(disco_exact_attention, 0)
 #endif
-}

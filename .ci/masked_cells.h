@@ -74,12 +74,11 @@ static inline bool disco_sees_none(const uint16_t * mask, int64_t from, int64_t 
     return to <= row.first || from >= row.last || disco_next_seen(mask, from, to) == to;
 }
 
-// The engine looks for it: passing by a cell costs a fraction of what it does without.
-extern "C" {
+// A number that the engine finds by its name.
 #if defined(_WIN32)
-__declspec(dllexport)
+#define DISCO_TOLD(name, number) extern "C" __declspec(dllexport) const int name; const int name = number;
 #else
-__attribute__((visibility("default")))
+#define DISCO_TOLD(name, number) extern "C" __attribute__((visibility("default"))) const int name; const int name = number;
 #endif
-extern const int disco_masked_cells = 1;
-}
+
+DISCO_TOLD(disco_masked_cells, 1) // passing by a cell costs a fraction of what it does without

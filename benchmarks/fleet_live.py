@@ -35,7 +35,7 @@ from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
-from disco_daemon.models.segment_files import SegmentFiles, read_head
+from disco_daemon.models.segment_files import SegmentFiles, disk_bytes, read_head
 from disco_daemon.models.segments import n_layers
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange
@@ -243,9 +243,7 @@ def live(
         finally:
             for child in children.values():
                 child.close()
-        # A file with two names is in memory once.
-        files = {stat.st_ino: stat.st_blocks * 512 for path in folder.glob("*.gguf") for stat in [path.stat()]}
-        weights = sum(files.values())
+        weights = disk_bytes(folder.glob("*.gguf"))
         moved = measure_apart(OPERATIONS, model, folder, (first, last, n), repeats)
         failed = measure_apart(FAILURE, model, folder, (first, last, n), n_faults)
         equal = measure_apart(EQUAL, model, folder, (first, last, n), n_answers)

@@ -7,7 +7,8 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -81,15 +82,13 @@ class SegmentFiles:
         head, header = read_head(model)
         ranges = list(ranges)
         paths = self.paths(model, ranges)
-        try:
+        with _cutting(model):
             placed = [
                 (cut(head, header, layers, apart=_is_part(path)), path)
                 for layers, path in zip(ranges, paths, strict=True)
             ]
             if any(map(_is_part, paths)):
                 placed.append((cut_embedding(header), self._embedding(model)))
-        except NotCuttableError as e:
-            raise _cannot_be_cut(model, e) from e
         self._place(model, placed)
         return paths
 
@@ -105,10 +104,8 @@ class SegmentFiles:
             digest.update(f"{name} {tensor.shape} {tensor.packing} ".encode() + tensor.data)
         head, header = read_head(model)
         path = self._folder / f"{_stem(model)}-{layers}-exit-{digest.hexdigest()[:12]}{_SUFFIX}"
-        try:
+        with _cutting(model):
             segment = cut(head, header, layers, exit_, calibration)
-        except NotCuttableError as e:
-            raise _cannot_be_cut(model, e) from e
         self._place(model, [(segment, path)])
         return path
 
@@ -147,13 +144,12 @@ class SegmentFiles:
     def _make_room(self, n_bytes: int, needed: set[Path]) -> None:
         """Remove the segments that were not used for longest, but for the `needed` ones. Raises ConfigError."""
         kept = sorted(self._folder.glob("*.gguf"), key=lambda path: path.stat().st_mtime)
-        used = sum(map(_disk_bytes, kept))
-        for path in kept:
-            if used + n_bytes <= self._max_bytes:
+        for path in list(kept):
+            if disk_bytes(kept) + n_bytes <= self._max_bytes:
                 break
             if path not in needed:
-                used -= _disk_bytes(path)
                 path.unlink(missing_ok=True)
+                kept.remove(path)
         free = shutil.disk_usage(self._folder).free
         if n_bytes and free < n_bytes + SPARE_BYTES:
             msg = (
@@ -187,18 +183,24 @@ def _stem(model: Path) -> str:
     return f"{model.stem}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
-def _disk_bytes(path: Path) -> int:
-    """Return what a file takes of the disk, or its share where it has several names."""
-    stat = path.stat()
-    return stat.st_blocks * 512 // stat.st_nlink
+def disk_bytes(paths: Iterable[Path]) -> int:
+    """Return what files take of a disk that knows holes; one with several names counts once. Raises OSError."""
+    stats = {(stat.st_dev, stat.st_ino): stat for stat in (path.stat() for path in paths)}
+    return sum(stat.st_blocks * 512 for stat in stats.values())
 
 
 def _is_part(path: Path) -> bool:
     return path.name.endswith(_PARTS[0])
 
 
-def _cannot_be_cut(model: Path, why: NotCuttableError) -> ConfigError:
-    return ConfigError(f"{model.name} cannot be cut into ranges of layers: {why}")
+@contextmanager
+def _cutting(model: Path) -> Iterator[None]:
+    """Raise ConfigError if a model cannot be cut."""
+    try:
+        yield
+    except NotCuttableError as e:
+        msg = f"{model.name} cannot be cut into ranges of layers: {e}"
+        raise ConfigError(msg) from e
 
 
 def _link(source: Path, path: Path) -> None:

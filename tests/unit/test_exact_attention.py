@@ -162,7 +162,7 @@ def case(seed: int, n_tokens: int, n_cells: int, heads: tuple[int, int], numbers
 @pytest.fixture(scope="module", params=["native", "haswell"])
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The header, compiled for this processor, and for one without AVX-512."""
-    text = f'{GGML}\n#include "{CI / "masked_cells.h"}"\n#include "{CI / "exact_attention.h"}"\n{CALLS}'
+    text = f'{GGML}\n#include "{CI / "exact_attention.h"}"\n{CALLS}'
     found = _compiled_for(request.param, tmp_path_factory.mktemp("attention"), text)
     if not exact_attention(found):
         pytest.skip("this processor has none of the instructions that it takes")

@@ -12,13 +12,14 @@ import pytest
 
 from disco_daemon.errors import ConfigError
 from disco_daemon.models.gguf import joined, read_header, with_shards
-from disco_daemon.models.segment_files import SegmentFiles
+from disco_daemon.models.segment_files import SegmentFiles, disk_bytes
 from disco_daemon.models.vocabulary import vocabulary_mark
 from disco_daemon.types import LayerRange
 from tests.unit.test_segments import model
 
 HALVES = [LayerRange(0, 2, 4), LayerRange(2, 4, 4)]
 PLENTY = 1 << 30
+BLOCK = 4096  # bytes, in which a file system gives its disk
 
 
 @pytest.fixture
@@ -143,3 +144,18 @@ def test_a_head_of_its_own_needs_no_second_file(tmp_path: Path) -> None:
     source.write_bytes(model(4, tied=False))
     files = SegmentFiles(tmp_path / "segments", PLENTY, one_embedding=True)
     assert files.write(source, HALVES) == SegmentFiles(tmp_path / "segments", PLENTY).write(source, HALVES)
+
+
+def test_a_file_with_several_names_takes_its_room_until_the_last_of_them_is_gone(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "segments"
+    ends = SegmentFiles(folder, PLENTY, one_embedding=True).write(source, HALVES)
+    seconds = [second for end in ends for second in with_shards([end])[1:]]
+    [embedding] = folder.glob("*-embedding*")
+    assert disk_bytes([*seconds, embedding]) == disk_bytes([embedding]) == disk_bytes(seconds[:1])
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    os.utime(embedding, (2, 2))
+    bound = disk_bytes(folder.iterdir()) - 1
+    [new] = SegmentFiles(folder, bound).write(source, [LayerRange(0, 1, 4)])
+    assert new.exists()
+    assert disk_bytes(folder.glob("*.gguf")) < bound + BLOCK, "what is to be written is reckoned in bytes"
