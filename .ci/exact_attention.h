@@ -1,8 +1,9 @@
-// Included by the copy of ggml-cpu's ops.cpp that .ci/llama_cpp.cmake makes, before its attention of one row at a time, which
-// is the one that engines take whose answers are to be exact: keys are BF16, values F16. ggml goes from cell to cell there,
-// with an exponential, a rescaling and a rounding to 16 bits at each. Here it is 32 cells of those that a row sees at a time,
-// and sums are 32 bits wide. What is added up, and in which order, depends on the cells that the row sees and on nothing
-// else: a row has the same bits however many rows there are, wherever its cells lie and whatever lies between them.
+// Included by the copy of ggml-cpu's ops.cpp that .ci/llama_cpp.cmake makes, in place of its attention where values are F16 and
+// keys BF16, as in engines whose answers are to be exact, or F16. ggml goes from cell to cell with the former, an exponential,
+// a rescaling and a rounding to 16 bits at each, and in tiles with the latter, hidden cells and all. Here it is 32 cells of
+// those that a row sees at a time, and sums are 32 bits wide. What is added up, and in which order, depends on the cells that
+// the row sees and on nothing else: a row has the same bits however many rows there are, wherever its cells lie and whatever
+// lies between them.
 #pragma once
 #include "masked_cells.h"
 
@@ -55,8 +56,8 @@ static constexpr int64_t DISCO_MOST = 512; // numbers of a head
 static constexpr int DISCO_ROWS = DISCO_WIDE == 16 ? 4 : 2; // that go over the same cells together, as registers allow
 static constexpr int DISCO_VECTORS = 4; // of a value's numbers at a time
 
-// A row of a head: what it asks for, as BF16 and, for what the processor cannot multiply so, as floats; how far it is, and
-// what it has come to: the values' sum, each weighed by exp(score - most), and the sum of these weights.
+// A row of a head: what it asks for, as BF16 if keys are, and, for what the processor cannot multiply so, as floats; how far it
+// is, and what it has come to: the values' sum, each weighed by exp(score - most), and the sum of these weights.
 struct disco_row_of_head {
     const uint16_t * mask;
     float slope, most, total;
@@ -75,6 +76,7 @@ struct disco_heads {
     const char * values;
     size_t key_bytes, value_bytes;
     float scale, softcap;
+    bool are_keys_f16; // else BF16
 };
 
 static inline __m128 disco_quarter(disco_floats x) {
@@ -139,7 +141,7 @@ static inline void disco_fetch(const char * from, int64_t n) {
 }
 
 // Multiplies the keys of cells with what `R` rows ask for.
-template <int R>
+template <int R, bool F16>
 static inline void disco_score(const disco_heads & of, disco_row_of_head * rows, const int32_t * cells, int64_t n) {
     for (int64_t at = 0; at < n; at += 4) {
         const uint16_t * keys[4];
@@ -157,7 +159,7 @@ static inline void disco_score(const disco_heads & of, disco_row_of_head * rows,
         }
         int64_t from = 0;
 #if defined(__AVX512BF16__)
-        for (; from + 32 <= of.n_key; from += 32) {
+        for (; !F16 && from + 32 <= of.n_key; from += 32) {
             for (int i = 0; i < 4; ++i) {
                 const __m512bh key = (__m512bh) _mm512_loadu_si512(keys[i] + from);
                 for (int r = 0; r < R; ++r) {
@@ -168,7 +170,7 @@ static inline void disco_score(const disco_heads & of, disco_row_of_head * rows,
 #endif
         for (; from < of.n_key; from += DISCO_WIDE) {
             for (int i = 0; i < 4; ++i) {
-                const disco_floats key = disco_load_bf16(keys[i] + from);
+                const disco_floats key = F16 ? disco_load_f16(keys[i] + from) : disco_load_bf16(keys[i] + from);
                 for (int r = 0; r < R; ++r) {
                     sums[r][i] = disco_mul_add(key, disco_load(rows[r].wide + from), sums[r][i]);
                 }
@@ -267,7 +269,11 @@ template <int R>
 static inline void disco_go_over(const disco_heads & of, disco_row_of_head * rows) {
     const int32_t * cells = rows->cells;
     const int64_t n = rows->n;
-    disco_score<R>(of, rows, cells, n);
+    if (of.are_keys_f16) {
+        disco_score<R, true>(of, rows, cells, n);
+    } else {
+        disco_score<R, false>(of, rows, cells, n);
+    }
     for (int r = 0; r < R; ++r) {
         disco_weigh(of, rows[r]);
     }
@@ -305,7 +311,7 @@ static void disco_attend(const disco_heads & of, disco_row_of_head * rows, int n
         rows[r].total = 0.0f;
         rows[r].cell = 0;
         std::memset(rows[r].sums, 0, of.n_value*sizeof(float));
-        for (int64_t i = 0; i < of.n_key; i += DISCO_WIDE) {
+        for (int64_t i = 0; i < of.n_key && !of.are_keys_f16; i += DISCO_WIDE) {
             disco_store(rows[r].wide + i, disco_load_bf16(rows[r].asked + i));
         }
     }
@@ -330,9 +336,18 @@ static void disco_attend(const disco_heads & of, disco_row_of_head * rows, int n
     }
 }
 
+// Whether this attention suits: the numbers of a head, and the types.
+static bool disco_attends(const ggml_tensor * dst) {
+    const ggml_tensor * k = dst->src[1];
+    const ggml_tensor * v = dst->src[2];
+    const int64_t n_key = k->ne[0], n_value = v->ne[0];
+    return dst->src[0]->type == GGML_TYPE_F32 && (k->type == GGML_TYPE_BF16 || k->type == GGML_TYPE_F16) && v->type == GGML_TYPE_F16
+        && n_key % 16 == 0 && n_value % 16 == 0 && n_key <= DISCO_MOST && n_value <= DISCO_MOST;
+}
+
 // Attention of the rows from `first` to `end` of all heads, in the order of ggml_compute_forward_flash_attn_ext_f16_one_chunk,
-// whose place it takes. Returns false where a head's numbers do not suit, and then nothing is done.
-static bool disco_attend_rows(ggml_tensor * dst, int64_t first, int64_t end, ggml_from_float_t to_bf16) {
+// whose place it takes where disco_attends.
+static void disco_attend_rows(ggml_tensor * dst, int64_t first, int64_t end, ggml_from_float_t to_bf16) {
     const ggml_tensor * q = dst->src[0];
     const ggml_tensor * k = dst->src[1];
     const ggml_tensor * v = dst->src[2];
@@ -344,9 +359,7 @@ static bool disco_attend_rows(ggml_tensor * dst, int64_t first, int64_t end, ggm
     of.n_cells = k->ne[1];
     of.key_bytes = k->nb[1];
     of.value_bytes = v->nb[1];
-    if (of.n_key % 16 || of.n_value % 16 || of.n_key > DISCO_MOST || of.n_value > DISCO_MOST) {
-        return false;
-    }
+    of.are_keys_f16 = k->type == GGML_TYPE_F16;
     float max_bias;
     std::memcpy(&of.scale, (const float *) dst->op_params + 0, sizeof(float));
     std::memcpy(&max_bias, (const float *) dst->op_params + 1, sizeof(float));
@@ -379,7 +392,12 @@ static bool disco_attend_rows(ggml_tensor * dst, int64_t first, int64_t end, ggm
             const int64_t h = head + r/n_of_tokens, t = token + r % n_of_tokens;
             row.mask = mask_of(i3, h, t);
             row.slope = max_bias <= 0.0f ? 1.0f : h < n_head_log2 ? powf(m0, h + 1) : powf(m1, 2*(h - n_head_log2) + 1);
-            to_bf16((const float *) ((const char *) q->data + t*q->nb[1] + h*q->nb[2] + i3*q->nb[3]), row.asked, of.n_key);
+            const float * asked = (const float *) ((const char *) q->data + t*q->nb[1] + h*q->nb[2] + i3*q->nb[3]);
+            if (of.are_keys_f16) {
+                std::memcpy(row.wide, asked, of.n_key*sizeof(float));
+            } else {
+                to_bf16(asked, row.asked, of.n_key);
+            }
         }
         disco_attend(of, rows, n);
         for (int r = 0; r < n; ++r) {
@@ -422,13 +440,12 @@ static bool disco_attend_rows(ggml_tensor * dst, int64_t first, int64_t end, ggm
         }
         ir += n;
     }
-    return true;
 }
 #endif
 
 // The engine looks for it: attention rounds otherwise than ggml's own, so what one has computed is not the other's.
 #if defined(DISCO_ATTENDS)
-DISCO_TOLD(disco_exact_attention, 1)
+DISCO_TOLD(disco_exact_attention, 2)
 #else
 DISCO_TOLD(disco_exact_attention, 0)
 #endif

@@ -129,9 +129,10 @@ cmake_language(DEFER CALL disco_install_variants)
 # Each row passes all cells in use, most of which are other sequences': 32 at a time (masked_cells.h says how), in a copy of
 # ops.cpp. Where that has not the lines known here, it stays as it is, and is slower. `disco_masked_cells` tells the engine.
 #
-# Where answers are to be exact a row goes over its cells one by one, with an exponential and a rounding at each. In the same
-# copy it takes 32 of them at a time, and some rows together (exact_attention.h): five times as fast in prompts, and it rounds
-# otherwise. `disco_exact_attention` tells the engine.
+# Where answers are to be exact a row goes over its cells one by one, with an exponential and a rounding at each; where not, by
+# one of three ways, as there are rows and threads. In the same copy it takes 32 of them at a time, and some rows together
+# (exact_attention.h): five times and twice as fast in prompts, and it rounds otherwise. `disco_exact_attention` tells the
+# engine.
 function(disco_attention)
   disco_cpu_targets(targets)
   if(NOT targets)
@@ -164,21 +165,29 @@ function(disco_attention)
     "                }\n"
     "            }\n"
   )
-  # The same where keys are BF16 and values F16: exact_attention.h has it.
+  # Both, where exact_attention.h has it.
   set(by_rows "static void ggml_compute_forward_flash_attn_ext_f16_one_chunk(\n")
   set(v_type "    GGML_ASSERT((v->type == GGML_TYPE_F32 || v_to_float  ) && \"fattn: unsupported V-type\");\n\n    int ith = params->ith;\n\n    for (")
   string(CONCAT attend
     "#if defined(DISCO_ATTENDS)\n"
-    "    if (k->type == GGML_TYPE_BF16 && v->type == GGML_TYPE_F16 && !write_partials && disco_attend_rows(dst, ir0, ir1, q_to_vec_dot)) {\n"
+    "    if (!write_partials && disco_attends(dst)) {\n"
+    "        disco_attend_rows(dst, ir0, ir1, q_to_vec_dot);\n"
     "        return;\n"
     "    }\n"
     "#endif\n"
   )
-  # Each call of attention, which has its own mask.
-  set(call "    // When use_ref is set, force the vec-only reference implementation (no tiling, no KV-chunking)\n")
-  set(call_past "    disco_begin_call();\n")
+  # Each call of attention, which has its own mask, and chooses between the ways.
+  set(way "    const bool use_ref = params->use_ref;\n")
+  string(CONCAT way_past
+    "    disco_begin_call();\n"
+    "#if defined(DISCO_ATTENDS)\n"
+    "    const bool use_ref = params->use_ref || disco_attends(dst);\n"
+    "#else\n"
+    "${way}"
+    "#endif\n"
+  )
   set(known TRUE)
-  foreach(lines IN ITEMS loop tile call by_rows v_type)
+  foreach(lines IN ITEMS loop tile way by_rows v_type)
     string(FIND "${text}" "${${lines}}" first)
     string(FIND "${text}" "${${lines}}" last REVERSE)
     if(first EQUAL -1 OR NOT first EQUAL last)
@@ -190,7 +199,7 @@ function(disco_attention)
     string(REPLACE "${v_type}" "${attend}${v_type}" text "${text}")
     string(REPLACE "${by_rows}" "#include \"${CMAKE_CURRENT_FUNCTION_LIST_DIR}/exact_attention.h\"\n\n${by_rows}" text "${text}")
     string(REPLACE "${tile}" "${tile_past}${tile}" text "${text}")
-    string(REPLACE "${call}" "${call}${call_past}" text "${text}")
+    string(REPLACE "${way}" "${way_past}" text "${text}")
     set(header "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/masked_cells.h")
     set(ops "${binary}/disco/ops.cpp")
     file(CONFIGURE OUTPUT "${ops}" CONTENT "#include \"@header@\"\n@text@" @ONLY)
@@ -214,3 +223,28 @@ function(disco_attention)
   endif()
 endfunction()
 cmake_language(DEFER CALL disco_attention)
+
+# Products of weights in Q4_1 and Q8_0, the default model's, in tiles that suit few rows and many (products.h): ggml has none for
+# Q4_1. All products that go to llamafile_sgemm come to products.cpp first, and the others go on. `disco_products` tells the engine.
+function(disco_products)
+  disco_cpu_targets(targets)
+  if(NOT targets)
+    return()
+  endif()
+  list(GET targets 0 target)
+  get_target_property(source ${target} SOURCE_DIR)
+  get_target_property(files ${target} SOURCES)
+  list(FILTER files INCLUDE REGEX "(^|/)llamafile/sgemm\\.cpp$")
+  if(NOT files)
+    message(WARNING "there is no llamafile/sgemm.cpp: products of weights in Q4_1 and Q8_0 are ggml's own")
+    return()
+  endif()
+  set_source_files_properties(
+    "${source}/ggml-cpu/llamafile/sgemm.cpp" TARGET_DIRECTORY ${target}
+    PROPERTIES COMPILE_DEFINITIONS llamafile_sgemm=disco_other_products
+  )
+  foreach(one IN LISTS targets)
+    target_sources(${one} PRIVATE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/products.cpp")
+  endforeach()
+endfunction()
+cmake_language(DEFER CALL disco_products)

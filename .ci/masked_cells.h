@@ -2,6 +2,8 @@
 // cell in use, one after the other, and most cells are other sequences'. This goes past those 32 at a time. What is added
 // up, and in which order, stays as it is: results are the same to the bit.
 #pragma once
+#include "told.h"
+
 #include <cstdint>
 #include <cstring>
 
@@ -73,12 +75,5 @@ static inline bool disco_sees_none(const uint16_t * mask, int64_t from, int64_t 
     const disco_row & row = disco_row_of(mask, 0, end);
     return to <= row.first || from >= row.last || disco_next_seen(mask, from, to) == to;
 }
-
-// A number that the engine finds by its name.
-#if defined(_WIN32)
-#define DISCO_TOLD(name, number) extern "C" __declspec(dllexport) const int name; const int name = number;
-#else
-#define DISCO_TOLD(name, number) extern "C" __attribute__((visibility("default"))) const int name; const int name = number;
-#endif
 
 DISCO_TOLD(disco_masked_cells, 1) // passing by a cell costs a fraction of what it does without

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.engine.llama.attention import exact_attention
+from disco_daemon.engine.llama.marks import exact_attention
 from tests.unit.test_llama_build import CI, HIDDEN, compiled
 
 # What ggml has, as far as the header takes it.
@@ -19,7 +19,10 @@ GGML = """
 #include <cmath>
 #include <cstdint>
 #include <immintrin.h>
-struct ggml_tensor { int64_t ne[4]; size_t nb[4]; int32_t op_params[16]; ggml_tensor * src[10]; void * data; };
+enum ggml_type { GGML_TYPE_F32 = 0, GGML_TYPE_F16 = 1, GGML_TYPE_BF16 = 30 };
+struct ggml_tensor {
+    ggml_type type; int64_t ne[4]; size_t nb[4]; int32_t op_params[16]; ggml_tensor * src[10]; void * data;
+};
 typedef void (*ggml_from_float_t)(const float *, void *, int64_t);
 static inline float GGML_CPU_FP16_TO_FP32(uint16_t x) { return _cvtsh_ss(x); }
 #if defined(__AVX512F__)
@@ -49,19 +52,28 @@ static void to_bf16(const float * from, void * to, int64_t n) {
 }
 extern "C" int attend(ggml_tensor * all, int64_t first, int64_t end) {
     for (int i = 0; i < 5; ++i) { all->src[i] = all[i + 1].data ? all + i + 1 : nullptr; }
+    if (!disco_attends(all)) { return 0; }
     disco_begin_call();
-    return disco_attend_rows(all, first, end, to_bf16);
+    disco_attend_rows(all, first, end, to_bf16);
+    return 1;
 }
 #endif
 """
+
+
+TYPES = {
+    np.float32: 0,
+    np.float16: 1,
+    np.uint16: 30,
+}  # keys' bits of BF16 are numbers for numpy; of masks it is not asked
 
 
 class Tensor(ctypes.Structure):
     """As GGML has it."""
 
     _fields_ = (
-        ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4), ("op_params", ctypes.c_int32 * 16),
-        ("src", ctypes.c_void_p * 10), ("data", ctypes.c_void_p),
+        ("type", ctypes.c_int), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4),
+        ("op_params", ctypes.c_int32 * 16), ("src", ctypes.c_void_p * 10), ("data", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -70,7 +82,8 @@ def tensor(values: np.ndarray | None) -> Tensor:
     if values is None:
         return Tensor()
     shape, strides = values.shape[::-1], values.strides[::-1]
-    return Tensor((ctypes.c_int64 * 4)(*shape), (ctypes.c_size_t * 4)(*strides), data=values.ctypes.data)
+    kind = TYPES[values.dtype.type]
+    return Tensor(kind, (ctypes.c_int64 * 4)(*shape), (ctypes.c_size_t * 4)(*strides), data=values.ctypes.data)
 
 
 @dataclass
@@ -78,7 +91,7 @@ class Case:
     """Heads with keys and values in cells, [cell, head, number], and rows that each see some cells."""
 
     asked: np.ndarray  # [token, head, number]
-    keys: np.ndarray  # as BF16 bits
+    keys: np.ndarray  # F16, or the bits of BF16
     values: np.ndarray
     mask: np.ndarray | None
     sinks: np.ndarray | None
@@ -111,14 +124,15 @@ class Case:
         """The same in 64 bits."""
         n_tokens, n_heads, _ = self.asked.shape
         share, n_log2 = n_heads // self.keys.shape[1], 1 << int(np.log2(n_heads))
-        bits = (self.keys.astype(np.uint32) << 16).view(np.float32).astype(float)
+        is_f16 = self.keys.dtype == np.float16
+        keys = (self.keys if is_f16 else (self.keys.astype(np.uint32) << 16).view(np.float32)).astype(float)
         found = np.zeros((n_tokens, n_heads, self.values.shape[-1]))
         for token, head in np.ndindex(n_tokens, n_heads):
-            shown = np.zeros(len(bits)) if self.mask is None else self.mask[token].view(np.float16).astype(float)
+            shown = np.zeros(len(keys)) if self.mask is None else self.mask[token].view(np.float16).astype(float)
             m0, m1 = 2 ** (-self.max_bias / n_log2), 2 ** (-self.max_bias / 2 / n_log2)
             power = m0 ** (head + 1) if head < n_log2 else m1 ** (2 * (head - n_log2) + 1)
             slope = power if self.max_bias > 0 else 1.0
-            scores = self.scale * bits[:, head // share] @ self.asked[token, head].astype(float)
+            scores = self.scale * keys[:, head // share] @ self.asked[token, head].astype(float)
             if self.softcap:
                 scores = self.softcap * np.tanh(scores / self.softcap)
             seen = shown > -np.inf
@@ -135,7 +149,7 @@ def as_bf16(values: np.ndarray) -> np.ndarray:
     return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
-def case(seed: int, n_tokens: int, n_cells: int, heads: tuple[int, int], numbers: int, kind: str) -> Case:
+def case(seed: int, n_tokens: int, n_cells: int, heads: tuple[int, int], numbers: int, kind: str, keys: str) -> Case:
     """Random texts, whose cells lie among each other's; some rows go on from others of their text."""
     random = np.random.default_rng(seed)
     n_heads, n_shared = heads
@@ -147,10 +161,13 @@ def case(seed: int, n_tokens: int, n_cells: int, heads: tuple[int, int], numbers
         mask = np.where(
             shown, (-np.abs(random.standard_normal((n_tokens, n_cells)))).astype(np.float16).view(np.uint16), HIDDEN
         )
-    asked = (as_bf16(random.standard_normal((n_tokens, n_heads, numbers))).astype(np.uint32) << 16).view(np.float32)
+    asked = random.standard_normal((n_tokens, n_heads, numbers)).astype(np.float32)
+    if keys == "BF16":
+        asked = (as_bf16(asked).astype(np.uint32) << 16).view(np.float32)
+    drawn = random.standard_normal((n_cells, n_shared, numbers))
     return Case(
         asked,
-        as_bf16(random.standard_normal((n_cells, n_shared, numbers))),
+        as_bf16(drawn) if keys == "BF16" else drawn.astype(np.float16),
         random.standard_normal((n_cells, n_shared, numbers)).astype(np.float16),
         None if kind == "no mask" else np.ascontiguousarray(mask, np.uint16),
         random.standard_normal(n_heads).astype(np.float32) if kind == "sinks" else None,
@@ -163,38 +180,51 @@ def case(seed: int, n_tokens: int, n_cells: int, heads: tuple[int, int], numbers
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """The header, compiled for this processor, and for one without AVX-512."""
     text = f'{GGML}\n#include "{CI / "exact_attention.h"}"\n{CALLS}'
-    found = _compiled_for(request.param, tmp_path_factory.mktemp("attention"), text)
+    found = compiled_for(request.param, tmp_path_factory.mktemp("attention"), text)
     if not exact_attention(found):
         pytest.skip("this processor has none of the instructions that it takes")
     found.attend.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     return found
 
 
-def _compiled_for(processor: str, folder: Path, text: str) -> ctypes.CDLL:
+# What a processor has that code for others may lack, as the kernel names it.
+FLAGS = {
+    "native": {"avx2", "fma", "f16c"},
+    "haswell": {"avx2", "fma", "f16c"},
+    "skylake-avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "cascadelake": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
+}
+
+
+def compiled_for(processor: str, folder: Path, text: str) -> ctypes.CDLL:
+    """A library of this C++, for a processor with less than this one; skipped where this one is not such a one."""
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    if not {"avx2", "fma", "f16c"} <= set(flags):
-        pytest.skip("not an x86-64 processor with AVX2, or it does not say so")
+    if not FLAGS[processor] <= set(flags):
+        pytest.skip(f"this processor has not what {processor} has, or it does not say so")
     return compiled(folder, text, f"-march={processor}", "-Wno-unused-function", "-Wno-uninitialized")
 
 
 KINDS = ["plain", "no mask", "bias", "softcap", "sinks"]
+KEYS = ["BF16", "F16"]
 
 
+@pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("heads", "numbers"), [((9, 3), 64), ((4, 4), 80), ((8, 1), 128), ((6, 2), 16)])
-def test_it_is_attention(library: ctypes.CDLL, kind: str, heads: tuple[int, int], numbers: int) -> None:
+def test_it_is_attention(library: ctypes.CDLL, kind: str, heads: tuple[int, int], numbers: int, keys: str) -> None:
     for seed, n_tokens, n_cells in ((0, 1, 1), (1, 7, 40), (2, 5, 333), (3, 40, 200)):
-        one = case(seed, n_tokens, n_cells, heads, numbers, kind)
+        one = case(seed, n_tokens, n_cells, heads, numbers, kind, keys)
         assert one.by(library) == pytest.approx(one.expected(), abs=2e-5)
 
 
+@pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_however_many_there_are_and_wherever_its_cells_lie(
-    library: ctypes.CDLL, kind: str
+    library: ctypes.CDLL, kind: str, keys: str
 ) -> None:
     for seed in range(4):
-        whole = case(seed, 23, 300, (9, 3), 64, kind)
+        whole = case(seed, 23, 300, (9, 3), 64, kind, keys)
         found = whole.by(library)
         for parts in (2, 3, 8, 23 * 9):
             assert np.array_equal(whole.by(library, parts), found)
@@ -218,7 +248,12 @@ def test_a_row_has_the_same_bits_however_many_there_are_and_wherever_its_cells_l
                 assert not found[token].any()
 
 
-def test_heads_of_other_sizes_are_left_to_llama_cpp(library: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("keys", KEYS)
+def test_heads_of_other_sizes_and_values_of_other_types_are_left_to_llama_cpp(library: ctypes.CDLL, keys: str) -> None:
     for numbers in (24, 528):
         with pytest.raises(AssertionError):
-            case(1, 2, 20, (2, 2), numbers, "plain").by(library)
+            case(1, 2, 20, (2, 2), numbers, "plain", keys).by(library)
+    wide = case(1, 2, 20, (2, 2), 64, "plain", keys)
+    wide.values = wide.values.astype(np.float32)
+    with pytest.raises(AssertionError):
+        wide.by(library)

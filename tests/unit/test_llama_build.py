@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disco_daemon.engine.llama import attention
+from disco_daemon.engine.llama import marks
 
 CI = Path(__file__).parents[2] / ".ci"
 HIDDEN = 0xFC00  # minus infinity in 16 bits
 LIMIT_S = 120.0
 LOOP = "        for (int64_t ic = ic_start; ic < ic_end; ++ic) {\n            f(mp[ic]);\n        }\n"
-CALL = "    // When use_ref is set, force the vec-only reference implementation (no tiling, no KV-chunking)\n"
+CALL = "    const bool use_ref = params->use_ref;\n"
 TILE = "            if (mask) {\n                bool can_skip = true;\n            }\n"
 ROWS = "static void ggml_compute_forward_flash_attn_ext_f16_one_chunk(\n        int n) {\n"
 V_TYPE = """    GGML_ASSERT((v->type == GGML_TYPE_F32 || v_to_float  ) && "fattn: unsupported V-type");
@@ -30,6 +30,7 @@ add_library(ggml STATIC ggml-cpu/vec.cpp)
 set(SKBUILD_PLATLIB_DIR "${CMAKE_BINARY_DIR}/wheel")
 """
 ONE = "add_library(ggml-cpu STATIC ggml-cpu/ops.cpp ggml-cpu/vec.cpp)\n"
+SGEMM = "llamafile/sgemm.cpp ggml-cpu/vec.cpp"
 VARIANTS = """add_library(ggml-cpu-x64 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
 add_library(ggml-cpu-x64-feats OBJECT ggml-cpu/vec.cpp)
 add_library(ggml-cpu-zen4 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
@@ -118,10 +119,10 @@ def test_no_cell_behind_the_end_is_seen(library: ctypes.CDLL) -> None:
 
 def test_a_cell_costs_less_where_the_library_passes_hidden_ones_quickly(library: ctypes.CDLL, tmp_path: Path) -> None:
     other = compiled(tmp_path, "")
-    assert attention.passes_quickly(library)
-    assert not attention.passes_quickly(other)
-    assert attention.skip_s(library, 270, 1) < attention.skip_s(other, 270, 1) / 5
-    assert attention.skip_s(library, 270, 2) == attention.skip_s(library, 270, 1) / 2
+    assert marks.passes_quickly(library)
+    assert not marks.passes_quickly(other)
+    assert marks.skip_s(library, 270, 1) < marks.skip_s(other, 270, 1) / 5
+    assert marks.skip_s(library, 270, 2) == marks.skip_s(library, 270, 1) / 2
 
 
 def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu") -> tuple[str, str]:
@@ -130,6 +131,8 @@ def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu
     (folder / "CMakeLists.txt").write_text(PROJECT + targets)
     (folder / "ggml-cpu" / "ops.cpp").write_text(ops)
     (folder / "ggml-cpu" / "vec.cpp").write_text("")
+    (folder / "ggml-cpu" / "llamafile").mkdir()
+    (folder / "ggml-cpu" / "llamafile" / "sgemm.cpp").write_text("")
     hook = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={CI / 'llama_cpp.cmake'}"
     command = [program("cmake"), "-S", str(folder), "-B", str(folder / "build"), "-G", "Unix Makefiles", hook]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S)
@@ -150,7 +153,8 @@ def test_the_file_with_attention_is_compiled_from_a_copy_that_passes_hidden_cell
         < made.index("f(mp")
     )
     assert made.index("disco_sees_none(mp, ic, ic + kv_tile, nek1)") < made.index("can_skip")
-    assert made.index(CALL) < made.index("disco_begin_call();")
+    assert made.index("disco_begin_call();") < made.index("use_ref = params->use_ref || disco_attends(dst);")
+    assert made.index("disco_attends(dst)") < made.index(CALL)  # which it is without that attention
     assert made.index("exact_attention.h") < made.index(ROWS)
     assert made.index("disco_attend_rows(dst, ir0, ir1, q_to_vec_dot)") < made.index("fattn: unsupported V-type")
 
@@ -178,3 +182,31 @@ def test_another_file_than_the_known_one_stays_as_it_is_and_that_is_said(tmp_pat
     assert "ops.cpp is not the one" in told
     assert "ggml-cpu/ops.cpp.o" in linked
     assert not (tmp_path / "build" / "disco").exists()
+
+
+@pytest.mark.parametrize(
+    ("targets", "name"),
+    [(ONE.replace("vec.cpp", SGEMM), "ggml-cpu"), (VARIANTS.replace("vec.cpp", SGEMM), "ggml-cpu-zen4")],
+    ids=["one", "variants"],
+)
+def test_products_are_asked_of_ours_first_and_the_others_have_another_name(
+    tmp_path: Path, targets: str, name: str
+) -> None:
+    told, linked = configured(tmp_path, KNOWN, targets, name)
+    assert "there is no llamafile/sgemm.cpp" not in told
+    assert "products.cpp.o" in linked
+    made = (tmp_path / "build" / "CMakeFiles" / f"{name}.dir" / "flags.make").read_text()
+    defined = [line for line in made.splitlines() if "llamafile_sgemm=disco_other_products" in line]
+    assert len(defined) == 1
+    assert "sgemm.cpp" in defined[0]
+
+
+def test_without_tiles_of_ggml_products_are_its_own_and_that_is_said(tmp_path: Path) -> None:
+    told, linked = configured(tmp_path, KNOWN)
+    assert "there is no llamafile/sgemm.cpp" in told
+    assert "products.cpp" not in linked
+
+
+def test_changes_of_a_build_are_told_with_their_versions(tmp_path: Path) -> None:
+    text = f'#include "{CI / "told.h"}"\nDISCO_TOLD(disco_exact_attention, 0)\nDISCO_TOLD(disco_products, 7)\n'
+    assert marks.changes(compiled(tmp_path, text)) == "products 7"

@@ -15,13 +15,13 @@ from ...types import LayerRange, Likelihood, ToolUse
 from ..wire import Generate, Load
 from . import gpu
 from .adapters import AdapterError, Adapters
-from .attention import exact_attention, skip_s
 from .context import context_params
 from .embedding import EmbeddingContext, EmbeddingError
 from .grammar import GrammarError, grammar_of
 from .hidden import FloatRows, HiddenRows
 from .library import kernels, show_errors
 from .likelihood import likeliest, log_probabilities
+from .marks import changes, skip_s
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
 from .nodes import use_nodes
@@ -354,10 +354,9 @@ def quiet() -> None:
 
 
 def build() -> str:
-    """Return version, instruction sets and attention of llama.cpp: the bits of its results depend on them."""
+    """Return version, instruction sets and our changes of llama.cpp: the bits of its results depend on them."""
     features = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
-    attention = exact_attention(kernels())
-    return f"{llama_cpp.__version__} {features}" + (f" attention {attention}" if attention else "")
+    return f"{llama_cpp.__version__} {features} {changes(kernels())}".rstrip()
 
 
 def load_model(load: Load, abort: AbortFlag, *, warm: bool = True) -> Llama:

@@ -1,4 +1,4 @@
-"""What this llama.cpp's attention on a CPU is like: whether the build has changed it, and what hidden cells cost."""
+"""Which of our changes a build of llama.cpp has, by its symbols, and what hidden cells cost there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 
 MASKED_CELLS = "disco_masked_cells"  # in a llama.cpp that passes them 32 at a time (.ci/masked_cells.h)
 EXACT_ATTENTION = "disco_exact_attention"  # the version of .ci/exact_attention.h; 0: not for this processor
+PRODUCTS = "disco_products"  # likewise, of .ci/products.h
 # With the default model and one thread; as llama.cpp comes it was 1 ns on an AMD Zen 5 and 2.6 ns on an Intel Xeon.
 PASS_S = 2e-9  # of each head of each layer, to pass by one cell; s
 MARKED_PASS_S = 1.5e-10  # the same where MASKED_CELLS is
@@ -14,6 +15,12 @@ MARKED_PASS_S = 1.5e-10  # the same where MASKED_CELLS is
 def exact_attention(library: ctypes.CDLL) -> int:
     """Return the version of attention over many cells at a time, by which its bits may differ; 0: llama.cpp's own."""
     return _marked(library, EXACT_ATTENTION)
+
+
+def changes(library: ctypes.CDLL) -> str:
+    """Return what a build rounds otherwise than llama.cpp as it comes, each with its version; empty where nothing."""
+    found = {"attention": exact_attention(library), "products": _marked(library, PRODUCTS)}
+    return " ".join(f"{name} {version}" for name, version in found.items() if version)
 
 
 def passes_quickly(library: ctypes.CDLL) -> bool:

@@ -1,0 +1,84 @@
+// Compiled into ggml-cpu by .ci/llama_cpp.cmake, which renames llamafile_sgemm of sgemm.cpp to disco_other_products: what is to
+// be multiplied comes here first.
+#include "ggml-impl.h"
+#include "ggml-cpu-impl.h"
+#include "llamafile/sgemm.h"
+#include "products.h"
+#include "told.h"
+
+extern "C" bool disco_other_products(const ggml_compute_params *, int64_t, int64_t, int64_t, const void *, int64_t,
+    const void *, int64_t, void *, int64_t, int, int, int);
+
+#if defined(DISCO_MULTIPLIES)
+// Whoever is done takes the next piece: some tiles with so many rows that their scales stay near.
+template <typename W>
+static void disco_multiply_all(const ggml_compute_params * params, disco_product of) {
+    static constexpr int64_t most = 256;
+    static thread_local std::vector<float> scales;
+    if (params->nth > 1) {
+        if (params->ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+        ggml_barrier(params->threadpool);
+    }
+    const disco_product all = of;
+    const int64_t n_parts = params->nth == 1 || of.n_tiles() < 4*params->nth ? params->nth : 4*params->nth;
+    const int64_t n_pieces = n_parts*((all.n_rows + most - 1) / most);
+    int64_t scaled = -1; // the first row whose scales these are
+    for (int64_t piece = params->ith; piece < n_pieces;) {
+        const int64_t row = piece/n_parts*most, part = piece % n_parts;
+        of.rows = all.rows + row*all.row_bytes;
+        of.n_rows = all.n_rows - row < most ? all.n_rows - row : most;
+        of.to = all.to + row*all.to_stride;
+        if (row != scaled) {
+            scales.resize(2*of.n_rows*of.n_blocks);
+            disco_scales<W>(of.rows, of.row_bytes, of.n_rows, of.n_blocks, scales.data());
+            of.scales = scales.data();
+            scaled = row;
+        }
+        for (int64_t t = of.n_tiles()*part/n_parts; t < of.n_tiles()*(part + 1)/n_parts; ++t) {
+            disco_multiply_tile<W>(of, t);
+        }
+        piece = params->nth == 1 ? piece + 1 : ggml_threadpool_chunk_add(params->threadpool, 1);
+    }
+}
+#endif
+
+// The product of `m` weight rows with `n` rows, `k` blocks each, as llamafile_sgemm has it. Returns false where it is left to
+// ggml's dot products.
+extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const void * a,
+        int64_t a_stride, const void * b, int64_t b_stride, void * c, int64_t c_stride, int a_type, int b_type, int c_type) {
+#if defined(DISCO_MULTIPLIES)
+    const auto multiply = [&](auto kind) {
+        using W = decltype(kind);
+        disco_product of = {};
+        of.weights = (const char *) a;
+        of.n_weights = m;
+        of.weights_bytes = a_stride*W::BYTES;
+        of.rows = (const char *) b;
+        of.n_rows = n;
+        of.row_bytes = b_stride*W::ROW_BYTES;
+        of.n_blocks = k;
+        of.to = (float *) c;
+        of.to_stride = c_stride;
+        disco_multiply_all<W>(params, of);
+        return true;
+    };
+    if (a_type == GGML_TYPE_Q4_1 && b_type == GGML_TYPE_Q8_1 && c_type == GGML_TYPE_F32) {
+        return multiply(disco_q4_1{});
+    }
+#if defined(DISCO_DOT)
+    if (a_type == GGML_TYPE_Q8_0 && b_type == GGML_TYPE_Q8_0 && c_type == GGML_TYPE_F32) {
+        return multiply(disco_q8_0{});
+    }
+#endif
+#endif
+    return disco_other_products(params, m, n, k, a, a_stride, b, b_stride, c, c_stride, a_type, b_type, c_type);
+}
+
+// The engine looks for it: these products round otherwise than ggml's own.
+#if defined(DISCO_MULTIPLIES)
+DISCO_TOLD(disco_products, 1)
+#else
+DISCO_TOLD(disco_products, 0)
+#endif
