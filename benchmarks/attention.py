@@ -1,8 +1,8 @@
 """What exact answers' attention costs: `python -m benchmarks.attention [--repeats 5] [--json]`.
 
 Keys in BF16, as exact answers have them, beside keys in F16, as the others have, in turns: the default model, one
-thread, chunks of a prompt of CONTEXT tokens, and an iteration of N_TEXTS answers behind such prompts. What a last chunk
-takes more than a first one is its attention. Processor times, the least of all repeats: other programs only add to them.
+thread, chunks of a prompt of CONTEXT tokens, and an iteration of N_TEXTS answers behind such prompts. What a last
+chunk takes more than a first one is its attention. Processor times, the least of all repeats: other programs only add.
 """
 
 from __future__ import annotations
