@@ -219,7 +219,7 @@ def test_a_draft_model_knows_several_texts_and_forgets_what_was_wrong(llama: Lla
 
 def test_a_long_text_is_read_in_pieces_before_it_is_guessed_for(llama: Llama) -> None:
     model = drafting(llama, default_model_path())
-    tokens = (llama.vocabulary.tokenize("one two three four ") * 80)[:300]
+    tokens = (llama.vocabulary.tokenize("one two three four ") * 80)[:299]  # behind which the model is sure
     assert [bool(model.draft("long", tokens, 3)) for _ in range(3)] == [False, False, True]
     assert model.draft("longer than its context", tokens * 2, 3) == []
 
