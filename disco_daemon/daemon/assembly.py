@@ -31,10 +31,8 @@ from ..profiling.saved import Measured
 from ..store import History
 from ..types import Delivery, LedgerEntry, Side
 from .device import load_measured, make_autotuner
-from .edge import rules_of
 from .endpoints import make_endpoints
 from .fleet_members import FleetMembers
-from .fleet_status import LocalFleet
 from .hosted_range import make_exit_trainer
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .scarcity import ScarceSide
@@ -119,6 +117,8 @@ class Parts:
         self.context.defaults = delivery_defaults(config)
         device = self.endpoints.get(Side.DEVICE)
         if isinstance(device, SplitDevice):
+            from .edge import rules_of
+
             device.rules = rules_of(config)
         follow_fleet(device, config)
         return replace(self, config=config)
@@ -263,8 +263,11 @@ class Assembly:
 
 def follow_fleet(device: Endpoint | None, config: Config) -> None:
     """Let a fleet go by the live settings."""
-    if isinstance(device, FleetDevice) and isinstance(device.fleet, LocalFleet):
-        device.fleet.follow(config)
+    if isinstance(device, FleetDevice):
+        from .fleet_status import LocalFleet
+
+        if isinstance(device.fleet, LocalFleet):
+            device.fleet.follow(config)
 
 
 def delivery_defaults(config: Config) -> DeliveryDefaults:

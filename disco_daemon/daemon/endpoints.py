@@ -28,8 +28,6 @@ from ..errors import ConfigError
 from ..models import places
 from ..types import UNKNOWN, Capabilities, Side
 from .device import is_exact, is_exact_but_for_rounding, knobs_for, model_path, n_gpu_layers, require_regular
-from .edge import make_edge
-from .fleet import make_fleet, n_hosts
 from .fleet_members import FleetMembers
 from .joined import JoinedFolder
 from .split import checksum
@@ -128,6 +126,8 @@ def _device(
     if config.split.enabled:
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with a whole model only, not with split.enabled")
+        from .edge import make_edge  # takes long to load, as a fleet does, and few have one
+
         split = make_edge(config, clock)
         split.whole = _whole_here(config, clock)
         return split
@@ -138,10 +138,13 @@ def _device(
 
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
     path = model_path(settings)
-    if config.fleet.enabled and n_hosts(config, members):
-        if shape is not None:
-            raise ConfigError("--shape-ttft and --shape-tps work with a whole model only, not with fleet.enabled")
-        return make_fleet(config, _whole_config(config, path), _name(path), clock, members)
+    if config.fleet.enabled:
+        from .fleet import make_fleet, n_hosts
+
+        if n_hosts(config, members):
+            if shape is not None:
+                raise ConfigError("--shape-ttft and --shape-tps work with a whole model only, not with fleet.enabled")
+            return make_fleet(config, _whole_config(config, path), _name(path), clock, members)
     device = Device(Engine(_whole_config(config, path), clock, early=early), _name(path))
     return device if shape is None else Shaped(device, shape, clock)
 

@@ -9,6 +9,7 @@ import psutil
 from ..clock import Clock
 from ..config.schema import Config
 from ..control_groups import memory
+from ..endpoints.fleet_device import whole_device
 from ..engine.supervisor import Engine, EngineState
 from .fleet_control import FleetOperator
 from .fleet_hosts import HostLife, HostProcesses
@@ -39,22 +40,6 @@ class CpuShares:
         if before is None or now <= before[0]:
             return None
         return round(max(0.0, used - before[1]) / (now - before[0]), 3)
-
-
-def whole_device() -> dict[str, Any]:
-    """Return the document of `disco fleet status` for a device without hosts."""
-    return {
-        "mode": "manual",
-        "policy": None,
-        "paused": False,
-        "hosts": [],
-        "parallelism": [],
-        "speedup_predicted": None,
-        "speedup_measured": None,
-        "slo_violation": None,
-        "vacancy": None,
-        "last_steps": [],
-    }
 
 
 class LocalFleet:

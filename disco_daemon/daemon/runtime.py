@@ -18,7 +18,6 @@ from ..errors import ConfigError, RequestError
 from ..types import Outcome, Side
 from .assembly import Assembly
 from .binding import bind_key
-from .edge import rules_of
 from .fleet_members import FleetMembers
 from .partner import Partner
 from .tasks import cancel_all
@@ -192,6 +191,8 @@ class Runtime:
     def _check_modes(self, config: Config) -> None:
         """Raise ConfigError if a device over two machines has no exit for the mode."""
         if isinstance(device := self.endpoints.get(Side.DEVICE), SplitDevice):
+            from .edge import rules_of
+
             device.check(rules_of(config))
 
     async def _replace(self, config: Config) -> None:

@@ -16,14 +16,13 @@ from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
 from ..endpoints.device import Device
-from ..endpoints.fleet_device import FleetDevice, FleetStatus
+from ..endpoints.fleet_device import FleetDevice, FleetStatus, whole_device
 from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError
 from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles
 from .fleet_members import FleetMembers
-from .fleet_status import whole_device
 from .partner import Partner
 from .runtime import Runtime
 from .server_setup import ServerSetup

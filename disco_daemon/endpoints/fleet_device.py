@@ -19,6 +19,22 @@ PRIVATE = (
 )
 
 
+def whole_device() -> dict[str, Any]:
+    """Return the document of `disco fleet status` for a device without hosts."""
+    return {
+        "mode": "manual",
+        "policy": None,
+        "paused": False,
+        "hosts": [],
+        "parallelism": [],
+        "speedup_predicted": None,
+        "speedup_measured": None,
+        "slo_violation": None,
+        "vacancy": None,
+        "last_steps": [],
+    }
+
+
 class FleetStatus(Protocol):
     """What a fleet says of itself, and how it is steered."""
 

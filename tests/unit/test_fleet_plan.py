@@ -19,7 +19,7 @@ from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
 from disco_daemon.daemon.fleet import first_layout, make_fleet, shared_knobs
 from disco_daemon.daemon.fleet_hosts import HostProcesses
 from disco_daemon.daemon.fleet_plan import FleetPlanInput, best_layout, modules_of, plan_fleet, require_layers
-from disco_daemon.daemon.fleet_status import whole_device
+from disco_daemon.endpoints.fleet_device import whole_device
 from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.host_door import HostDoor

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ...scheduler.prefix import PrefixIndex
 from ..llama.model import Llama
@@ -112,7 +112,7 @@ class Cells:
             self._index.pin(seq)
         self._conceal(seq, private)
         self._taken[seq] = n
-        if not self.promise(seq, len(tokens)):
+        if not self.promise([(seq, len(tokens))]):
             self.leave(seq)
             return None
         self.n_reused += n
@@ -184,9 +184,9 @@ class Cells:
             self._llama.share(source, seq, n)
         return seq
 
-    def promise(self, seq: int, n: int) -> bool:
-        """Promise a sequence `n` cells in all; return False if there is no room: then it may not use them."""
-        self._taken[seq] = n
+    def promise(self, wanted: Iterable[tuple[int, int]]) -> bool:
+        """Promise sequences cells, each as (sequence, cells in all); return False if there is no room for all."""
+        self._taken.update(wanted)
         return self.make_room(0)
 
     def grow(self, seq: int, tokens: Sequence[int]) -> None:

@@ -225,9 +225,8 @@ class Batcher:
                 s.send_progress(self.send, idle=True)
         if not batch.rows:
             batch.add_last_tokens(self._ahead())
-        for s, n, _ in batch.shares:
-            # Cached prefixes give way to what runs; should that not be enough, llama_decode will say.
-            self.admission.cells.promise(s.slot, max(s.n_past + n, len(s.tokens)))
+        # Cached prefixes give way to what runs; should that not be enough, llama_decode will say.
+        self.admission.cells.promise((s.slot, max(s.n_past + n, len(s.tokens))) for s, n, _ in batch.shares)
         if batch.rows:
             self.admission.cells.advance(len(batch.rows))
             batch.weigh()
