@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK, TARGET = ROOT / "build" / "binary", ROOT / "dist" / "disco"
 SITE = WORK / "modules"  # found before the installed ones: our own as a wheel lays them out, and the engine
 ENGINE = "llama-cpp-python"
+APART = "-DGGML_BACKEND_DL=ON -DGGML_CPU_ALL_VARIANTS=ON"
 ENGINE_TIMEOUT_S = 5400.0  # llama.cpp's compilation on one slow core
 FREEZE_TIMEOUT_S = 1800.0
 STRIP_TIMEOUT_S = 60.0
@@ -61,10 +62,17 @@ def main() -> int:
     say(f"{TARGET}: version {packed.version}, {platform.system()} {platform.machine()}")
     size, unpacked = TARGET.stat().st_size / 1e6, packed.n_bytes / 1e6
     say(f"size      {size:.0f} MB, {packed.n_packed / 1e6:.0f} of them the program ({unpacked:.0f} MB unpacked, once)")
-    say(f"engine    {started.engine(TARGET)}: {'this processor' if native else 'any processor that has these'}")
+    say(f"engine    {started.engine(TARGET)}: {for_whom(frozen, native=native)}")
     for line in started.times(TARGET):
         say(line)
     return 0
+
+
+def for_whom(folder: Path, *, native: bool) -> str:
+    """Say which processors the engine in a folder is for, of which this one uses what was told."""
+    if n_kernels := len(list(folder.rglob("libggml-cpu-*.so"))):
+        return f"this processor's of {n_kernels} kinds of kernels"
+    return "this processor" if native else "any processor that has these"
 
 
 def say(line: str) -> None:
@@ -88,10 +96,11 @@ def stage() -> None:
 def engine_wheel() -> Path:
     """The engine for all processors of this kind, compiled once for each version and set of options.
 
-    On x86-64 that means AVX2, FMA, F16C and BMI2, which processors have had since 2013. The installed one is compiled
-    for the processor that it was installed on.
+    On Linux on x86-64 it has kernels for each generation of processors, of which llama.cpp takes the best that this one
+    can run; elsewhere those that all have, which on x86-64 means AVX2, FMA, F16C and BMI2 (since 2013). The installed
+    one is compiled for the processor that it was installed on.
     """
-    flags = f"-DGGML_NATIVE=OFF {os.environ.get('CMAKE_ARGS', '')}".strip()
+    flags = f"-DGGML_NATIVE=OFF {APART if kernels_apart() else ''} {os.environ.get('CMAKE_ARGS', '')}".strip()
     wanted = f"{ENGINE}=={version(ENGINE)}"
     folder = WORK / "wheels" / hashlib.sha256(f"{wanted} {flags}".encode()).hexdigest()[:12]
     if not list(folder.glob("*.whl")):
@@ -101,6 +110,11 @@ def engine_wheel() -> Path:
         command += ["--no-cache-dir", "--disable-pip-version-check", "-w", str(folder), wanted]
         subprocess.run(command, env=os.environ | {"CMAKE_ARGS": flags}, check=True, timeout=ENGINE_TIMEOUT_S)
     return next(folder.glob("*.whl"))
+
+
+def kernels_apart() -> bool:
+    """Whether llama.cpp's kernels go into libraries of their own, one for each generation of processors."""
+    return platform.system() == "Linux" and platform.machine() == "x86_64"
 
 
 def unpack_wheel(wheel: Path) -> None:

@@ -108,6 +108,22 @@ def test_nothing_of_a_python_of_this_machine_is_in_its_processes(env: dict[str, 
         assert any("libllama" in name or "libpython" in name for name in mapped)
 
 
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="no /proc to look into")
+def test_the_engine_computes_with_the_kernels_for_this_processor(env: dict[str, str], daemon: str) -> None:
+    there = {path.name for path in Path(env["HOME"]).rglob("libggml-cpu-*.so")}
+    if not there:
+        pytest.skip("this binary has the kernels for one kind of processor only")
+    mapped = (Path("/proc") / str(pid_of_the_engine(env, daemon)) / "maps").read_text().split()
+    taken = {Path(word).name for word in mapped if "libggml-cpu-" in word}
+    assert len(taken) == 1
+    assert taken <= there
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    old = {f"libggml-cpu-{name}.so" for name in ("x64", "sse42", "sandybridge", "ivybridge", "piledriver")}
+    no_vnni = {f"libggml-cpu-{name}.so" for name in ("haswell", "skylakex", "cannonlake")}
+    assert not ("avx2" in flags and "fma" in flags and taken & old)
+    assert not ("avx512_vnni" in flags and taken & (old | no_vnni))
+
+
 def image(process: Path) -> str:
     """The file that a process runs."""
     try:

@@ -2,7 +2,7 @@
 
 A build with `GGML_BACKEND_DL` has its kernels in libraries of their own, with `GGML_CPU_ALL_VARIANTS` one for each
 generation of processors. Somebody has to say where they are, before a model is loaded: who imports this has done so.
-From then on llama.cpp shows nothing but errors, on stderr. (No such build was tried with a model yet.)
+From then on llama.cpp shows nothing but errors, on stderr. The single binary has such a build.
 """
 
 from __future__ import annotations
