@@ -83,13 +83,20 @@ class Partner(MemberService):
         return self._links.is_working
 
     def document(self) -> dict[str, Any]:
-        """Return who has joined, and how the link to each of them is. Reads files, so it blocks."""
-        found, records = self._describe("serving" if self._host is not None else "waiting for a machine")
-        engine = self._host.engine if self._host is not None else None
+        """Return who has joined, and how the link to each of them is. Reads files, so it blocks.
+
+        With the last member the layers are served no more, though their engine may still be ending. What is loaded is
+        looked at before who is a member, for whoever leaves is a member no more before the layers go.
+        """
+        host, layers = self._host, self._layers
+        found, records = self._describe("serving" if host is not None else "waiting for a machine")
+        if not records and found["state"] == "serving":
+            found["state"] = "waiting for a machine"
+        engine = host.engine if host is not None else None
         llama = self._build.llama if self._build is not None else ""
-        has_all = self._layers is not None and self._layers.is_first
+        has_all = layers is not None and layers.is_first
         return found | {
-            "cut": self._layers.first if self._layers is not None else None,
+            "cut": layers.first if layers is not None and records else None,
             "engine": engine.state.value if engine is not None else None,
             "members": [self._links.describe(one.name, one.joined_at, llama, has_all=has_all) for one in records],
             "error": found["error"] or (engine.last_error if engine is not None else None),
