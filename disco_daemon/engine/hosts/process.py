@@ -61,8 +61,9 @@ from .messages import (
     decode_to_host,
 )
 
-# Added to the niceness of what computes, as the engine's. Where it is a thread's own (Linux) the reader and a segment's
-# loader keep the process's: what takes some ms is not to wait for batches of tens of ms, of other hosts' neither.
+# Added to the niceness of what computes, as the engine's. Where it is a thread's own (Linux) the reader keeps the
+# process's: what takes less than a millisecond is not to wait for batches of tens of ms, of other hosts' neither. A
+# segment's loader is as nice as batches: it takes some ms, but 0.2 s where the system first has to find the memory.
 NICE = 5
 READ_BYTES = 1 << 17  # at a time; a socket holds hardly more
 
@@ -201,6 +202,8 @@ class Host:
         threading.Thread(target=self._load, args=(order,), name="loader", daemon=True).start()
 
     def _load(self, order: LoadSegment) -> None:
+        if sys.platform == "linux":  # else all threads have one niceness
+            os.nice(NICE)
         try:
             load = order.load if self.lent is None else self.lent.take(order.load)
             segment = SegmentModel(load, LayerRange(*load.layers))
