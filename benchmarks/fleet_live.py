@@ -283,6 +283,12 @@ def figures(
 ) -> Figures:
     """Return what the runs come to, by the names that other programs read; None: not measured yet."""
     rate = {load: {side: _median(found, "throughput") for side, found in by.items()} for load, by in runs.items()}
+
+    def fleet_against(side: str, load: str) -> float:
+        """Return the median of the ratios of runs that were made next to each other: a machine's speed drifts."""
+        pairs = zip(runs[load]["fleet"], runs[load][side], strict=True)
+        return float(statistics.median(fleet["throughput"] / other["throughput"] for fleet, other in pairs))
+
     others = max(one["others"] for by in runs.values() for found in by.values() for one in found)
     pairs = [
         (mine, one["said"][id_])
@@ -293,11 +299,11 @@ def figures(
     expected = runs["decode"]["one"][0]["said"]
     wrong = sum(one["said"].get(id_) != text for one in killed for id_, text in expected.items())
     return {
-        "throughput_gain": {load: by["fleet"] / by["one"] for load, by in rate.items() if "copies" in by},
-        "of_two_copies": rate["mixed"]["fleet"] / rate["mixed"]["copies"],
-        "of_two_copies_16": rate["mixed_16"]["fleet"] / rate["mixed_16"]["copies"],
+        "throughput_gain": {load: fleet_against("one", load) for load, by in runs.items() if "copies" in by},
+        "of_two_copies": fleet_against("copies", "mixed"),
+        "of_two_copies_16": fleet_against("copies", "mixed_16"),
         "memory_of_two_copies": memory,
-        "single_slowdown": rate["single"]["one"] / rate["single"]["fleet"] - 1,
+        "single_slowdown": 1 / fleet_against("one", "single") - 1,
         "prediction_error": {"measured": None, "paper": None},
         "operations": {"replicate_s": {}, "migrate_s": None, "pause_s": None, "throughput_lost": None},
         "failure": {

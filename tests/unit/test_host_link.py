@@ -235,3 +235,27 @@ def test_a_new_host_has_longer_to_say_something(
     home = HostLink(ours, ["/"], N_EMBD, 1)
     thread.join()
     assert home.pid == 7
+
+
+class CountedSocket(socket.socket):
+    """A socket that says how much of what it was given it took each time."""
+
+    took: list[tuple[int, int]]
+
+    def send(self, data: bytes | memoryview, flags: int = 0) -> int:  # type: ignore[override]
+        n = super().send(data, flags)
+        self.took.append((n, len(data)))
+        return n
+
+
+def test_a_host_that_takes_a_part_and_then_no_more_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENT_S", 0.2)
+    ours, theirs = socket.socketpair()
+    with CountedSocket(fileno=ours.detach()) as counted, theirs:
+        counted.took = []
+        home, _ = linked((counted, theirs))
+        n_rows = (1 << 22) // (4 * N_EMBD)  # more than a socket holds, which takes the first part of it
+        with pytest.raises(HostGoneError, match="timed out"):
+            home.send(0, 0, [(0, 0)], np.ones((n_rows, N_EMBD), np.float32))
+        n, of = counted.took[-1]
+    assert 0 < n < of == 1 << 22, "the rest was sent again, and waited for as long again"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 
@@ -57,9 +56,8 @@ class HostLink:
 
     def __init__(self, sock: socket.socket, folders: Sequence[str], n_embd: int, epoch: int) -> None:
         """Begin with the host behind the socket, which opens files in these folders only."""
-        self._socket, self._n_embd, self._buffer = HostSocket(sock, epoch), n_embd, FrameBuffer()
         # What is sent to a host that has stopped fills the socket: that is silence, too.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 3, 500_000))
+        self._socket, self._n_embd, self._buffer = HostSocket(sock, epoch, SILENT_S), n_embd, FrameBuffer()
         self.rows: dict[tuple[int, int], FloatRows] = {}
         self.saved: dict[int, SavedCells] = {}
         self.loaded: dict[int, bool | str] = {}

@@ -7,8 +7,12 @@ of another one came too late, and is dropped.
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import struct
 import threading
+import time
 from typing import Annotated
 
 import msgspec
@@ -206,10 +210,17 @@ _from_host: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost
 
 
 class HostSocket:
-    """One end of a connection. Any thread may send; one reads."""
+    """One end of a connection. Any thread may send; one reads.
 
-    def __init__(self, sock: socket.socket, epoch: int = 0) -> None:
-        self.sock, self.epoch = sock, epoch
+    With a patience the other end is given up when it has taken nothing for so long, s.
+    """
+
+    def __init__(self, sock: socket.socket, epoch: int = 0, patience_s: float | None = None) -> None:
+        self.sock, self.epoch, self._patience_s = sock, epoch, patience_s
+        if patience_s is not None:
+            whole_s = int(patience_s)
+            wait = struct.pack("ll", whole_s, int(1e6 * (patience_s - whole_s)))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         self._lock = threading.Lock()
 
     def send(self, message: ToHost | FromHost, behind: bytes | memoryview = b"") -> None:
@@ -218,10 +229,10 @@ class HostSocket:
         head = HEADER.pack(len(body), len(behind), self.epoch)
         with self._lock:
             if len(behind) < SENT_AT_ONCE:
-                self.sock.sendall(b"".join((head, body, behind)))
+                self._send_all(b"".join((head, body, behind)))
             else:
-                self.sock.sendall(head + body)
-                self.sock.sendall(behind)
+                self._send_all(head + body)
+                self._send_all(behind)
 
     def send_with(self, message: ToHost, fd: int) -> None:
         """Send one frame with a descriptor, where the socket is one of this machine. Raises OSError."""
@@ -232,7 +243,20 @@ class HostSocket:
         frame = HEADER.pack(len(body), 0, self.epoch) + body
         with self._lock:
             n = socket.send_fds(self.sock, [frame], [fd])
-            self.sock.sendall(frame[n:])
+            self._send_all(frame[n:])
+
+    def _send_all(self, data: bytes | memoryview) -> None:
+        """Send it all. Raises OSError.
+
+        Where the time-out of the socket ends, the kernel says how much was taken before; `sendall` would begin to wait
+        anew with the rest.
+        """
+        began = time.monotonic()
+        while (n := self.sock.send(data)) < len(data):
+            data = memoryview(data)[n:]
+            if self._patience_s is not None and time.monotonic() - began >= self._patience_s:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            began = time.monotonic()
 
     def send_if_free(self, message: FromHost) -> None:
         """Send one frame, unless another one is being sent: whoever waits for a sign has that. Raises OSError."""
