@@ -1,11 +1,12 @@
 """Our engine beside llama.cpp's own llama-server: the same GGUF, threads, prompts and client, in one run.
 
-    python -m benchmarks.engine [--repeats 5] [--threads N] [--long 8,16] [--json]
+    python -m benchmarks.engine [--repeats 5] [--threads N] [--long 8,16 | --short] [--json]
 
 It needs the wheel xllamacpp, a development dependency. Both sides are asked over HTTP as `disco_daemon.bench.engine`
 says, and have one KV cache of `n_ctx` tokens for all their answers and a prefix cache. For `throughput_long`, where an
 answer is written behind a prompt of 800 tokens, servers of their own have a cache that holds all of it. The daemon's
-part of the way is in our figures, as the peer's HTTP server is in its own. `--long` measures `throughput_long` alone.
+part of the way is in our figures, as the peer's HTTP server is in its own. `--long` measures `throughput_long` alone,
+and `--short` all else.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def _servers(setup: EngineSetup, model: Path) -> dict[str, Start]:
     return {OURS: lambda folder: up(folder, setup, model), PEER: lambda _: llama_server.argv(model, options)}
 
 
-async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]:
-    """Measure both in turns. Raises BenchError."""
+async def bench_engine(setup: EngineSetup, progress: Progress, *, with_long: bool = True) -> dict[str, Any]:
+    """Measure both in turns, `with_long` also answers behind long prompts. Raises BenchError."""
     model = await _model(setup, progress)
     with breaks_off():
         async with open_doors(setup, _servers(setup, model), progress) as doors:
@@ -80,7 +81,7 @@ async def bench_engine(setup: EngineSetup, progress: Progress) -> dict[str, Any]
         "ttft_ratio": {n: found["ratio"] for n, found in figures["ttft"].items()},
         "second_turn_ttft_ratio": figures["second_turn"]["ratio"],
         **figures,
-        **await bench_long(setup, progress),
+        **(await bench_long(setup, progress) if with_long else {"peer": llama_server.peer(), **about(setup, model)}),
     }
 
 
@@ -121,12 +122,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=at_least(1), default=5, help="turns (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of both sides (default: one fewer than the cores)")
     parser.add_argument("--long", metavar="N,N", help="measure only N answers at a time behind long prompts")
+    parser.add_argument("--short", action="store_true", help="measure all but answers behind long prompts")
     args = parser.parse_args(argv)
     setup = EngineSetup(repeats=args.repeats, threads=args.threads)
     if args.long:
         long = bench_long(replace(setup, concurrent=tuple(map(int, args.long.split(",")))), progress)
         return print_figures(run_measurement(long), table_long, as_json=args.json)
-    return print_figures(run_measurement(bench_engine(setup, progress)), table, as_json=args.json)
+    return print_figures(
+        run_measurement(bench_engine(setup, progress, with_long=not args.short)), table, as_json=args.json
+    )
 
 
 if __name__ == "__main__":
