@@ -12,6 +12,7 @@ sequence goes on at the host where it is, but with other layers, its rows pass h
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -106,7 +107,7 @@ class FleetModel:
         ends = np.diff(np.array(placement.masks)) != 0  # whether a range of layers ends behind a module
         best = self._under(compute, free, ends)
         if best.n_sequences:  # replicas need not be used: none makes a fleet slower
-            first = np.array([self._anywhere(mask) for mask in placement.masks])
+            first = self._anywhere(placement.masks)
             best = max((best, replace(self._under(first, free, ends), unevenness=best.unevenness)), key=_tokens_per_s)
         if best.n_sequences < self.load.n_sequences:  # short of room for KV cache: perhaps other shares have more
             try:
@@ -138,13 +139,14 @@ class FleetModel:
         work[first] += costs[0]
         work[last] += costs[2]
         by_mask = best_shares(work, [float(one) for one in capacity])
-        rest = {mask: self._anywhere(mask) for mask in work if mask not in by_mask}
-        return np.array([by_mask[mask] if mask in by_mask else rest[mask] for mask in placement.masks])
+        rest = [mask for mask in work if mask not in by_mask]
+        by_mask |= dict(zip(rest, self._anywhere(rest), strict=True))
+        return np.array([by_mask[mask] for mask in placement.masks])
 
-    def _anywhere(self, mask: int) -> FloatArray:
-        """Return shares of modules whose work counts nothing: the first host that has them."""
-        shares = np.zeros(len(self.hosts))
-        shares[(mask & -mask).bit_length() - 1] = 1.0
+    def _anywhere(self, masks: Sequence[int]) -> FloatArray:
+        """Return shares of modules whose work counts nothing, [masks, hosts]: all for the first host that has them."""
+        firsts = [(mask & -mask).bit_length() - 1 for mask in masks]
+        shares: FloatArray = np.eye(len(self.hosts))[np.array(firsts, int)]
         return shares
 
     def _under(self, shares: FloatArray, free: FloatArray, ends: BoolArray) -> FleetForecast:
@@ -169,27 +171,25 @@ class FleetModel:
             return self._empty(shares, fill * self.load.n_sequences)
         speeds, (delays, row_s) = np.maximum(self.speeds, NO_SPEED), self.links
         link_s = n * float(np.max(rows * row_s))
-        best: FleetForecast | None = None
         n_used = int(np.count_nonzero(shares.sum(axis=0) > 0))
         parts = np.array([layers, shares[0], shares[-1], starts]) / speeds
-        curves = (self.costs.layer, self.costs.embedding, self.costs.head, self.costs.call)
         most = int(min(n, self._flights(n_used)))
-        for n_flights in (*(few for few in FLIGHTS if few < most), most):
-            batch = n / n_flights
-            per_host = np.array([curve.at(batch) for curve in curves]) @ parts
-            alone_s = float(per_host.sum() + (rows * (delays + batch * row_s)).sum())
-            pass_s = alone_s + 0.5 * (n_flights - 1) * float(visits @ per_host**2) / max(alone_s, NO_SPEED)
-            busy = n_flights * per_host
-            round_s = max(pass_s, float(busy.max()), link_s)
-            if best is None or n / round_s > best.tokens_per_s:
-                crossings = float(rows.sum() / 2)
-                best = FleetForecast(
-                    n / round_s, n, n_flights, pass_s, round_s, busy, fill * n, crossings, shares, _norm(busy, fill * n)
-                )
-        return best or self._empty(shares, fill)
+        tried = np.array([*(few for few in FLIGHTS if few < most), most], float)
+        batches = n / tried
+        curves = (self.costs.layer, self.costs.embedding, self.costs.head, self.costs.call)
+        per_host = np.array([[curve.at(batch) for curve in curves] for batch in batches.tolist()]) @ parts
+        alone_s = per_host.sum(axis=1) + float(rows @ delays) + batches * float(rows @ row_s)
+        pass_s = alone_s + 0.5 * (tried - 1) * (per_host**2 @ visits) / np.maximum(alone_s, NO_SPEED)
+        busy = tried[:, None] * per_host
+        round_s = np.maximum(np.maximum(pass_s, busy.max(axis=1)), link_s)
+        best = int(np.argmin(round_s))
+        return FleetForecast(
+            n / float(round_s[best]), n, int(tried[best]), float(pass_s[best]), float(round_s[best]), busy[best],
+            fill * n, float(rows.sum() / 2), shares, _norm(busy[best], fill * n),
+        )  # fmt: skip
 
     def _nothing(self, placement: Placement) -> FleetForecast:
-        shares = np.array([self._anywhere(mask) for mask in placement.masks])
+        shares = self._anywhere(placement.masks)
         return self._empty(shares, np.ones(len(self.hosts)))
 
     def _empty(self, shares: FloatArray, fill: FloatArray) -> FleetForecast:
