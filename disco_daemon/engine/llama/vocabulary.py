@@ -51,6 +51,7 @@ class Vocabulary:
         """Read the vocabulary of a llama_model; `template` replaces its own chat template. Raises TemplateError."""
         self.handle = llama_cpp.llama_model_get_vocab(model)
         self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self.handle)
+        self._pieces: dict[tuple[int, bool], bytes] = {}  # of tokens that were drawn: at most the vocabulary
         self._control = self._control_texts()
         bos, eos = self._special(llama_cpp.llama_vocab_bos), self._special(llama_cpp.llama_vocab_eos)
         source = template or (llama_cpp.llama_model_chat_template(model, None) or b"").decode()
@@ -303,7 +304,13 @@ class Vocabulary:
         return list(buffer[:n])
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of one token."""
+        """Return the bytes of one token; of those of answers, which come again and again, they are kept."""
+        key = token, special
+        if (found := self._pieces.get(key)) is None:
+            found = self._pieces[key] = self._read_piece(token, special=special)
+        return found
+
+    def _read_piece(self, token: int, *, special: bool = False) -> bytes:
         special = special or token in self._tags  # some models have them as control tokens, others as text
         buffer = ctypes.create_string_buffer(64)
         n = llama_cpp.llama_token_to_piece(self.handle, token, buffer, 64, 0, special)
@@ -325,7 +332,7 @@ class Vocabulary:
     @cached_property
     def _index(self) -> tuple[list[bytes], list[int]]:
         """Return the bytes of all text tokens, sorted, and their ids; made once, in 0.1 s for 50,000 tokens."""
-        found = sorted((self.piece(t), t) for t in range(self.n_tokens) if self._is_text(t))
+        found = sorted((self._read_piece(t), t) for t in range(self.n_tokens) if self._is_text(t))
         return [piece for piece, _ in found], [t for _, t in found]
 
     def _is_text(self, token: int) -> bool:
@@ -358,7 +365,7 @@ class Vocabulary:
     def _control_texts(self) -> list[str]:
         vocab, n = self.handle, llama_cpp.llama_vocab_n_tokens(self.handle)
         control = (t for t in range(n) if llama_cpp.llama_vocab_get_attr(vocab, t) & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL)
-        return [text for t in control if (text := self.piece(t, special=True).decode("utf-8", "replace"))]
+        return [text for t in control if (text := self._read_piece(t, special=True).decode("utf-8", "replace"))]
 
 
 def _digest(parts: Sequence[tuple[str, bool]]) -> bytes:

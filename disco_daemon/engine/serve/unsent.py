@@ -28,6 +28,8 @@ class Unsent:
 
         Those that are wholly behind it, held back, wait; those before it are of a thought, or tags, and are dropped.
         """
+        if not self.likelihoods:
+            return ()
         n_left, n_text, n_behind = len(self.text.left), len(text.encode()), 0
         shown: list[Likelihood] = []
         waiting: list[Likelihood] = []
