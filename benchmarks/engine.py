@@ -121,16 +121,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--repeats", type=at_least(1), default=5, help="turns (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of both sides (default: one fewer than the cores)")
-    parser.add_argument("--long", metavar="N,N", help="measure only N answers at a time behind long prompts")
-    parser.add_argument("--short", action="store_true", help="measure all but answers behind long prompts")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--long", metavar="N,N", help="measure only N answers at a time behind long prompts")
+    part.add_argument("--short", action="store_true", help="measure all but answers behind long prompts")
     args = parser.parse_args(argv)
     setup = EngineSetup(repeats=args.repeats, threads=args.threads)
     if args.long:
         long = bench_long(replace(setup, concurrent=tuple(map(int, args.long.split(",")))), progress)
         return print_figures(run_measurement(long), table_long, as_json=args.json)
-    return print_figures(
-        run_measurement(bench_engine(setup, progress, with_long=not args.short)), table, as_json=args.json
-    )
+    figures = run_measurement(bench_engine(setup, progress, with_long=not args.short))
+    return print_figures(figures, table, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -26,14 +25,14 @@ pytestmark = [
 ]
 
 
-async def until_lent(home: FleetHome, true: Callable[[int], bool], expected: list[str]) -> dict[str, object]:
-    """What is known of the machine, as soon as it computes in a process `true` of its pid; a process here stands in."""
+async def until_lent(home: FleetHome, expected: list[str], but: int = 0) -> tuple[int, int]:
+    """The process that lends, another one than `but`, and its memory, once it computes; one here stands in."""
     async with asyncio.timeout(240):
         while True:
             document = await home.until_members(lambda found: found["members"], 240)
-            [machine], lenders = document["members"], document["ray"]["hosts"]
-            if machine["lent"] and any(true(one["pid"]) for one in lenders if one["pid"]):
-                return {"memory": machine["memory_bytes"], "pid": next(one["pid"] for one in lenders)}
+            [machine], pids = document["members"], [one["pid"] for one in document["ray"]["hosts"]]
+            if machine["lent"] and pids and pids[0] not in (None, but):
+                return pids[0], machine["memory_bytes"]
             assert await answers(home.daemon, PROMPTS[:1]) == expected[:1]
 
 
@@ -43,14 +42,13 @@ async def test_what_ray_starts_again_lends_what_its_owner_allowed_last(tmp_path:
     async with fleet_home(tmp_path / "home", {"fleet": {"ray": "auto"}}) as home:
         expected = await answers(home.daemon)
         async with lending(attic, await home.code(), by_ray=True):
-            lent = await until_lent(home, lambda _: True, expected)
-            lender = psutil.Process(int(str(lent["pid"])))
-            assert lent["memory"] != GIB // 2
+            pid, memory = await until_lent(home, expected)
+            assert memory != GIB // 2
 
             own = folders(attic) | {"DISCO_CONFIG": str(attic / "config.toml")}
             code, _, err = await disco("fleet", "join", "--memory", "0.5", "--yes", home=attic, env=own)
             assert code == 0, err
-            lender.kill()
-            again = await until_lent(home, lambda pid: pid != lender.pid, expected)
-            assert again["memory"] == GIB // 2
+            psutil.Process(pid).kill()
+            _, memory = await until_lent(home, expected, but=pid)
+            assert memory == GIB // 2
             assert await answers(home.daemon) == expected

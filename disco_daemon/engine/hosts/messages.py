@@ -251,12 +251,13 @@ class HostSocket:
         Where the time-out of the socket ends, the kernel says how much was taken before; `sendall` would begin to wait
         anew with the rest.
         """
-        began = time.monotonic()
-        while (n := self.sock.send(data)) < len(data):
-            data = memoryview(data)[n:]
+        while True:
+            began = time.monotonic()
+            if (n := self.sock.send(data)) == len(data):
+                return
             if self._patience_s is not None and time.monotonic() - began >= self._patience_s:
                 raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-            began = time.monotonic()
+            data = memoryview(data)[n:]
 
     def send_if_free(self, message: FromHost) -> None:
         """Send one frame, unless another one is being sent: whoever waits for a sign has that. Raises OSError."""

@@ -68,7 +68,7 @@ class TextStream:
         return out
 
     def _release(self) -> str:
-        if not (self._stop or self._n_indent):
+        if not (self._stop or self._n_indent):  # most answers, at each token
             out, self._held = self._held, ""
             return out
         hits = [at for s in self._stop if (at := self._held.find(s)) >= 0]
