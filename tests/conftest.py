@@ -26,7 +26,8 @@ BESIDE = tuple(
         "install", "keys", "launcher", "layer_states", "lora", "money", "private", "private_marks", "peer_link",
         "peer_pairing", "peer_strangers", "profile", "pull", "reloads", "same_texts", "segment_model", "service_live",
         "setup", "soak", "speculate", "spill", "split_ahead", "split_check", "split", "split_draft", "split_engines",
-        "split_modes", "split_whole", "structured", "thinking", "tools", "trace", "tui_terminal", "tune", "whatif",
+        "split_modes", "split_whole", "structured", "thinking", "tiny_models", "tools", "trace", "tui_terminal", "tune",
+        "whatif",
     )
 )  # fmt: skip
 # Each has a simulation as its fixture, which takes longer than its tests.

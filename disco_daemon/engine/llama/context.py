@@ -7,14 +7,15 @@ from typing import Any
 import llama_cpp
 
 from ..wire import Load
+from .metadata import Metadata
 
 GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
 # As in llama.h, `enum llama_flash_attn_type`; the bindings lack it.
 FLASH_ATTN = {None: -1, False: 0, True: 1}
 
 
-def context_params(load: Load) -> Any:
-    """Return parameters with threads, attention and the types of keys and values set."""
+def context_params(load: Load, header: Metadata) -> Any:
+    """Return parameters with threads, attention and the types of keys and values set, for the model of this header."""
     params = llama_cpp.llama_context_default_params()
     params.kv_unified = True  # separate buffers abort on partial sequence copies (GGML_ASSERT)
     params.flash_attn_type = FLASH_ATTN[load.flash_attn]
@@ -27,4 +28,6 @@ def context_params(load: Load) -> Any:
         # With K and V of one 16-bit type, flash attention on the CPU has three code paths, by rows, threads and place,
         # that round differently; with these two it has one: what is prefilled is bit for bit as if generated.
         params.type_k, params.type_v = GGML_TYPE_BF16, llama_cpp.GGML_TYPE_F16
+        if header.shares_keys:  # llama.cpp refuses two types there; with BF16 alone it has one code path, too
+            params.type_v = GGML_TYPE_BF16
     return params

@@ -34,6 +34,11 @@ class Metadata:
         """The length of an embedding."""
         return self.number("embedding_length")
 
+    @property
+    def shares_keys(self) -> bool:
+        """Whether keys and values are one compressed row in the KV cache (MLA), and so of one type."""
+        return self.number("attention.key_length_mla") > 0 or self._arch == "deepseek4"
+
     def kv_bytes(self, kv_type: str) -> int:
         """Return the bytes of a token in the KV cache: a key and a value in every layer."""
         n_heads = self.number("attention.head_count") or 1

@@ -135,7 +135,7 @@ class Llama(Sequences):
         self._begin(load)
 
     def _begin(self, load: Load) -> None:
-        params = context_params(load)
+        params = context_params(load, Metadata(self._model))
         params.n_ctx = self.n_cells
         params.n_batch = N_BATCH
         params.n_ubatch = min(N_BATCH, load.n_ubatch or N_BATCH)
@@ -187,7 +187,8 @@ class Llama(Sequences):
         if self.layers is not None:
             raise EmbeddingError("The device has some of the model's layers only: embeddings need all of them.")
         # As for exact answers: a text's vector does not depend on how the text was cut in pieces.
-        params = context_params(msgspec.structs.replace(self._load, exact=True, kv_type="auto", flash_attn=None))
+        exactly = msgspec.structs.replace(self._load, exact=True, kv_type="auto", flash_attn=None)
+        params = context_params(exactly, Metadata(self._model))
         params.n_ctx, params.n_threads_batch = n_ctx, self.n_threads_batch
         params.abort_callback, params.abort_callback_data = self._abort.callback, self._abort.data
         return EmbeddingContext(self._model, params, self.vocabulary.n_tokens)

@@ -37,10 +37,11 @@ class SegmentModel(Sequences):
         self.layers = layers
         self.n_embd = int(llama_cpp.llama_model_n_embd(self._model))
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model)))
-        architecture = Metadata(self._model).text("general.architecture")
+        header = Metadata(self._model)
+        architecture = header.text("general.architecture")
         self._hidden = None if layers.is_last else HiddenRows(architecture, layers.n_layers, self.n_embd)
         self._rows = Rows(N_BATCH, 0 if layers.is_first else self.n_embd)
-        params = context_params(load)
+        params = context_params(load, header)
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = load.n_ctx, N_BATCH, N_BATCH, N_SEQS_MAX
         self._prepare(params)
         context = llama_cpp.llama_init_from_model(self._model, params)
