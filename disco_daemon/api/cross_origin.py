@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from aiohttp import hdrs, web
 
 READABLE = ("/v1/", "/api/")  # what a path begins with that may be read from another origin
-SCHEME_END = "://"  # what a scheme in `api.origins` ends with; `file://` is an origin as well
-LOCAL_FILE = "file://"
+SCHEME_END = "://"  # what a scheme in `api.origins` ends with
+LOCAL_FILE = "file://"  # in `api.origins`: pages that are files, whichever way their browser says it
 OPAQUE = "null"  # a page without an origin: of a file in most browsers, but also of any page's sandboxed frame
 MAX_AGE_S = 600  # for which a browser need not ask again; each request is judged by itself all the same
 MAX_NAMES = 1000  # characters of the header names that a browser asks for
@@ -26,6 +26,14 @@ def lets_in(origin: str, origins: AbstractSet[str]) -> bool:
     """Whether an origin is one of these, each a whole one, or a scheme (`app://`) for all that have it."""
     found = _ORIGIN.fullmatch(origin)
     return found is not None and (origin in origins or found[1] in origins)
+
+
+def is_anybodys(origin: str) -> bool:
+    """Whether an origin is that of files, those that were downloaded too, or of a page which hides its own.
+
+    Most browsers say `null` for a file; some, and apps made with one, say `file://`.
+    """
+    return origin == OPAQUE or origin.startswith(LOCAL_FILE)
 
 
 def is_readable(request: web.Request) -> bool:

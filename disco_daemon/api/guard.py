@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ..errors import RequestError
-from ..net import hostname, is_loopback
+from ..net import hostname, is_http_url, is_loopback
 from . import cross_origin
 from .connections import peer_of
 from .peers import Peer, Whose
@@ -145,11 +145,9 @@ def _check_page(request: web.Request, config: ApiConfig) -> None:
     headers = request.headers
     origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
     known = origin is not None and _is_let_in(request, origin, config)
-    if not known and (
-        (origin is not None and not is_loopback(hostname(origin))) or (site is not None and site not in OWN_SITES)
-    ):
+    if not known and ((origin is not None and not _is_here(origin)) or (site is not None and site not in OWN_SITES)):
         msg = "Requests from web pages of this Origin are not allowed; api.origins lists those that are."
-        if origin == cross_origin.OPAQUE:
+        if origin is not None and cross_origin.is_anybodys(origin):
             msg = "A page without an Origin of its own, such as a local file, has to show api.key, which has to be set."
         raise RequestError(msg, status=403, code="wrong_origin")
     if origin is not None and known and cross_origin.is_readable(request):
@@ -159,17 +157,24 @@ def _check_page(request: web.Request, config: ApiConfig) -> None:
         raise RequestError(msg, status=415, code="wrong_content_type")
 
 
+def _is_here(origin: str) -> bool:
+    """Whether an origin is a web page's that a program of this machine serves; other schemes only look like it."""
+    return is_http_url(origin) and is_loopback(hostname(origin))
+
+
 def _is_let_in(request: web.Request, origin: str, config: ApiConfig) -> bool:
     """Whether the settings let pages of an origin in: a whole one everywhere, a scheme where answers are.
 
-    `null` is a local file's, but a sandboxed frame of any web page says so, too: a key has to tell them apart. A
-    preflight cannot show one, and gets the page no further than that.
+    `null` and `file://` are a local file's, but a sandboxed frame of any web page says `null`, too, and a file may be a
+    page that was downloaded: a key has to tell them apart. A preflight cannot show one, and gets the page no further.
     """
     if origin in config.origins and not origin.endswith(cross_origin.SCHEME_END):
         return True
     if not cross_origin.is_readable(request):
         return False
-    if origin == cross_origin.OPAQUE and cross_origin.LOCAL_FILE in config.origins:
+    if cross_origin.is_anybodys(origin):
+        if cross_origin.LOCAL_FILE not in config.origins:
+            return False
         asks_key = bool(config.key or config.control_key)
         return asks_key and (cross_origin.is_preflight(request) or knows_key(request))
     return cross_origin.lets_in(origin, config.origins)

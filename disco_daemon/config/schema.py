@@ -41,7 +41,8 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """More names by which clients on this machine may call it, such as `host.docker.internal`; with commas between."""
     origins: tuple[_Origin, ...] = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
     """Origins of pages that may ask, such as `https://chat.example`; a scheme such as `app://` stands for all that have
-    it, as desktop apps do. A list of your own takes this one's place (docs/doors.md#pages-and-desktop-apps)."""
+    it, as desktop apps do; a file (`file://`) has to show `api.key`. A list of your own takes this one's place
+    (docs/doors.md#pages-and-desktop-apps)."""
     aliases: dict[_Alias, Annotated[str, Meta(min_length=1, max_length=512)]] = {}
     """More names of models, and what each stands for: `{"claude-*" = "disco", "gpt-4o" = "disco/server"}`. A `*` is any
     characters. They go before an endpoint's own names (docs/api.md#names)."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from disco_daemon.api.doors import ROUTES
-from tests.fixtures.daemon import DaemonProcess, running
+from tests.fixtures.daemon import PATIENCE_S, DaemonProcess, running
+from tests.fixtures.ports import free_port
 from tests.fixtures.raw import message, replied
 from tests.fixtures.upstream import Upstream
 
@@ -23,6 +29,18 @@ REFUSED = {
     "one that does not say its origin": ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}, 403),
     "a page of another program here": ({"Origin": "http://localhost:3000", "Sec_Fetch_Site": "same-site"}, 403),
     "a file": ({"Origin": "null"}, 403),
+    "a file of an app's browser": ({"Origin": "file://"}, 403),
+    "a scheme that only looks like this machine": ({"Origin": "evil://localhost"}, 403),
+    "an address of this machine that no browser calls so": ({"Origin": "http://0.0.0.0:3000"}, 403),
+    "a page that asks for the private network": (
+        {"Origin": "https://evil.example", "Access_Control_Request_Private_Network": "true"}, 403
+    ),
+    "a frame without an origin and with a form": ({"Origin": "null", "Content_Type": "multipart/form-data"}, 403),
+    "a rebound name that ends like ours": ({"Host": "localhost.evil.example"}, 403),
+    "a rebound name and an origin of ours": ({"Host": "evil.example", "Origin": "http://127.0.0.1"}, 403),
+    "a form that hides behind a type of ours": (
+        {"Origin": "http://localhost:3000", "Content_Type": "text/plain; application/json"}, 415
+    ),
     "an extension": ({"Origin": "chrome-extension://abcdef"}, 403),
     "a rebound name": ({"Host": "evil.example:4747"}, 403),
     "a friend's look-alike": ({"Origin": f"{FRIEND}.evil.example", "Sec_Fetch_Site": "cross-site"}, 403),
@@ -66,6 +84,49 @@ async def test_a_web_page_gets_nothing_and_no_token_is_made(
     told = {name: value for name, value in reply.headers.items() if name.startswith("access-control")}
     assert told == ({"access-control-allow-origin": FRIEND} if headers.get("Origin") == FRIEND else {})
     assert len(upstream.exchanges) == before
+
+
+def listeners(daemon: DaemonProcess) -> set[int]:
+    """The TCP ports at which the processes of a daemon listen."""
+    owner = next(c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr[1] == port_of(daemon))
+    tree = [psutil.Process(owner), *psutil.Process(owner).children(recursive=True)]
+    return {c.laddr[1] for one in tree for c in one.net_connections("tcp") if c.status == "LISTEN"}
+
+
+def port_of(daemon: DaemonProcess) -> int:
+    port = urlsplit(daemon.url).port
+    assert port is not None
+    return port
+
+
+async def test_every_listener_turns_pages_and_rebound_names_away(upstream: Upstream, tmp_path: Path) -> None:
+    """Also Ollama's port, and the one for other machines, which speaks to nobody without a certificate."""
+    second, third = free_port(), free_port()
+    settings = {
+        "api": {"ollama_port": second},
+        "peer": {"port": third},
+        "fleet": {"enabled": True, "listen": "127.0.0.1", "ray": "off"},
+    }
+    async with running(tmp_path, server=upstream.url, settings=settings) as daemon:
+        await daemon.device_ready()
+        async with daemon.controls.post(f"{daemon.root}/disco/v1/fleet/new", json={"address": "127.0.0.1"}) as made:
+            assert made.status == 200, await made.text()
+        ports = listeners(daemon)
+        assert ports == {port_of(daemon), second, third}
+        before = len(upstream.exchanges)
+        for port in ports - {third}:
+            for what, (headers, status) in REFUSED.items():
+                if headers.get("Origin") != FRIEND:
+                    asked = message("POST", "/api/chat", CHAT, **headers)
+                    assert (await replied(f"http://127.0.0.1:{port}/v1", asked)).status == status, what
+        for asked in (message("POST", "/v1/chat/completions", CHAT), message("GET", "/disco/v1/state")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", third)
+            writer.write(asked)
+            async with asyncio.timeout(PATIENCE_S):
+                with suppress(ConnectionError):
+                    assert b"HTTP" not in await reader.read(), "no word of HTTP to whom shows no certificate"
+            writer.close()
+        assert len(upstream.exchanges) == before
 
 
 async def test_a_page_of_a_stranger_gets_nothing_of_any_route(daemon: DaemonProcess, upstream: Upstream) -> None:

@@ -21,13 +21,17 @@ DEFAULT = frozenset(Api().origins)
 FRIEND, TAURI_ON_WINDOWS = "https://chat.example", "http://tauri.localhost"
 MODELS = "/v1/models"
 APPS = [
-    "app://obsidian.md", "file://", "tauri://localhost", "vscode-webview://1a2b3c", "vscode-file://vscode-app",
+    "app://obsidian.md", "tauri://localhost", "vscode-webview://1a2b3c", "vscode-file://vscode-app",
 ]  # fmt: skip
 STRANGERS = [
     "https://evil.example", "http://evil.example:4747", "https://app", "https://obsidian.md", "http://127.0.0.1.evil.example",
     "chrome-extension://abcdefghijklmnop", "moz-extension://0f", "safari-web-extension://0F", "null", "app:", "app:/x",
     "app://x, https://evil.example", "app://x/y", "APP://x", "xapp://x", "https://evil.example/app://x", "data:", "blob:app://x",
-    "file:///home/ann/x.html", "about:blank", "*", "",
+    "file://", "file:///home/ann/x.html", "file://localhost", "about:blank", "*", "", "evil://localhost", "file://127.0.0.1",
+    "ftp://localhost", "ws://localhost:4747", "evil://127.0.0.1:4747", "http://localhost@evil.example", "http:localhost",
+    "http://127.0.0.1.nip.io", "http://localhost.evil.example", "http://[::1", "//localhost", "localhost", "http://",
+    "http://localhost:99999", "javascript://localhost/%0aalert(1)", "http://0.0.0.0:4747", "http://2130706433",
+    "http://[::ffff:127.0.0.1.evil.example]", "resource://localhost", "chrome://localhost", "content://localhost",
 ]  # fmt: skip
 ASKED = {
     "Access-Control-Request-Method": "POST",
@@ -136,25 +140,27 @@ async def test_a_page_of_another_port_here_may_not_read_although_a_program_with_
 # --- a page without an origin: a local file, or a frame of any web page ---------------------------------------------
 
 
-async def test_null_needs_a_key_that_is_shown(serve: Serve) -> None:
+@pytest.mark.parametrize("origin", ["null", "file://", "file:///home/ann/page.html"])
+async def test_null_needs_a_key_that_is_shown(origin: str, serve: Serve) -> None:
     without = await serve()
     for method, more in (("GET", {}), ("OPTIONS", ASKED)):
-        found = await asked(without, method=method, Origin="null", Authorization="Bearer x", **more)
+        found = await asked(without, method=method, Origin=origin, Authorization="Bearer x", **more)
         assert (found[0], found[2]) == (403, {})
     url = await serve("hush")
     for shown in ({"Authorization": "Bearer hush"}, {"X_Api_Key": "hush"}):
-        status, _, cors = await asked(url, Origin="null", Sec_Fetch_Site="cross-site", **shown)
-        assert (status, cors["access-control-allow-origin"]) == (200, "null")
+        status, _, cors = await asked(url, Origin=origin, Sec_Fetch_Site="cross-site", **shown)
+        assert (status, cors["access-control-allow-origin"]) == (200, origin)
     for shown in ({}, {"Authorization": "Bearer wrong"}, {"X_Api_Key": "wrong"}):
-        found = await asked(url, Origin="null", Sec_Fetch_Site="cross-site", **shown)
+        found = await asked(url, Origin=origin, Sec_Fetch_Site="cross-site", **shown)
         assert (found[0], found[2]) == (403, {})
-    status, _, cors = await asked(url, method="OPTIONS", Origin="null", **ASKED)
-    assert (status, cors["access-control-allow-origin"]) == (204, "null"), "a preflight cannot show a key"
+    status, _, cors = await asked(url, method="OPTIONS", Origin=origin, **ASKED)
+    assert (status, cors["access-control-allow-origin"]) == (204, origin), "a preflight cannot show a key"
 
 
-async def test_null_is_out_where_files_are(serve: Serve) -> None:
+@pytest.mark.parametrize("origin", ["null", "file://"])
+async def test_null_is_out_where_files_are(origin: str, serve: Serve) -> None:
     url = await serve("hush", origins=frozenset({"app://"}))
-    found = await asked(url, Origin="null", Authorization="Bearer hush")
+    found = await asked(url, Origin=origin, Authorization="Bearer hush")
     assert (found[0], found[2]) == (403, {})
 
 
