@@ -1,16 +1,27 @@
-"""Of a private request nothing is written down: its words are looked for in all files, in the log and in the traces."""
+"""Of a private request nothing is written or sent: its words are looked for in files, logs, traces, and at the server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
+import psutil
 import pytest
 
+from disco_daemon.program import verb
+from tests.e2e.test_every_route import ANSWERS, OTHERS
 from tests.e2e.test_money import change
 from tests.fixtures.daemon import DaemonProcess, running
+from tests.fixtures.upstream import Upstream
 
 OPEN, SECRET = "Kolibri-47110815", "Zaunkoenig-08154711"
 KEEPING: dict[str, Any] = {
@@ -69,3 +80,104 @@ async def test_without_the_wish_for_privacy_the_same_words_are_kept_where_the_se
                 await asyncio.sleep(0.01)  # the engine writes when it is idle
     found = places(tmp_path, OPEN)
     assert any(name.startswith("history.sqlite") for name in found)
+
+
+# --- any requests, in any order, whatever becomes of them -------------------------------------------------------------
+
+ROUTES = ANSWERS | OTHERS
+TOOL = {"type": "object", "properties": {"WORD": {"type": "string", "description": "WORD"}}}
+# What a request may hold besides its text, with the word of the request in place of WORD.
+EXTRAS: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {"stop": ["WORD"]}, {"user": "WORD"}, {"metadata": {"WORD": "WORD"}}, {"no_such_field": "WORD"}, {"n": 3},
+        {"tools": [{"type": "function", "function": {"name": "WORD", "description": "WORD", "parameters": TOOL}}]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "WORD", "schema": TOOL}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": "(WORD"}}}},
+        {"messages": [{"role": "system", "content": "WORD " * 6000}, {"role": "user", "content": "WORD"}]},
+        {"messages": [{"role": "WORD", "content": "WORD"}]}, {"messages": [{"role": "user", "content": {"WORD": 1}}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:WORD"}}]}]},
+        {"temperature": "WORD"}, {"guided_regex": "(WORD"}, {"logprobs": True}, {"disco": {"private": True, "WORD": 1}},
+    ],
+    "/v1/completions": [{"echo": True}, {"suffix": "WORD"}, {"prompt": ["WORD", "WORD"]}, {"best_of": "WORD"}],
+    "/v1/messages": [{"system": "WORD"}, {"stop_sequences": ["WORD"]}, {"messages": [{"role": "user", "content": 5}]}],
+    "/v1/responses": [{"instructions": "WORD"}, {"previous_response_id": "WORD"}, {"input": [{"type": "WORD"}]}],
+    "/api/chat": [{"format": TOOL}, {"options": {"stop": ["WORD"], "num_predict": 3}}, {"stream": True}],
+    "/v1/embeddings": [{"input": ["WORD"] * 3}, {"dimensions": "WORD"}, {"input": "WORD " * 6000}],
+}  # fmt: skip
+
+
+def with_word(value: Any, word: str) -> Any:
+    """A body whose texts hold a word."""
+    return json.loads(
+        json.dumps(value).replace("WORD", word).replace("lighthouses", word).replace("a lamp", f"a {word}")
+    )
+
+
+async def any_request(daemon: DaemonProcess, rng: random.Random, word: str, *, private: bool) -> None:
+    """Ask on any route, with anything in the body, whole or streamed, and leave at any moment."""
+    route = rng.choice(sorted(ROUTES))
+    path = route.partition(",")[0]
+    body = with_word(ROUTES[route] | rng.choice([{}, *EXTRAS.get(path, [])]), word)
+    body |= {"model": "disco", "stream": rng.random() < 0.5} if path not in OTHERS else {"model": "disco"}
+    if private:
+        body["disco"] = {"private": True} | body.get("disco", {})
+    if rng.random() < 0.2 and "max_tokens" in body:
+        body["max_tokens"] = 200
+    with suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(rng.choice([0.02, 0.3, 60, 60, 60])):
+            async with daemon.session.post(f"{daemon.root}{path}", json=body) as response:
+                await response.read()
+
+
+def engine_of(folder: Path) -> Iterator[int]:
+    """The engine's process of the daemon whose history is in this folder."""
+    for one in psutil.process_iter(["cmdline"]):
+        if str(folder / "history.sqlite") in (one.info["cmdline"] or []):
+            yield from (child.pid for child in one.children() if "disco_daemon.engine" in " ".join(child.cmdline()))
+
+
+async def output_of(*argv: str, folder: Path) -> str:
+    """What a verb prints about the daemon, on both streams."""
+    process = await asyncio.create_subprocess_exec(
+        *verb(*argv), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env=os.environ
+        | {"DISCO_CONFIG": str(folder / "config.toml"), "DISCO_HISTORY_PATH": str(folder / "history.sqlite")},
+    )  # fmt: skip
+    return (await process.communicate())[0].decode()
+
+
+async def test_whatever_is_asked_of_whom_nothing_private_is_written_or_sent(tmp_path: Path) -> None:
+    """Beside open requests, with a server that is preferred, texts that are kept, and an engine that crashes."""
+    rng = random.Random(1)
+    async with (
+        Upstream(tokens=3) as server,
+        running(
+            tmp_path, server=server.url, policy="all-server", settings=KEEPING, more=("--log-level", "debug")
+        ) as daemon,
+    ):
+        await daemon.device_ready()
+        for step in range(40):
+            private = rng.random() < 0.7
+            asked = any_request(daemon, rng, SECRET if private else OPEN, private=private)
+            if step in (15, 30):  # in the middle of a private answer
+                running_one = asyncio.create_task(any_request(daemon, rng, SECRET, private=True))
+                for pid in (engines := [*engine_of(tmp_path)]):
+                    os.kill(pid, signal.SIGSEGV)
+                assert engines
+                await running_one
+            await asked
+        await daemon.device_ready()
+        told = [await traces(daemon), json.dumps(await daemon.state()), json.dumps(await daemon.history())]
+        for path in ("/metrics", "/health", "/v1/models", "/api/ps"):
+            async with daemon.controls.get(f"{daemon.root}{path}") as response:
+                told.append(await response.text())
+        url = ("--url", daemon.root)
+        told += [await output_of("status", "--json", *url, folder=tmp_path), await output_of("doctor", folder=tmp_path)]
+        sent = json.dumps([exchange.body for exchange in server.exchanges])
+    assert SECRET not in sent
+    assert OPEN in sent, "else nothing is shown"
+    assert all(SECRET not in text for text in told)
+    assert all(text for text in told)
+    assert places(tmp_path, SECRET) == set()
+    assert places(Path(os.environ["XDG_RUNTIME_DIR"]), SECRET) == set()
+    assert any(name.startswith("history.sqlite") for name in places(tmp_path, OPEN))

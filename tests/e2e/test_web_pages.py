@@ -33,13 +33,15 @@ REFUSED = {
     "a scheme that only looks like this machine": ({"Origin": "evil://localhost"}, 403),
     "an address of this machine that no browser calls so": ({"Origin": "http://0.0.0.0:3000"}, 403),
     "a page that asks for the private network": (
-        {"Origin": "https://evil.example", "Access_Control_Request_Private_Network": "true"}, 403
+        {"Origin": "https://evil.example", "Access_Control_Request_Private_Network": "true"},
+        403,
     ),
     "a frame without an origin and with a form": ({"Origin": "null", "Content_Type": "multipart/form-data"}, 403),
     "a rebound name that ends like ours": ({"Host": "localhost.evil.example"}, 403),
     "a rebound name and an origin of ours": ({"Host": "evil.example", "Origin": "http://127.0.0.1"}, 403),
     "a form that hides behind a type of ours": (
-        {"Origin": "http://localhost:3000", "Content_Type": "text/plain; application/json"}, 415
+        {"Origin": "http://localhost:3000", "Content_Type": "text/plain; application/json"},
+        415,
     ),
     "an extension": ({"Origin": "chrome-extension://abcdef"}, 403),
     "a rebound name": ({"Host": "evil.example:4747"}, 403),
