@@ -1,4 +1,4 @@
-"""Of a private request nothing is written or sent: its words are looked for in files, logs, traces, and at the server."""
+"""Of a private request nothing is written or sent: its words are looked for in files, log, traces, at the server."""
 
 from __future__ import annotations
 

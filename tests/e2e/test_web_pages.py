@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -90,9 +91,10 @@ async def test_a_web_page_gets_nothing_and_no_token_is_made(
 
 def listeners(daemon: DaemonProcess) -> set[int]:
     """The TCP ports at which the processes of a daemon listen."""
-    owner = next(c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr[1] == port_of(daemon))
-    tree = [psutil.Process(owner), *psutil.Process(owner).children(recursive=True)]
-    return {c.laddr[1] for one in tree for c in one.net_connections("tcp") if c.status == "LISTEN"}
+    every = [(c.pid, c.laddr.port) for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr]
+    owner = psutil.Process(next(pid for pid, port in every if port == port_of(daemon)))
+    tree = {owner.pid} | {child.pid for child in owner.children(recursive=True)}
+    return {port for pid, port in every if pid in tree}
 
 
 def port_of(daemon: DaemonProcess) -> int:
@@ -104,7 +106,7 @@ def port_of(daemon: DaemonProcess) -> int:
 async def test_every_listener_turns_pages_and_rebound_names_away(upstream: Upstream, tmp_path: Path) -> None:
     """Also Ollama's port, and the one for other machines, which speaks to nobody without a certificate."""
     second, third = free_port(), free_port()
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "api": {"ollama_port": second},
         "peer": {"port": third},
         "fleet": {"enabled": True, "listen": "127.0.0.1", "ray": "off"},

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from benchmarks import fuzz_files
 from benchmarks.fuzz import run, targets
+from disco_daemon.models.default import default_model_path
 
 
 @pytest.mark.parametrize("name", sorted(targets()))
@@ -10,3 +15,24 @@ def test_mutated_input_is_refused_or_read_and_nothing_else(name: str) -> None:
     """A short run of `python benchmarks/fuzz.py`, which makes 50,000 of each."""
     found = run(targets()[name], 300, seed=7, n_traced=0)
     assert (found["crashes"], found["slow"]) == (0, 0), found["first_crashes"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, fuzz_files.Kind], Path]]:
+    folder = tmp_path_factory.mktemp("files")
+    yield fuzz_files.kinds(folder), folder
+    fuzz_files.forget()
+
+
+@pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+@pytest.mark.parametrize("name", ["adapter", "model", "segment"])
+def test_a_model_file_that_lies_is_refused_or_loaded_within_bounds(
+    name: str, files: tuple[dict[str, fuzz_files.Kind], Path]
+) -> None:
+    """A short run of `python -m benchmarks.fuzz_files`; what ends the process of the model ends that alone."""
+    kinds, folder = files
+    sound = fuzz_files.run_one(kinds[name], kinds[name].data, folder)
+    assert sound[0] == fuzz_files.LOADED, "else all would be refused"
+    found = fuzz_files.run(kinds[name], 25, seed=3, folder=folder)
+    assert (found["fault"], found["slow"], found["large"]) == (0, 0, 0), found["odd_cases"]
+    assert found["refused"] > found["ended"]
