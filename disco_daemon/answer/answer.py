@@ -340,6 +340,7 @@ class Answer:
             return
         begun = bool(self.generated.pieces)
         if begun and self._relay.is_full:
+            self._relay.limits.cut()  # what it said beyond, it has not ended itself
             yield from self._complete(side, "length")
             return
         target = self._succession.after(side) if self.joinable or not begun else None

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from ..delivery.cut import first
+from ..delivery.cut import divided
 from ..delivery.seam import StopScan
 from ..types import Token
+
+# Tokens beyond `max_tokens`, by our count of its text, for which an endpoint's own end is waited for before it is taken
+# for one that knows no limit: as many again, and some for a limit of a few. No tokenizer is known to be coarser than
+# that count by so much, and what is said in vain is paid for.
+SPARE_SHARE = 1.0
+SPARE_TOKENS = 16
 
 
 @dataclass(slots=True)
 class Limits:
     """What the client allows. An endpoint keeps to it by itself, but cannot see what came before a seam.
 
-    `was_cut`: an endpoint said more than `max_tokens`, and nothing more is admitted. Behind a seam (`begin_anew`) only
-    we count the tokens, and a stop string may have begun before it: text that may grow into one waits in the scan.
+    A text is counted from outside, and may have fewer tokens than that: what is beyond `max_tokens` waits for the end
+    that the endpoint makes itself, which has the last word. `was_cut`: it said far more, or its ids tell how many
+    tokens it said, and nothing more is admitted. Behind a seam (`begin_anew`) only we count the tokens, and a stop
+    string may have begun before it: text that may grow into one waits in the scan.
     """
 
     max_tokens: int | None
@@ -22,36 +31,52 @@ class Limits:
     was_cut: bool = False
     _counts: bool = False
     _scan: StopScan | None = None
+    _beyond: list[Token] = field(default_factory=list)
+    _n_beyond: int = 0
 
     def begin_anew(self, text: str) -> None:
         """Another endpoint goes on after `text`."""
         self._counts = True
+        self._beyond, self._n_beyond = [], 0
         self._scan = StopScan(self.stop, text) if self.stop else None
 
     def admits(self, token: Token, n_generated: int) -> bool:
         """Whether all of a token is certainly part of the answer, and certainly not its last one."""
-        return not self._counts and (self.max_tokens is None or n_generated + token.n_tokens <= self.max_tokens)
+        if self._counts or self._beyond:
+            return False
+        return self.max_tokens is None or n_generated + token.n_tokens <= self.max_tokens
 
-    def take(self, token: Token, n_generated: int) -> tuple[list[Token], str | None]:
-        """Return what of a token is part of the answer now, and the reason why it ends with that, if it does."""
+    def take(self, token: Token, n_generated: int, text: Callable[[], str] = str) -> tuple[list[Token], str | None]:
+        """Return what of a token is part of the answer now, and the reason why it ends with that, if it does.
+
+        `text` returns the answer's text before it.
+        """
         if self.was_cut:
             return [], "length"
+        if self._beyond:
+            return [], self._wait(token)
         said, stopped = ([token], False) if self._scan is None else self._scan.take(token)
         kept: list[Token] = []
         for piece in said:
             if self.max_tokens is not None and n_generated + piece.n_tokens > self.max_tokens:
-                within = first(piece, self.max_tokens - n_generated)
-                self.was_cut, self._counts, self._scan = (
-                    True,
-                    True,
-                    None,
-                )  # what the scan holds back is beyond the limit, too
-                return kept if within is None else [*kept, within], "length"
+                before = text() + "".join(one.text for one in kept)
+                within, beyond = divided(piece, self.max_tokens - n_generated, before)
+                kept += [] if within is None else [within]
+                if not self._counts and not piece.ids:
+                    return kept, self._wait(beyond)
+                self.cut()
+                return kept, "length"
             kept.append(piece)
             n_generated += piece.n_tokens
         if stopped:
             return kept, "stop"
-        return kept, "length" if self._counts and self.is_reached(n_generated) else None
+        # A text may go on with a token that is counted already; where ids come, it does not.
+        return kept, "length" if self._counts and token.ids and self.is_reached(n_generated) else None
+
+    def cut(self) -> None:
+        """Admit nothing more: what waits is beyond the limit, too."""
+        self.was_cut, self._counts, self._scan = True, True, None
+        self._beyond.clear()
 
     def is_reached(self, n_generated: int) -> bool:
         """Whether no more than `n_generated` tokens, and those that wait, are allowed."""
@@ -59,6 +84,17 @@ class Limits:
         return self.max_tokens is not None and n_generated + n_waiting >= self.max_tokens
 
     def rest(self) -> list[Token]:
-        """Return what might have grown into a stop string, and has not."""
+        """Return what waited at the end that the endpoint made: for the rest of a stop string, or beyond the limit."""
         scan, self._scan = self._scan, None
-        return list(scan.rest()) if scan is not None else []
+        beyond, self._beyond = self._beyond, []
+        return [*(scan.rest() if scan is not None else ()), *beyond]
+
+    def _wait(self, token: Token) -> str | None:
+        """Let a token beyond the limit wait; return "length" once there are too many of them."""
+        assert self.max_tokens is not None
+        self._beyond.append(token)
+        self._n_beyond += token.n_tokens
+        if self._n_beyond <= max(SPARE_TOKENS, SPARE_SHARE * self.max_tokens):
+            return None
+        self.cut()
+        return "length"

@@ -29,7 +29,7 @@ class Relay:
         if self.limits.admits(token, self.text.n_generated):  # nearly always
             self.text.add(side, token)
             return self.buffer.put(token, now), None
-        pieces, reason = self.limits.take(token, self.text.n_generated)
+        pieces, reason = self.limits.take(token, self.text.n_generated, self.text.__str__)
         return self._keep(side, pieces, now), reason
 
     def flush(self, side: Side | None, now: float) -> list[Token]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from ..types import Token
+from .counting import beginning
 from .graphemes import settled
 
 _WORD = re.compile(r"\S+\s*|\s+")
@@ -59,16 +60,30 @@ def words(token: Token) -> list[Token]:
     return pieces
 
 
-def first(token: Token, n: int) -> Token | None:
-    """Return the part of a token that counts `n`, cut between words, or else characters; None if it is empty."""
-    if n <= 0 or n >= token.n_tokens:
-        return token if n > 0 else None
-    if token.delta is not None or token.logprobs is not None:
-        return structs.replace(token, n_tokens=n, ids=())  # half of a call is worth nothing
+def divided(token: Token, n: int, before: str = "") -> tuple[Token | None, Token]:
+    """Return the part of a token that counts `n`, None if it is empty, and the rest of it.
+
+    It is cut where the next token begins, if its text is what was counted (`counting`) with the text `before` it: one
+    that came in other pieces is cut at the same place. Else between words, or else characters.
+    """
+    if token.delta is not None or token.logprobs is not None:  # half of a call is worth nothing
+        if n <= 0:
+            return None, token
+        return structs.replace(token, n_tokens=n, ids=()), Token("", token.n_tokens - n)
+    text = _beginning(token, max(0, n), before)
+    rest = Token(token.text[len(text) :], token.n_tokens - n)
+    return (Token(text, n) if text else None), rest
+
+
+def _beginning(token: Token, n: int, before: str) -> str:
+    if not token.ids and (text := beginning(token.text, token.n_tokens, n, before)) != token.text:
+        return text
     kept, n_kept = "", 0
     for piece in words(token):
         if n_kept + piece.n_tokens > n:
             break
         kept, n_kept = kept + piece.text, n_kept + piece.n_tokens
+    if kept or not n:
+        return kept
     at = settled(token.text[: max(1, len(token.text) * n // token.n_tokens)])
-    return Token(kept or token.text[:at], n) if kept or at else None
+    return token.text[:at]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import Json, Token, Usage, n_choices
+from ..types import Json, Token, Usage
 
 MESSAGE_TOKENS = 64  # a chat template's for one message; those known take 3 to 10
 OWN_TOKENS = 16_384  # of a prompt that a server adds unseen: its system prompt, its description of tools
@@ -53,7 +53,7 @@ class Bill:
         if token.delta:
             self._n_bytes += _bytes(str(token.delta))
         usage = self._usage
-        if not counted:
+        if not counted or n_tokens > usage.completion_tokens:
             usage.completion_tokens, usage.told = max(usage.completion_tokens, n_tokens), False
 
     def take(self, billed: object, elapsed_s: float) -> None:
@@ -71,7 +71,7 @@ class Bill:
             completion += thought  # xAI, and Google at times, count what was thought beside the answer
         most = self._most_completion(elapsed_s)
         usage.told = 0 < completion <= most  # what cannot be true is booked up to there, and believed by nobody
-        if n_choices(self._body) > 1 and 0 < completion < self._n_tokens:  # llama-server tells of one choice only
+        if 0 < completion < self._n_tokens:  # no running sum; of several choices llama-server tells of one only
             completion, usage.told = self._n_tokens, False
         if completion:
             usage.completion_tokens = self._at_most(completion, most, "completion_tokens")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
 from ..clock import Deadline
+from ..delivery.counting import TextCount, TextCounts
 from ..types import Finish, Json, Token
 from ..types.drawing import MAX_CHOICES
-from .counting import tokens_in, tokens_of_delta
 
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 MAX_JOINED = 256 * 1024  # bytes of an event in several lines, and how many: each is tried anew with every line
@@ -26,6 +26,7 @@ SPARE_BYTES = 1024 * 1024  # for what is no token
 MAX_ANSWER_S = 3600.0  # of waiting for the server in one answer; the longest known, with hours of thought, are no chats
 
 Bytes = AsyncIterator[bytes]
+Count = Callable[[dict[str, Any], str, Json, Json | None], int]  # of a choice's text, the rest of it, and their names
 
 
 class Endless(Exception):
@@ -192,8 +193,9 @@ def _is_whole(payload: bytes) -> bool:
 class Reader:
     """Chunks of one answer as Tokens; both kinds of chunks, a chat's `delta` and a raw completion's `text`.
 
-    How many tokens a chunk has, its ids or log-probabilities tell, or a usage block that comes with it; else its text.
-    `n_tokens` were given out so far. Of `n_choices` each has an index.
+    How many tokens it has by now, their ids or log-probabilities tell, or a usage block that comes with it; else its
+    text, however that is cut: a chunk may count none. `n_tokens` were given out so far. Of `n_choices` each has an
+    index.
     """
 
     def __init__(self, *, ids_back: bool = False, n_choices: int = 1) -> None:
@@ -205,13 +207,15 @@ class Reader:
         self._unnamed = 0  # tokens given out since the last ids
         self._names = False  # it has told ids: what comes without is a part of the next ones' text
         self.n_tokens = 0
+        self._text, self._others = TextCount(), TextCounts()
+        self._n_by_text = self._n_by_name = 0
 
     def token(self, choice: dict[str, Any], n_told: int | None = None) -> Token | None:
         """One chunk's choice as a Token, None if it carries nothing. Raises TypeError for what is no choice.
 
         `n_told` tokens the answer has with this chunk, by a usage block that came with it.
         """
-        found = _token(choice)
+        found = _token(choice, self._count)
         if self._ids_back:
             found = self._with_ids(found, choice)
         if found is None:
@@ -232,6 +236,18 @@ class Reader:
             return [Token("", 0, {}, index=index, ended=reason)]
         return [Token("", 0, {}, index=index), Finish(reason)]  # it may have said nothing
 
+    def _count(self, choice: dict[str, Any], text: str, delta: Json, logprobs: Json | None) -> int:
+        """Return how many tokens the answer has more than before: the first one of all counts whatever it is."""
+        index = None if self._is_one else choice.get("index")
+        if text:
+            n = self._text.add(text) if index is None else self._others.add({"content": text}, index)
+            self._n_by_text += n
+        if delta:
+            self._n_by_text += self._others.add(delta, index)
+        if logprobs:
+            self._n_by_name += _count_named(logprobs)
+        return max(0 if self.n_tokens else 1, max(self._n_by_text, self._n_by_name) - self.n_tokens)
+
     def _with_ids(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
         """The same with its ids."""
         self._ids += _ids(choice)
@@ -239,22 +255,27 @@ class Reader:
             return None
         ids, self._ids = self._ids, ()
         self._names = self._names or bool(ids)
-        n_tokens = max(1, len(ids) - self._unnamed) if self._names else found.n_tokens
+        n_tokens = found.n_tokens
+        if self._names:  # of a text whose ids are still to come at least one token has begun
+            n_tokens = max(0, len(ids) - self._unnamed) if ids else int(not self._unnamed)
         self._unnamed = 0 if ids else self._unnamed + n_tokens
         return Token(found.text, n_tokens, found.delta, found.logprobs, ids)
 
     @staticmethod
     def _with_count(found: Token, n_new: int) -> Token:
-        """Return the token with the count that the usage block adds: of text never more than it has bytes."""
-        most = len(found.text.encode("utf-8", "replace")) if found.delta is None else found.n_tokens
-        n_tokens = min(max(1, n_new), max(1, most))
+        """Return the token with the count that the usage block adds: of text never more than it has bytes.
+
+        And never less than its text shows: not every server's blocks are running sums.
+        """
+        most = len(found.text.encode("utf-8", "replace")) if found.delta is None else 0
+        n_tokens = max(found.n_tokens, min(n_new, most))
         return Token(found.text, n_tokens, found.delta, found.logprobs, found.ids)
 
 
-def _token(choice: dict[str, Any]) -> Token | None:
+def _token(choice: dict[str, Any], count: Count) -> Token | None:
     delta = choice.get("delta")
     if delta is None and "text" in choice:
-        return _of(choice["text"] or "", {}, None)
+        return _of(choice, choice["text"] or "", {}, None, count)
     delta = delta or {}
     logprobs = choice.get("logprobs") or None
     if not isinstance(logprobs, dict | None):
@@ -263,7 +284,7 @@ def _token(choice: dict[str, Any]) -> Token | None:
     if isinstance(content, list):
         content, thought = _parts(content)
         delta = delta | ({"reasoning_content": thought} if thought else {})
-    return _of(content, delta, logprobs)
+    return _of(choice, content, delta, logprobs, count)
 
 
 def _parts(content: list[Any]) -> tuple[str, str]:
@@ -281,16 +302,15 @@ def _parts(content: list[Any]) -> tuple[str, str]:
     return text, thought
 
 
-def _of(text: object, delta: dict[str, Any], logprobs: Json | None) -> Token | None:
+def _of(choice: dict[str, Any], text: object, delta: Json, logprobs: Json | None, count: Count) -> Token | None:
     if not isinstance(text, str):
         raise TypeError("the text of a chunk is no string")
     if len(delta) > 1 or not text:
         delta = {k: v for k, v in delta.items() if k not in ("content", "role") and v not in (None, "", [], {})}
         if not (text or delta):
             return None
-        n_tokens = tokens_of_delta(delta) + (tokens_in(text) if text else 0) if delta else tokens_in(text)
-        return Token(text, _count_named(logprobs) or n_tokens, delta or None, logprobs)
-    return Token(text, (_count_named(logprobs) if logprobs else 0) or tokens_in(text), None, logprobs)
+        return Token(text, count(choice, text, delta, logprobs), delta or None, logprobs)
+    return Token(text, count(choice, text, {}, logprobs), None, logprobs)
 
 
 def _count_named(logprobs: Json | None) -> int:

@@ -138,3 +138,17 @@ async def test_the_readers_pace_holds_for_chunks_of_twenty(both: tuple[Upstream,
         return 0.0 if 10 < paced <= 40 * made_s + 2 and row["qoe"] > 0.9 else float("inf")
 
     assert await least_of_three(off_pace_s, 1.0) == 0.0
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_a_server_that_streams_letters_is_heard_to_its_own_end(
+    size: int, both: tuple[Upstream, DaemonProcess]
+) -> None:
+    upstream, daemon = both
+    text = "Donaudampfschifffahrt, (that is) nothing's new. " * 4
+    usage = {"prompt_tokens": 11, "completion_tokens": 60, "total_tokens": 71}
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    with upstream.chunks(*pieces, usage=usage, reason="length"):
+        heard = await ask(daemon, "Say it.", max_tokens=60)
+    assert (heard.text, heard.finish_reason) == (text, "length")
+    assert heard.disco["endpoints"]["server"]["completion_tokens"] == 60

@@ -137,7 +137,8 @@ def test_tokens_are_counted_across_the_seam_and_none_is_shown_beyond_the_limit()
     watch, _ = to_follower(said(SERVER, " three"), max_tokens=5)
     watch.on(Followed(DEVICE))
     watch.on(said(DEVICE, " four"))
-    assert watch.on(said(DEVICE, " five")) == [Deliver(Token(" five")), Cancel(DEVICE), Complete("length")]
+    last = said(DEVICE, " five", ids=(5,))
+    assert watch.on(last) == [Deliver(last.token), Cancel(DEVICE), Complete("length")]
     assert watch.on(said(DEVICE, " six")) == []
     assert watch.shown == "one two three four five"
 
@@ -161,13 +162,16 @@ def test_many_tokens_that_join_at_once_stop_at_the_limit() -> None:
 def test_a_source_at_its_limit_in_a_second_handoff_ends_the_answer() -> None:
     script = (said(DEVICE, "one"), TO_SERVER, said(SERVER, " two"), Move(DEVICE, "stall"))
     watch, _ = played(*script, max_tokens=3)
-    effects = watch.on(said(SERVER, " three"))
-    assert effects == [Deliver(Token(" three")), Cancel(DEVICE), Cancel(SERVER), Complete("length")]
+    assert watch.on(said(SERVER, " thr")) == [Deliver(Token(" thr"))]
+    assert watch.on(said(SERVER, "ee", 0)) == [Deliver(Token("ee", 0))], "of the last token all is said"
+    effects = watch.on(said(SERVER, "four"))
+    assert effects == [Cancel(DEVICE), Cancel(SERVER), Complete("length")]
 
 
 def test_tokens_held_as_a_possible_stop_string_count_for_the_limit() -> None:
     watch, _ = played(said(DEVICE, "one"), TO_SERVER, said(SERVER, " "), stop=("END",), max_tokens=3)
-    assert watch.on(said(SERVER, "E")) == [Cancel(SERVER), Deliver(Token("E")), Complete("length")]
+    assert watch.on(said(SERVER, "E")) == []
+    assert watch.on(said(SERVER, "x")) == [Deliver(Token("E")), Cancel(SERVER), Complete("length")]
 
 
 # --- delivery ---------------------------------------------------------------------------------------------------------
