@@ -20,18 +20,17 @@ from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 from aiohttp import (
-    ClientConnectionError,
     ClientResponse,
     ClientSession,
     ClientTimeout,
     DummyCookieJar,
-    TCPConnector,
 )
 
 from .. import __version__
 from ..net import hostname, is_address, is_loopback
 from .plainhttp import PrivateResolver
-from .server_errors import StatusError, connection_drop
+from .kept_connections import KeptConnections
+from .server_errors import StatusError
 from .stream import Bytes, Endless
 
 CONNECT_TIMEOUT_S = 5.0  # a server that cannot be reached; the device goes on meanwhile
@@ -60,7 +59,7 @@ class ServerClient:
         self._base_url = base_url.rstrip("/")
         host = hostname(base_url)
         self._proxy, self._proxy_headers = (None, {}) if confined or is_loopback(host) else _proxy(base_url)
-        connector = TCPConnector(
+        connector = KeptConnections(
             limit=MAX_CONNECTIONS,
             keepalive_timeout=KEEP_WARM_S,
             resolver=PrivateResolver() if confined else None,
@@ -82,9 +81,9 @@ class ServerClient:
                 await self._session.close()
 
     async def stream(self, path: str, body: dict[str, Any], stack: AsyncExitStack) -> Bytes:
-        """Send a request; return the response's body as it comes. `stack` closes it.
+        """Send a request, once; return the response's body as it comes. `stack` closes it.
 
-        Raises aiohttp's errors, TimeoutError where there is no connection in time, and StatusError.
+        Raises aiohttp's errors, KeptDrop among them, TimeoutError where there is no connection in time, and StatusError.
         """
         return await self._ask("POST", f"{self._base_url}/{path.lstrip('/')}", stack, _encode(body))
 
@@ -98,22 +97,14 @@ class ServerClient:
         return told
 
     async def _ask(self, method: str, url: str, stack: AsyncExitStack, content: bytes | None = None) -> Bytes:
-        try:
-            response = await self._send(method, url, content)
-        except ClientConnectionError as e:
-            if connection_drop(e) is None:
-                raise
-            response = await self._send(method, url, content)
+        response = await self._session.request(
+            method, url, data=content, allow_redirects=False, proxy=self._proxy, proxy_headers=self._proxy_headers
+        )
         stack.callback(response.release)  # what is not at its end is closed by that, without waiting for anybody
         body = _unpacked(response)
         if 200 <= response.status < 300:
             return body
         raise StatusError(response.status, response.headers, url, await _beginning(body, MAX_ERROR))
-
-    async def _send(self, method: str, url: str, content: bytes | None) -> ClientResponse:
-        return await self._session.request(
-            method, url, data=content, allow_redirects=False, proxy=self._proxy, proxy_headers=self._proxy_headers
-        )
 
 
 def _headers(host: str, api_key: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from ..errors import EndpointError
 from ..net import in_the_clear, origin, pointed_to
 from ..plain import MAX_LINE, masked, one_line
 from ..types import Side
+from .kept_connections import KeptDrop
 from .plainhttp import NotPrivateError
 from .retry import retry_after_s
 from .stream import Endless
@@ -77,6 +78,8 @@ class ServerErrors:
             raise self._connection_error(e) from e
         except TimeoutError as e:
             raise self.error("timeout", "the server gave no token in time") from e
+        except KeptDrop as e:
+            raise self.error("dropped", f"the server closed a kept connection unheard: {self._brief(e)}") from e
         except StatusError as e:
             raise self._status_error(e) from e
         except Endless as e:
@@ -146,16 +149,6 @@ def refusal_of(error: EndpointError) -> tuple[int, object]:
     """Return the HTTP status that an error is made of, and the document that came with it; (0, None) if none is."""
     said = error.__cause__
     return (said.status, said.document) if isinstance(said, StatusError) else (0, None)
-
-
-def connection_drop(e: BaseException) -> BaseException | None:
-    """Return the error by which the server closed the connection before it answered; None if it did not.
-
-    On a kept connection that says nothing about this request: llama-server closes after an answer, and tells it too
-    late for a request that follows at once.
-    """
-    cause = _cause(e, aiohttp.ServerDisconnectedError) or _cause(e, aiohttp.ClientOSError)
-    return None if isinstance(cause, aiohttp.ClientConnectorError) else cause
 
 
 def _cause(e: BaseException, kind: type[BaseException]) -> BaseException | None:
