@@ -9,11 +9,10 @@ from ..delivery.cut import divided
 from ..delivery.seam import StopScan
 from ..types import Token
 
-# Tokens beyond `max_tokens`, by our count of its text, for which an endpoint's own end is waited for before it is taken
-# for one that knows no limit: as many again, and some for a limit of a few. No tokenizer is known to be coarser than
-# that count by so much, and what is said in vain is paid for.
-SPARE_SHARE = 1.0
-SPARE_TOKENS = 16
+# How far beyond `max_tokens`, by our count of its text, an endpoint's own end is waited for before it is taken for one
+# that knows no limit. What is said in vain is paid for.
+SPARE_SHARE = 1.0  # of `max_tokens`: no tokenizer is known to be coarser than that count by so much
+SPARE_TOKENS = 16  # at least, for a limit of a few: a short text is counted less surely
 
 
 @dataclass(slots=True)

@@ -104,7 +104,7 @@ class EndpointRuns:
             self._hold_budget(side, planned)
         if side is Side.DEVICE:
             request = replace(request, expected_rest=context.planner.knowledge.outputs.rest(self._prompt.n_tokens))
-        run.task = group.create_task(self._pump(run, endpoint, request))
+        run.task = group.create_task(self._run(run, endpoint, request))
 
     def _admit_hedge(self, run: EndpointRun, planned: Planned) -> bool:
         """Whether the server may be asked a second time, now that it is silent; the most that may cost is reserved.
@@ -163,8 +163,40 @@ class EndpointRuns:
             answer_ids=() if request.answer_so_far else effect.ids,
         )
 
-    async def _pump(self, run: EndpointRun, endpoint: Endpoint, request: GenerationRequest) -> None:
-        """Move one endpoint's tokens into the inbox. A full one pauses it, and with it the endpoint's stream."""
+    async def _run(self, run: EndpointRun, endpoint: Endpoint, request: GenerationRequest) -> None:
+        """Let an endpoint run; one that closed a kept connection unheard is asked a second time, if that is allowed."""
+        error = await self._pump(run, endpoint, request)
+        if error is not None and error.reason == "dropped" and (again := self._again(run, request)) is not None:
+            run, error = again, await self._pump(again, endpoint, request)
+        if error is not None:
+            await self._inbox.put(run, Broke(run.side, error))
+
+    def _again(self, dropped: EndpointRun, request: GenerationRequest) -> EndpointRun | None:
+        """Return a second start of a run whose request may have been read, or not; None where it may not be sent again.
+
+        The first one is booked in full, and keeps what was reserved for it: limits hold for both together.
+        """
+        side, context = dropped.side, self._context
+        if self.is_stale(dropped) or dropped.n_tokens or (context.private and side is Side.SERVER):
+            return None
+        endpoint = context.endpoints[side]
+        run = EndpointRun(side, endpoint.model, self._clock.now(), endpoint.readiness(), dropped.n_before)
+        if self._cost_limit.admit(run, request, self._prompt.length, self.all) is None:
+            return None
+        wanted = CostBound.of(self._request, self._prompt.n_tokens, run.n_before)
+        grant = context.spending.reserve(side, wanted, context.clock.wall())
+        if isinstance(grant, CapRefusal):
+            return None
+        run.grant, run.task = grant, dropped.task
+        self._current[side] = run
+        self.all.append(run)
+        return run
+
+    async def _pump(self, run: EndpointRun, endpoint: Endpoint, request: GenerationRequest) -> EndpointError | None:
+        """Move one endpoint's tokens into the inbox. A full one pauses it, and with it the endpoint's stream.
+
+        Returns the error that it ended with.
+        """
         with self._journal.running(run):
             try:
                 async with aclosing(endpoint.generate(request, run.usage, run.controls)) as events:
@@ -178,7 +210,7 @@ class EndpointRuns:
                                 self._prompt.measure(run)
                                 self._journal.run_prefilled(run, run.first_at)
                             if run.shadow is not None:
-                                return
+                                return None
                             run.n_tokens += event.n_tokens
                             run.held_up |= await self._inbox.put(run, Arrived(run.side, event))
                         elif isinstance(event, CaughtUp):
@@ -193,12 +225,13 @@ class EndpointRuns:
                 e.__traceback__ = None  # or the run would hold it, it this frame, and the frame the run
                 run.error = e
                 self._journal.run_failed(run, e)
-                await self._inbox.put(run, Broke(run.side, e))
+                return e
             finally:
                 if run.ended_at is None:  # else it was cut then: to let go of an endpoint takes a moment more
                     run.ended_at = self._clock.now()
                 if run.shadow is not None:
                     run.shadow.cancel()
+        return None
 
     # --- ending --------------------------------------------------------------------------------------------------
 
@@ -237,7 +270,8 @@ class EndpointRuns:
         """Take back what a server was asked for and has not begun; these tasks end then."""
         stopped = []
         for run in self.all:
-            if run.side is Side.SERVER and run.first_at is None and run.task is not None and not run.task.done():
+            has_begun = run.first_at is not None or run.ended_at is not None
+            if run.side is Side.SERVER and not has_begun and run.task is not None and not run.task.done():
                 self._inbox.post(Broke(run.side, EndpointError(run.side, "private", PRIVATE)), run)
                 run.task.cancel()
                 stopped.append(run.task)

@@ -25,6 +25,7 @@ from .server import Server
 log = logging.getLogger("disco.probe")
 
 PROBE_TIMEOUT_S = 120.0  # for everything; a probe that takes longer is tried again later
+CHARS_PER_TOKEN = 4  # English text, for what a server may have read without a word
 N_WHOLE = 24  # tokens of the unbroken answer
 N_REST = 10  # tokens asked for; fewer than the first half has, so that an answer begun again cannot get past the cut
 MIN_AGREED = 16  # characters; fewer may agree by chance
@@ -38,7 +39,7 @@ PROMPTS = (
 )
 # Says nothing about a method: the server could not be asked at all. A time-out is not among them, since the server has
 # just answered in full: what hangs is the method.
-_NOT_ASKED = frozenset({"unreachable", "rate_limited", "unauthorized"})
+_NOT_ASKED = frozenset({"unreachable", "rate_limited", "unauthorized", "dropped"})
 _REFUSED = frozenset({"refused", "not_found"})
 # How a method is judged when its prompts disagree and no verdict has the majority.
 _MIXED = Verdict("differs", "not the same way for every prompt")
@@ -148,6 +149,15 @@ class _Inquiry:
 
     async def _answer(self, request: GenerationRequest, method: str | None) -> list[str]:
         """The texts of one answer. Raises EndpointError."""
+        try:
+            return await self._asked(request, method)
+        except EndpointError as e:
+            if e.reason != "dropped":
+                raise
+        self.spent.prompt_tokens += request.n_chars // CHARS_PER_TOKEN  # it may have been read
+        return await self._asked(request, method)
+
+    async def _asked(self, request: GenerationRequest, method: str | None) -> list[str]:
         usage = Usage()
         try:
             async with aclosing(self.server.ask(request, usage, method)) as events:

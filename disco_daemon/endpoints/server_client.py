@@ -28,8 +28,8 @@ from aiohttp import (
 
 from .. import __version__
 from ..net import hostname, is_address, is_loopback
-from .plainhttp import PrivateResolver
 from .kept_connections import KeptConnections
+from .plainhttp import PrivateResolver
 from .server_errors import StatusError
 from .stream import Bytes, Endless
 
@@ -83,7 +83,7 @@ class ServerClient:
     async def stream(self, path: str, body: dict[str, Any], stack: AsyncExitStack) -> Bytes:
         """Send a request, once; return the response's body as it comes. `stack` closes it.
 
-        Raises aiohttp's errors, KeptDrop among them, TimeoutError where there is no connection in time, and StatusError.
+        Raises aiohttp's errors, KeptDrop among them, TimeoutError where there is no connection in time, StatusError.
         """
         return await self._ask("POST", f"{self._base_url}/{path.lstrip('/')}", stack, _encode(body))
 

@@ -24,8 +24,9 @@ LEAST_S = 1e-4  # a server that answers within less was cancelled in the same in
 WHOLE = frozenset({"stop", "tool_calls", "function_call"})  # ends of an answer that was not cut
 # The server was there, and silent for that long; anything else that fails says nothing about how fast it answers.
 SILENT = frozenset({"timeout"})
-# The request was not to its liking, and would not be to any other server's: it answered.
-NOT_ITS_FAULT = frozenset({"refused", "no_continuation"})
+# The request was not to its liking, and would not be to any other server's: it answered. Or it had closed the
+# connection before that request.
+NOT_ITS_FAULT = frozenset({"refused", "no_continuation", "dropped"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

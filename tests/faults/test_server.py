@@ -67,38 +67,6 @@ async def ask(server: Server) -> list[Token | Finish]:
         return [event async for event in events]
 
 
-async def test_a_request_on_a_kept_connection_that_the_server_has_given_up_is_sent_again() -> None:
-    n_connections = 0
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal n_connections
-        n_connections += 1
-        await read_request(reader)
-        writer.write(ANSWER)
-        await writer.drain()
-        await read_request(reader)  # the next one on this connection is never answered
-
-    async with serving(handle) as server:
-        for _ in range(3):
-            assert await ask(server) == [Token("hi"), Finish("stop")]
-    assert n_connections == 3
-
-
-async def test_a_server_that_drops_every_connection_is_asked_twice_and_no_more() -> None:
-    n_connections = 0
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal n_connections
-        n_connections += 1
-        await read_request(reader)
-
-    async with serving(handle) as server:
-        with pytest.raises(EndpointError) as failed:
-            await ask(server)
-        assert failed.value.reason == "cut"
-    assert n_connections == 2
-
-
 @pytest.mark.parametrize(("limit", "whole"), [(None, False), (1, True)])
 async def test_a_server_that_takes_no_limit_for_its_default_has_cut_the_answer(limit: int | None, whole: bool) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
