@@ -29,6 +29,7 @@ from disco_daemon.bench.child import LOG_TAIL, BenchError, child_env
 from disco_daemon.daemon.exits import KeptExit, told_of
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.model import N_BATCH, AbortFlag, Llama
+from disco_daemon.engine.llama.refusals import refuse_to_cut
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.serve.away import ExitGuess
 from disco_daemon.engine.serve.drafting import FIRST_TIMES, ExitDrafter
@@ -147,7 +148,7 @@ class NaiveEdge:
                 if vocabulary.ends(drawn):
                     return
             self.rows = self.rows[: len(tokens) - 1]
-            self.llama.forget(0, len(tokens) - 1)
+            self.llama.truncate(0, len(tokens) - 1, refuse_to_cut)
 
     def _draft(self, tokens: Sequence[int], n_left: int) -> tuple[list[int], list[ExitGuess]]:
         """Compute what is not computed yet, and go on with the exit's guesses as long as that pays."""

@@ -101,6 +101,46 @@ def test_a_file_of_more_than_400_lines_says_why() -> None:
         assert source.count("\n") <= 400 or "longer" in why, f"split {path}, or let its docstring say why it is longer"
 
 
+# What llama.cpp may refuse, and says so only by what it returns.
+REFUSABLE = {
+    "llama_decode", "llama_encode", "llama_state_seq_set_data", "llama_state_seq_set_data_ext", "llama_state_set_data",
+    "llama_state_seq_get_data", "llama_state_seq_get_data_ext", "llama_state_seq_load_file", "llama_model_quantize",
+    "llama_set_adapters_lora", "llama_set_adapter_lora", "llama_adapter_meta_val_str", "llama_memory_seq_rm",
+    "llama_init_from_model", "llama_model_load_from_file", "restore",
+}  # fmt: skip
+
+
+def _ignored_refusals(tree: ast.AST) -> Iterator[ast.Call]:
+    """Calls of what may be refused as statements of their own: nobody reads what they return."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            is_whole = name == "llama_memory_seq_rm" and [ast.unparse(a) for a in call.args[2:]] == ["-1", "-1"]
+            if name in REFUSABLE and not is_whole:
+                yield call
+
+
+def test_nothing_that_llama_cpp_may_refuse_is_asked_of_it_without_a_look_at_the_answer() -> None:
+    for path in sorted((ROOT / "disco_daemon" / "engine").rglob("*.py")):
+        for call in _ignored_refusals(ast.parse(path.read_text("utf-8"))):
+            pytest.fail(f"{path}:{call.lineno}: {ast.unparse(call)} may be refused, and nobody looks")
+
+
+@pytest.mark.parametrize(
+    ("code_", "n"),
+    [
+        ("llama_cpp.llama_memory_seq_rm(memory, seq, n, -1)", 1),
+        ("llama_cpp.llama_memory_seq_rm(memory, seq, -1, -1)", 0),
+        ("if not llama_cpp.llama_memory_seq_rm(memory, seq, n, -1): pass", 0),
+        ("model.restore(seq, data)", 1),
+        ("done = model.restore(seq, data)", 0),
+        ("llama_decode(context, batch)", 1),
+    ],
+)
+def test_a_refusal_that_nobody_reads_is_seen(code_: str, n: int) -> None:
+    assert len(list(_ignored_refusals(ast.parse(code_)))) == n
+
+
 # --- packaging ----------------------------------------------------------------------------------------------------
 
 

@@ -72,7 +72,8 @@ class Core:
         for seq in range(N_SEQS):
             expected = self.cells._index.length(seq)
             assert llama_cpp.llama_memory_seq_pos_max(memory, seq) == expected - 1
-            assert llama_cpp.llama_memory_seq_pos_min(memory, seq) == (0 if expected else -1)
+            first = 0 if self.llama.divisible else expected - 1  # a state is that of the last token
+            assert llama_cpp.llama_memory_seq_pos_min(memory, seq) == (first if expected else -1)
         running = self.admission.resident
         assert {s.slot: s.n_past for s in running} == {s.slot: self.cells.n_of(s.slot) for s in running}
         assert 0 <= self.cells.n_used <= N_CELLS

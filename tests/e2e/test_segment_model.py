@@ -10,6 +10,7 @@ import pytest
 
 from disco_daemon.engine.llama.hidden import FloatRows
 from disco_daemon.engine.llama.model import quiet
+from disco_daemon.engine.llama.refusals import refuse_to_cut
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.llama.segment import SegmentModel
 from disco_daemon.engine.wire import Load
@@ -81,7 +82,7 @@ def test_drafts_are_cut_in_every_range(chain: Chain, expected: FloatRows) -> Non
     chain.logits(TEXT[:50], 0, 0)
     chain.logits([11, 12, 13, 14], 50, 0)  # drafts, all of them wrong
     for model in chain.models:
-        model.forget(0, 50)
+        model.truncate(0, 50, refuse_to_cut)
     assert np.array_equal(chain.logits(TEXT[50:], 50, 0), expected)
 
 

@@ -5,17 +5,36 @@ Tiny ones with random weights, so that a text depends on all that is before it; 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
+import llama_cpp
 import numpy as np
 import pytest
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.model import AbortFlag, Llama
+from tests.e2e.test_engine_exact import N_CELLS, Core
 from tests.fixtures.tiny_models import MODELS, tiny_model
 
 N_CTX = 512
 TEXT = "The quick brown fox jumps over the lazy dog and finds a river in the winter, behind the old garden wall. " * 3
+
+
+class AbortedAfter(AbortFlag):
+    """Ends a decode behind so many steps of its graph, as a request that leaves just then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = -1
+        self.callback = llama_cpp.ggml_abort_callback(self._is_over)
+
+    def _is_over(self, _: object) -> bool:
+        self.left -= self.left > 0
+        return self.left == 0
+
+    def clear(self) -> None:
+        self.left = -1
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -25,10 +44,15 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def llama(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
+def abort(kind: str) -> AbortedAfter:
+    return AbortedAfter()
+
+
+@pytest.fixture(scope="module")
+def llama(kind: str, abort: AbortedAfter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
     path = tiny_model(tmp_path_factory.mktemp("tiny") / f"{kind}.gguf", kind)
-    load = wire.Load(model_path=str(path), n_ctx=N_CTX, n_threads=1, n_gpu_layers=0, n_cells=N_CTX, exact=True)
-    model = Llama(load, AbortFlag(), warm=False)
+    load = wire.Load(model_path=str(path), n_ctx=N_CTX, n_threads=1, n_gpu_layers=0, n_cells=N_CELLS, exact=True)
+    model = Llama(load, abort, warm=False)
     yield model
     model.close()
 
@@ -68,3 +92,100 @@ def test_a_prompt_gives_the_same_bits_in_one_piece_and_in_many(llama: Llama) -> 
             assert llama.decode([(prompt[i], i, 0, i == len(prompt) - 1) for i in range(start, end)]) == 0
         logits.append(llama.logits((len(prompt) - 1) % piece).copy())
     assert all(np.array_equal(logits[0], other) for other in logits[1:])
+
+
+WORDS = ("river", "lamp", "stone", "garden", "winter", "silver", "music", "door", "island", "paper", "cloud", "letter")
+
+
+def phrase(rng: random.Random, least: int, most: int) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(least, most)))
+
+
+class Alone:
+    """What a request comes to that has the engine for itself, with nothing cached."""
+
+    def __init__(self, llama: Llama) -> None:
+        self._llama = llama
+        self._known: dict[tuple[str, int, str], str] = {}
+
+    def text(self, prompt: str, n: int, answer_so_far: str = "") -> str:
+        """Its text; ends what any other core computes."""
+        request = prompt, n, answer_so_far
+        if request not in self._known:
+            core = Core(self._llama)
+            core.ask("alone", prompt, max_tokens=n, answer_so_far=answer_so_far)
+            core.finish()
+            self._known[request] = core.said.get("alone", "")
+        return self._known[request]
+
+
+@pytest.fixture(scope="module")
+def alone(llama: Llama) -> Alone:
+    return Alone(llama)
+
+
+def test_a_decode_that_is_broken_off_anywhere_changes_no_answer(
+    llama: Llama, alone: Alone, abort: AbortedAfter
+) -> None:
+    rng = random.Random(1)
+    asked = {f"r{i}": (phrase(rng, 3, 60), rng.randint(4, 10)) for i in range(4)}
+    expected = {name: alone.text(*request) for name, request in asked.items()}
+    for at in (1, 4, 9, 16, 25, 36, 60, 90):
+        core = Core(llama)
+        for name, (prompt, n) in asked.items():
+            core.ask(name, prompt, max_tokens=n)
+        n_aborted = 0
+        for step in range(400):
+            abort.left = at if step % 3 == 1 and n_aborted < 4 else -1
+            busy = core.batcher.step()
+            n_aborted += abort.left == 0
+            abort.clear()
+            core.check()
+            if not busy:
+                break
+        assert n_aborted
+        assert core.said == expected, f"broken off behind {at} steps of the graph"
+        assert set(core.ended.values()) == {"length"}
+
+
+def test_an_answer_that_waited_and_came_back_is_as_if_it_had_not(llama: Llama, alone: Alone) -> None:
+    rng = random.Random(2)
+    prompt, beside = phrase(rng, 5, 40), phrase(rng, 5, 40)
+    expected = {"first": alone.text(prompt, 12), "beside": alone.text(beside, 12)}
+    for how in (1e-12, 1.0):  # swapped, or computed again
+        core = Core(llama)
+        first = core.ask("first", prompt, max_tokens=12)
+        core.ask("beside", beside, max_tokens=12)
+        for at in (3, 8):
+            while first.draw.n_drawn < at:
+                assert core.batcher.step()
+            core.cells.swap_s_per_byte = how
+            core.admission.preempt(first)
+            core.check()
+        core.finish()
+        assert core.said == expected
+
+
+def test_a_held_answer_that_gets_text_from_elsewhere_goes_on_as_if_it_had_been_given(
+    llama: Llama, alone: Alone
+) -> None:
+    rng = random.Random(3)
+    prompt, beside = phrase(rng, 5, 30), phrase(rng, 5, 30)
+    whole, other = alone.text(prompt, 12), alone.text(beside, 12)
+    for at in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1):  # in the middle of tokens, mostly
+        given = whole[:at] + "and so"
+        expected = alone.text(prompt, 8, answer_so_far=given)
+        core = Core(llama)
+        core.ask("loser", prompt, max_tokens=8 + len(llama.vocabulary.answer_tokens(given)))
+        core.ask("beside", beside, max_tokens=12)
+        for _ in range(4):
+            core.batcher.step()
+        core.batcher.hold("loser")  # of a race: it is parked
+        core.check()
+        core.batcher.append(wire.AppendText(id="loser", text=whole[:at], go=False))
+        core.batcher.step()
+        core.check()
+        core.said.pop("loser", None)
+        core.batcher.append(wire.AppendText(id="loser", text="and so", go=True))
+        core.finish()
+        assert core.said == {"loser": expected, "beside": other}, f"handed over behind {at} characters"

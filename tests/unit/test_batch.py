@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -99,7 +99,8 @@ class FakeVocabulary:
 class FakeLlama:
     """A KV cache of `n_cells` that checks every position, and breaks as `faults` say: (return value, rows done).
 
-    As of the real one, cells that were forgotten are free only after `clear`, and attention goes by their order.
+    As of the real one, cells that were forgotten are free only after `clear`, and attention goes by their order. If it
+    is not `divisible`, nothing is cut or shared, and a decode that breaks off leaves all sequences `spoilt`.
     """
 
     n_ctx: int = N_CTX
@@ -112,6 +113,7 @@ class FakeLlama:
     faults: list[tuple[int, int]] = field(default_factory=list)
     cells: dict[int, list[Cell]] = field(default_factory=lambda: {slot: [] for slot in range(N_SEQS)})
     n_placed: int = 0
+    spoilt: set[int] = field(default_factory=set)
     logits: dict[int, list[int]] = field(default_factory=dict)
     samplers: list[FakeSampler] = field(default_factory=list)
     vocabulary: FakeVocabulary = field(default_factory=FakeVocabulary)
@@ -129,11 +131,13 @@ class FakeLlama:
         return cells
 
     def share(self, source: int, seq: int, n: int) -> None:
+        assert self.divisible
         assert not self.cells[seq]
         assert n <= len(self.cells[source])
         self.cells[seq] = self.cells[source][:n]
 
     def save(self, seq: int) -> bytes:
+        assert seq not in self.spoilt
         return bytes(self.tokens(seq))
 
     def restore(self, seq: int, data: bytes) -> bool:
@@ -181,6 +185,7 @@ class FakeLlama:
         before = self.n_placed, {slot: len(cells) for slot, cells in self.cells.items()}
         for i, (token, position, slot, wanted) in enumerate(rows[: len(rows) if rc == 0 else n_done]):
             assert position == len(self.cells[slot]), "a row goes right behind what its sequence has"
+            assert slot not in self.spoilt, "its state is half that of a decode which was broken off"
             self.cells[slot] += self.place([token])
             if wanted and rc == 0:
                 self.logits[i] = self.tokens(slot)
@@ -190,6 +195,8 @@ class FakeLlama:
             self.n_placed = before[0]
             for slot, n in before[1].items():
                 del self.cells[slot][n:]
+            if not self.divisible and rc != NO_KV_SLOT:
+                self.spoilt = {slot for slot, cells in self.cells.items() if cells}
         return rc
 
     def sample(self, sampler: FakeSampler, row: int, among: Sequence[int]) -> int:
@@ -205,8 +212,16 @@ class FakeLlama:
         )
         return Likelihood(PIECES_OF[token][n_known:], -float(len(before)), ((b"", 0.0),) * n_top)
 
-    def forget(self, slot: int, from_pos: int = 0) -> None:
-        del self.cells[slot][from_pos:]
+    def forget(self, slot: int) -> None:
+        self.cells[slot].clear()
+        self.spoilt.discard(slot)
+
+    def truncate(self, slot: int, n: int, otherwise: Callable[[], object]) -> None:
+        if self.divisible or n >= len(self.cells[slot]):
+            del self.cells[slot][n:]
+        else:
+            self.forget(slot)
+            otherwise()
 
 
 @dataclass
@@ -259,9 +274,15 @@ class Bench:
     """A batcher over a fake model, with all that it sent."""
 
     def __init__(
-        self, scheduler: str = "fcfs", *, n_ctx: int = N_CTX, n_cells: int | None = None, tick_s: float = 1.0
+        self,
+        scheduler: str = "fcfs",
+        *,
+        n_ctx: int = N_CTX,
+        n_cells: int | None = None,
+        tick_s: float = 1.0,
+        divisible: bool = True,
     ) -> None:
-        self.llama = FakeLlama(n_ctx, n_cells or n_ctx)
+        self.llama = FakeLlama(n_ctx, n_cells or n_ctx, divisible=divisible)
         self.sent: list[wire.Message] = []
         ticks = iter(range(10**9))
         clock = lambda: tick_s * next(ticks)  # noqa: E731
@@ -429,11 +450,12 @@ ops: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
     st.sampled_from([N_CTX, 2 * N_CTX]),
     st.sampled_from([1, 10**9]),  # what has that many bytes a token is computed again rather than swapped
     st.booleans(),
+    st.booleans(),
 )
 def test_whatever_happens_each_answer_is_what_the_model_says(
-    script: list[tuple[Any, ...]], scheduler: str, n_cells: int, bytes_per_token: int, apart: bool
+    script: list[tuple[Any, ...]], scheduler: str, n_cells: int, bytes_per_token: int, apart: bool, divisible: bool
 ) -> None:
-    bench = Bench(scheduler, n_cells=n_cells, tick_s=0.05)
+    bench = Bench(scheduler, n_cells=n_cells, tick_s=0.05, divisible=divisible)
     bench.llama.bytes_per_token = bytes_per_token
     bench.batcher.grouping = Apart() if apart else RowGrouping()
     play(bench, script)

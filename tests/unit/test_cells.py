@@ -10,8 +10,10 @@ from tests.unit.test_batch import FakeLlama
 A, B = list(range(1, 41)), list(range(101, 141))
 
 
-def made(n_cells: int = 200, skip_s: float = 0.0, n_seqs: int = 4) -> tuple[FakeLlama, Cells]:
-    llama = FakeLlama(n_ctx=n_cells, n_cells=n_cells, skip_s=skip_s)
+def made(
+    n_cells: int = 200, skip_s: float = 0.0, n_seqs: int = 4, *, divisible: bool = True
+) -> tuple[FakeLlama, Cells]:
+    llama = FakeLlama(n_ctx=n_cells, n_cells=n_cells, skip_s=skip_s, divisible=divisible)
     return llama, Cells(cast(Any, llama), n_seqs, n_cells, iter(range(10**6)).__next__)
 
 
@@ -128,8 +130,7 @@ def test_ids_are_given_up_by_cached_prefixes() -> None:
 
 
 def test_of_a_model_with_a_recurrent_state_nothing_is_shared_or_kept() -> None:
-    llama, cells = made()
-    llama.divisible = False
+    llama, cells = made(divisible=False)
     first = computed(llama, cells, A)
     taken = cells.take([*A, 9])
     assert taken is not None

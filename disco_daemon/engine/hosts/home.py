@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from ..llama.hidden import FloatRows
 from ..llama.model import AbortFlag, Llama
-from ..llama.refusals import ModelError
+from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..wire import Load
 from .ends import Ends
@@ -348,17 +348,25 @@ class HomeLlama(HomeCells):
 
     # --- cells: the same everywhere ---------------------------------------------------------------------------------
 
-    def forget(self, seq: int, from_pos: int = 0) -> None:
-        """Take the KV cells from position `from_pos` on from a sequence."""
-        super().forget(seq, from_pos)
+    def forget(self, seq: int) -> None:
+        """Take all that it has from a sequence."""
+        super().forget(seq)
+        self._cut_ranges(seq, 0)
+
+    def truncate(self, seq: int, n: int, otherwise: Callable[[], object]) -> None:
+        """Take what is behind its first `n` tokens from a sequence."""
+        super().truncate(seq, n, otherwise)
+        self._cut_ranges(seq, n)
+
+    def _cut_ranges(self, seq: int, n: int) -> None:
         if self._first is None:
             return
-        self._first.forget(seq, from_pos)
+        self._first.truncate(seq, n, refuse_to_cut)
         for leg in self._legs:
-            leg.forget(seq, from_pos)
+            leg.forget(seq, n)
         if self._move is not None:
             self._spans = []
-            self._move.forget(seq, from_pos)
+            self._move.forget(seq, n)
 
     def clear(self) -> None:
         """Free all cells of all sequences."""

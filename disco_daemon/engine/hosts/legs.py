@@ -15,7 +15,7 @@ import numpy as np
 
 from ...types import LayerRange
 from ..llama.hidden import FloatRows
-from ..llama.refusals import ModelError
+from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from .cell_memory import SavedCells, bytes_of
@@ -69,7 +69,7 @@ class HomeSegment:
         """Take a sequence's cells from position `start` on."""
         if self.kept is not None:
             self.kept.forget(seq, start)
-        self.model.forget(seq, start)
+        self.model.truncate(seq, start, refuse_to_cut)
 
     def share(self, source: int, seq: int, n: int, start: int = 0) -> None:
         """Let `seq` have the first `n` cells of `source`, or those from position `start` on."""

@@ -30,7 +30,7 @@ from ...types import LayerRange
 from ..llama import gpu
 from ..llama.layer_states import StateFormatError, moves_states, unpacked
 from ..llama.model import N_BATCH, build, quiet
-from ..llama.refusals import ModelError
+from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from .cell_memory import read_all, write_all
@@ -159,7 +159,7 @@ class Host:
     def _obey(self, message: ToHost, behind: bytes) -> None:
         match message:
             case ForgetCells(segment=number, seq=seq, start=start):
-                self._segments[number].forget(seq, start)
+                self._segments[number].truncate(seq, start, refuse_to_cut)
             case ShareCells(segment=number, source=source, seq=seq, n=n, start=start):
                 self._segments[number].share_range(source, seq, start, n)
             case ClearCells(segment=number):

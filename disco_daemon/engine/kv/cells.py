@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...scheduler.prefix import PrefixIndex
 from ..llama.model import Llama
 from ..llama.state import State
+from .holder import Held, Holder
 from .host_cache import HostCache, Saved
 from .spill import Spill
 
@@ -50,6 +51,7 @@ class Cells:
         With `spill`, cached prefixes go to disk when there is no room for them, or when they have long been unused.
         """
         self._spare_bytes = min(spare_bytes, MAX_SAVED_BYTES)
+        self.divisible = llama.divisible  # whether what is computed of a text can be cut behind any token
         self.n_cells = n_cells
         self.n_seqs = n_seqs
         self.saved_bytes = 0
@@ -61,7 +63,7 @@ class Cells:
         self._clock = clock
         self._index = PrefixIndex()
         self.spans = self._index.spans  # the runs of cells that the same sequences hold; for whoever copies them
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._free = set(range(n_seqs))
         self._taken: dict[int, int] = {}
         self._head = 0  # cells used since the last move
@@ -104,11 +106,11 @@ class Cells:
             return None
         self._bring(tokens[:-1])
         with self._lock:
-            n, source = self._index.match(tokens[:-1]) if self._llama.divisible else (0, -1)
+            n, source = self._index.match(tokens[:-1]) if self.divisible else (0, -1)
             if n and source not in self._taken and self._index.length(source) == n:
-                seq = self._continue(source, n)
+                seq, n = self._continue(source, n)
             else:
-                seq = self._branch(source, n)
+                seq, n = self._branch(source, n)
             self._index.pin(seq)
         self._conceal(seq, private)
         self._taken[seq] = n
@@ -153,7 +155,7 @@ class Cells:
             if seq is None:
                 return True
             if not self._llama.restore(seq, data):
-                self._llama.forget(seq, 0)
+                self._llama.forget(seq)
                 self._free.add(seq)
                 return False
             self._index.hold(seq, kept, self._clock())
@@ -161,15 +163,13 @@ class Cells:
         self._conceal(seq, private)
         return True
 
-    def _continue(self, source: int, n: int) -> int:
-        """Hand a cached prefix to the new answer, which goes on with its first `n` cells."""
+    def _continue(self, source: int, n: int) -> tuple[int, int]:
+        """Hand a cached prefix to the new answer, which goes on with its first `n` cells; return it and how many."""
         self._index.used(source, self._clock(), n)
-        if n < self._index.length(source):
-            self._llama.forget(source, n)
-            self._index.drop(source, n)
-        return source
+        self.cut(held := Held(source, n), n)
+        return source, held.n_past
 
-    def _branch(self, source: int, n: int) -> int:
+    def _branch(self, source: int, n: int) -> tuple[int, int]:
         """Make a sequence that shares the first `n` cells of another, which must not be evicted for its id."""
         kept = n > 0 and source not in self._taken
         if kept:
@@ -182,7 +182,7 @@ class Cells:
         if n:
             self._index.share(source, seq, n, self._clock())
             self._llama.share(source, seq, n)
-        return seq
+        return seq, n
 
     def promise(self, wanted: Iterable[tuple[int, int]]) -> bool:
         """Promise sequences cells, each as (sequence, cells in all); return False if there is no room for all."""
@@ -195,15 +195,16 @@ class Cells:
         with self._lock:
             self._index.grow(seq, tokens, self._clock())
 
-    def cut(self, seq: int, n: int) -> None:
-        """Forget what a sequence has beyond its first `n` tokens."""
-        self._llama.forget(seq, n)
+    def cut(self, holder: Holder, n: int) -> None:
+        """Forget what a sequence has beyond its first `n` tokens, and set its `n_past`: 0 where it cannot be cut."""
+        holder.n_past = n
+        self._llama.truncate(holder.slot, n, lambda: setattr(holder, "n_past", 0))
         with self._lock:
-            self._index.drop(seq, n)
+            self._index.drop(holder.slot, holder.n_past)
 
     def leave(self, seq: int) -> None:
         """Give a sequence back when its answer is over; what was computed stays as a cached prefix."""
-        if not (self._llama.divisible and self.n_of(seq)):
+        if not (self.divisible and self.n_of(seq)):
             self.free(seq)
             return
         del self._taken[seq]
@@ -217,7 +218,7 @@ class Cells:
 
     def free(self, seq: int) -> None:
         """Give a sequence back, and keep nothing of it."""
-        self._llama.forget(seq, 0)
+        self._llama.forget(seq)
         with self._lock:
             self._index.unpin(seq)
             self._index.drop(seq)
@@ -259,10 +260,9 @@ class Cells:
             self._index.pin(seq)
             if restored:
                 self._index.hold(seq, tokens[: saved.n_past], self._clock())
-        if restored:
-            self._observe_swap(2 * (self._clock() - began), len(saved.data))
-        else:
-            self._llama.forget(seq, 0)
+                self._observe_swap(2 * (self._clock() - began), len(saved.data))
+            else:
+                self._llama.forget(seq)
         self.forget(saved)
         return seq
 
@@ -316,7 +316,7 @@ class Cells:
             for seq in self._index.unpinned():
                 self._host_cache.put(self._index.tokens(seq), self._llama.save(seq), private=seq in self._private)
                 self._index.drop(seq)
-                self._llama.forget(seq, 0)
+                self._llama.forget(seq)
                 self._free.add(seq)
         self.move()
 
@@ -352,8 +352,8 @@ class Cells:
             for seq, _ in evicted:
                 self._keep_copy(seq, texts)
         for seq, from_pos in evicted:
-            self._llama.forget(seq, from_pos)
-            if from_pos == 0:
+            self.cut(held := Held(seq, from_pos), from_pos)
+            if held.n_past == 0:
                 self._free.add(seq)
 
     def _id(self) -> int | None:
@@ -364,7 +364,7 @@ class Cells:
         seq = self._index.evict_seq()
         if seq is not None:
             self._keep_copy(seq, texts)
-            self._llama.forget(seq, 0)
+            self._llama.forget(seq)
         return seq
 
     # --- disk ----------------------------------------------------------------------------------------------------

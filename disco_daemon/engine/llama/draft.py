@@ -114,7 +114,9 @@ class DraftModel:
         known = self._texts[key][1]
         n_same = min(_n_same(known, tokens), len(tokens) - 1)
         del known[n_same:]
-        llama_cpp.llama_memory_seq_rm(self._memory, seq, n_same, -1)
+        if not llama_cpp.llama_memory_seq_rm(self._memory, seq, n_same, -1):
+            self._forget(key)  # it is read anew
+            return []
         new = list(tokens[n_same : n_same + CATCH_UP])
         if not self._read(key, new) or len(known) < len(tokens):
             return []
@@ -146,7 +148,8 @@ class DraftModel:
                 self._forget(other)
             rc = self._decode(new, len(known), seq)
         if rc != 0:
-            llama_cpp.llama_memory_seq_rm(self._memory, seq, len(known), -1)
+            if not llama_cpp.llama_memory_seq_rm(self._memory, seq, len(known), -1):
+                self._forget(key)
             return False
         known += new
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class PromptError(ValueError):
     """The model cannot take a raw prompt, or ids. `reason` and `param` are as clients read them."""
@@ -56,3 +58,8 @@ class PromptTooLong(PromptError):
 
 class ModelError(RuntimeError):
     """The model cannot be loaded or used; the message is fit for a user."""
+
+
+def refuse_to_cut() -> NoReturn:
+    """Raise ModelError: what a range of layers has of a text is gone, and only those that can be cut are in use."""
+    raise ModelError("a range of layers has a state that cannot be cut")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import llama_cpp
@@ -28,15 +28,28 @@ class Sequences:
         """Use a new context, made for N_SEQS_MAX sequences."""
         self._ctx, self._memory = context, llama_cpp.llama_get_memory(context)
 
-    def forget(self, seq: int, from_pos: int = 0) -> None:
-        """Take the KV cells from position `from_pos` on from a sequence.
+    def forget(self, seq: int) -> None:
+        """Take all that it has from a sequence.
 
-        They are not free until `clear`: llama.cpp would fill them next, and attention adds up in the order of the
+        KV cells are not free until `clear`: llama.cpp would fill them next, and attention adds up in the order of the
         cells. A sequence whose cells are not in the order of their positions is rounded differently, which is enough
         to make a greedy answer another one.
         """
-        llama_cpp.llama_memory_seq_cp(self._memory, seq, _TRASH, from_pos, -1)
-        llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1)
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, _TRASH, -1, -1)
+        llama_cpp.llama_memory_seq_rm(self._memory, seq, -1, -1)  # of all there is llama.cpp refuses nothing
+
+    def truncate(self, seq: int, n: int, otherwise: Callable[[], object]) -> None:
+        """Take what is behind its first `n` tokens from a sequence, as `forget` does with all.
+
+        A state that was carried through a text cannot be cut: then the sequence has nothing, and `otherwise` is called.
+        """
+        if n <= 0:
+            self.forget(seq)
+            return
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, _TRASH, n, -1)
+        if not llama_cpp.llama_memory_seq_rm(self._memory, seq, n, -1):
+            self.forget(seq)
+            otherwise()
 
     def clear(self) -> None:
         """Free all cells of all sequences."""

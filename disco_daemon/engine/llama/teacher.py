@@ -12,6 +12,7 @@ import numpy as np
 from ...types import LayerRange
 from ..wire import Load
 from .hidden import FloatRows, GraphWatch
+from .refusals import refuse_to_cut
 from .rows import Row
 from .segment import SegmentModel
 from .vocabulary import Vocabulary
@@ -27,7 +28,8 @@ class LowerRange(SegmentModel):
 
     def free(self, seq: int, from_pos: int = 0) -> None:
         """Free a sequence's cells from a position on. What comes next is no longer in the order of its positions."""
-        llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1)
+        if not llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1):
+            refuse_to_cut()
 
 
 class UpperRange(SegmentModel):
@@ -41,7 +43,8 @@ class UpperRange(SegmentModel):
 
     def free(self, seq: int, from_pos: int = 0) -> None:
         """Free a sequence's cells from a position on, as LowerRange does."""
-        llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1)
+        if not llama_cpp.llama_memory_seq_rm(self._memory, seq, from_pos, -1):
+            refuse_to_cut()
 
     def _prepare(self, params: Any) -> None:
         if self._watch is not None:

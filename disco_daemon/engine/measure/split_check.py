@@ -21,7 +21,7 @@ from ...types import LayerRange
 from ..llama import gpu
 from ..llama.hidden import FloatRows
 from ..llama.model import N_BATCH, build, quiet
-from ..llama.refusals import ModelError
+from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from ..wire import Load
@@ -87,7 +87,7 @@ def play(model: SegmentModel, steps: Sequence[CheckBatch], given: Sequence[Float
     found = []
     for step, hidden in zip(steps, given, strict=True):
         for seq, position in step.forget:
-            model.forget(seq, position)
+            model.truncate(seq, position, refuse_to_cut)
         found.append(model.run(step.rows, hidden))
     return found
 

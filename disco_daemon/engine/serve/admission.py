@@ -94,8 +94,27 @@ class Admission:
             self.cells.forget(s.saved)
             s.saved, s.n_past = None, 0
         if s.n_past > n:
-            s.n_past = n
-            self.cells.cut(s.slot, n)
+            self.cells.cut(s, n)
+
+    def may_abort(self, request_id: str) -> bool:
+        """Whether the decode in flight may be ended for one request that leaves; asked by another thread.
+
+        States that cannot be cut would be lost, those of others too: these go on, and it is not long to the next.
+        """
+        return self.cells.divisible or self.sequences.keys() <= {request_id}
+
+    def undo(self, sequences: list[Sequence], *, has_begun: bool) -> None:
+        """Take back what a decode has done to these sequences before it was broken off, if it `has_begun`.
+
+        States that cannot be cut are half carried on then, and those of sequences without a row in it may be half
+        moved: of all of them nothing is left.
+        """
+        if self.cells.divisible or not has_begun:
+            for s in sequences:
+                self.cells.cut(s, s.n_past)
+        else:
+            for s in self.resident:
+                self.cells.cut(s, 0)
 
     def reconsider(self) -> None:
         """Decide again before the quantum is over."""

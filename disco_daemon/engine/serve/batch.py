@@ -257,7 +257,7 @@ class Batcher:
 
     def spare(self) -> int:
         """How many rows of a prompt, or of other work, go beside the running answers by what readers have in hand."""
-        self.single_prompt = len(self.admission.sequences) == 1 and not self.llama.exact
+        self.single_prompt = len(self.admission.sequences) == 1 and not self.llama.exact and self.llama.divisible
         decoding = self._awaited([s for s in self.admission.resident if s.is_running and not s.is_prefilling])
         if not decoding:
             return wire.SINGLE_PROMPT_CHUNK if self.single_prompt else wire.PREFILL_CHUNK
@@ -359,8 +359,7 @@ class Batcher:
 
     def _recover(self, rc: int, shares: list[Share]) -> None:
         """Bring KV cache and sequences back in step after a decode that did not go through."""
-        for s, _, _ in shares:
-            self.admission.cells.cut(s.slot, s.n_past)
+        self.admission.undo([s for s, _, _ in shares], has_begun=rc != NO_KV_SLOT)
         if rc == ABORTED:
             return  # the next iteration has read the Cancel that asked for it, and computes the rest again
         if rc == NO_KV_SLOT and self.admission.cells.n_garbage:

@@ -127,7 +127,7 @@ class EdgeBatcher(Batcher):
             self._texts.put(away.answer)
             self._tell(CloseAnswer(id=away.answer.name))
             if s.slot >= 0 and s.n_past > len(s.tokens):  # guesses are no text that anybody comes back to
-                self.admission.cells.cut(s.slot, len(s.tokens))
+                self.admission.cells.cut(s, len(s.tokens))
         self.totals.add(counts)
         Batcher._remove(self, s, is_whole=is_whole)
 
@@ -168,7 +168,7 @@ class EdgeBatcher(Batcher):
     def _recover(self, rc: int, shares: list[Share]) -> None:
         """Bring all back in step after a decode that did not go through; of drafts made on the chance none is owed."""
         if (s := shares[0][0]).is_away:
-            self.admission.cells.cut(s.slot, s.n_past)
+            self.admission.cells.cut(s, s.n_past)
             self._away[s].drop_uncomputed(s)
         else:
             Batcher._recover(self, rc, shares)
@@ -336,8 +336,7 @@ class EdgeBatcher(Batcher):
         away.is_back = False
         self.drafting.learn_verdict(away, judged, (now - away.asked_at, message.busy_s))
         if s.n_past > judged.taken.n_rows:
-            s.n_past = judged.taken.n_rows
-            self.admission.cells.cut(s.slot, s.n_past)
+            self.admission.cells.cut(s, judged.taken.n_rows)
         if s.is_away:
             self.admission.bring_back(s)
         self._take_all(s, judged.taken.tokens, now)

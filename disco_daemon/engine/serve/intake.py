@@ -69,7 +69,8 @@ class Intake:
             case None:
                 self.hand_on(partial(self.batcher.cancel, request_id))
                 self.hand_on(partial(self.embeddings.cancel, request_id))
-                self.abort.set()
+                if self.batcher.admission.may_abort(request_id):
+                    self.abort.set()
 
     def run(self) -> None:
         """Prepare one message after the other, for ever."""

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ..kv.cells import Cells
+from ..kv.holder import Held
 from ..llama.model import Llama
 from .sequence import Sequence
 
@@ -60,6 +61,6 @@ class NextTurns:
         if llama.decode(rows) == 0:
             cells.grow(seq, tokens[n:])
         else:
-            cells.cut(seq, n)
+            cells.cut(Held(seq, n), n)
         cells.leave(seq)
         return True

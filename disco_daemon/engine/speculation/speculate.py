@@ -207,8 +207,7 @@ def draw_run(llama: Llama, cells: Cells, s: Sequence, draft: list[int], row: int
             break  # its grammar takes too long: the answer ends here
     n_wrong = len(draft) - (len(tokens) - 1)
     if n_wrong:
-        s.n_past -= n_wrong
-        cells.cut(s.slot, s.n_past)
+        cells.cut(s, s.n_past - n_wrong)
     return tokens
 
 
