@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.kv.cells import BLOCK, Cells
 from tests.unit.test_batch import FakeLlama
 
 A, B = list(range(1, 41)), list(range(101, 141))
@@ -138,3 +138,33 @@ def test_of_a_model_with_a_recurrent_state_nothing_is_shared_or_kept() -> None:
     cells.leave(first)
     assert cells.count_cached(A) == 0
     assert cells.n_used == 0
+
+
+def test_what_fills_the_cells_is_evicted_in_blocks_or_put_away_and_not_moved_again_at_each_decode() -> None:
+    for spare_bytes in (0, 1000):
+        llama, cells = made(n_cells=200)
+        cells = Cells(cast(Any, llama), 8, 200, iter(range(10**6)).__next__, spare_bytes=spare_bytes)
+        for i in range(100):  # ten times over
+            seq = computed(llama, cells, [i % 200] * 10)
+            for _ in range(10):
+                computed_one(llama, cells, seq)
+            cells.leave(seq)
+        assert cells.n_moves <= 2 * 100 * 20 // (200 // BLOCK)
+
+
+def computed_one(llama: FakeLlama, cells: Cells, seq: int) -> None:
+    n = cells.n_of(seq)
+    assert cells.promise([(seq, n + 1)])
+    cells.advance(1)
+    assert llama.decode([(7, n, seq, False)]) == 0
+    cells.grow(seq, [7])
+
+
+def test_nothing_is_moved_where_all_cells_are_of_running_answers() -> None:
+    llama, cells = made(n_cells=100)
+    first, second = computed(llama, cells, A), computed(llama, cells, B)
+    for _ in range(10):
+        computed_one(llama, cells, first)
+        computed_one(llama, cells, second)
+    cells.advance(1)
+    assert cells.n_moves == 0, "llama_decode will say that there is no cell, and one of them gives way"

@@ -6,6 +6,8 @@ the room is needed. A new answer shares the cells of the longest prefix that any
 Cells are used one after the other and never twice, until none is left; then all that is still wanted is *moved* to the
 front. So each sequence has its cells in the order of its tokens, whatever became of others meanwhile, and attention
 adds up in the same order as for an answer that is alone: it is the same answer, bit for bit.
+
+It is longer than other files, since taking, swapping and making room change the same few numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of cached prefixes 
 FIRST_SWAP_S_PER_BYTE = 1e-10  # out and in again; measured from the first swap on
 NEWEST = 0.3  # weight of the newest swap
 LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down from the host cache
-EVICTED_AT_ONCE = 64  # cells, where what is evicted goes to disk: all cached texts are read for it
+BLOCK = 8  # the share of all cells that is evicted at once: a move copies the rest, seven for each that is free then
+ENOUGH = 2  # the share that a move is to free by garbage alone; else cached prefixes are put away before the next one
 
 
 class Cells:
@@ -294,7 +297,7 @@ class Cells:
         missing = n - self.n_free
         if missing <= 0:
             return True
-        self._evict(missing if self.spill is None else max(missing, EVICTED_AT_ONCE))
+        self._evict(max(missing, self.n_cells // BLOCK))
         return self.n_free >= n
 
     def advance(self, n: int) -> None:
@@ -307,7 +310,28 @@ class Cells:
         if self._wasted_s > self.swap_s_per_byte * self._llama.bytes_per_token * self.n_used:
             self.tidy()
         if self._head + n > self.n_cells:
+            self._reclaim()
+
+    def _reclaim(self) -> None:
+        """Free cells at the end, enough of them that it does not have to be done again soon.
+
+        Where garbage is half of all cells a move alone will do. Else it would be due again before long, and all cached
+        prefixes would be copied each time: they are put away once, if there is room in the host cache, or the least
+        valuable ones are evicted. So whatever is copied was paid for by as many tokens that were written.
+        """
+        if self.n_cells - self.n_used < self.n_cells // ENOUGH and self._can_put_away():
+            self.tidy()
+            return
+        missing = self.n_cells // BLOCK - (self.n_cells - self.n_used)
+        if missing > 0:
+            self._evict(missing)
+        if self.n_garbage:
             self.move()
+
+    def _can_put_away(self) -> bool:
+        """Whether the host cache has room for all cached prefixes, of which each is copied with what others share."""
+        n = sum(map(self._index.length, self._index.unpinned()))
+        return 0 < n <= self.n_cells and n * self._llama.bytes_per_token <= self._spare_bytes
 
     def tidy(self) -> None:
         """Put cached prefixes into the host cache, and the cells of running answers to the front."""
