@@ -146,12 +146,25 @@ class MemberService(ABC):
         }
 
     async def revoke(self, name: str) -> dict[str, Any]:
-        """Refuse a machine from now on. Raises ConfigError for a name that no member has."""
+        """Refuse a machine from now on. Raises ConfigError for a name that no member has.
+
+        Its connections end before anything else is done, which may take long, or fail.
+        """
+        members = await asyncio.to_thread(self._revoked, name)
+        if self._relay is not None:
+            self._relay.keep_only(members)
         async with self._changing:
-            await asyncio.to_thread(self._issuer.revoke, name)
             await asyncio.to_thread(self._forget, name)
-            await self._serve()
+            try:
+                await self._serve()
+            except ConfigError as e:
+                self._error = str(e)
+                self.log.warning("%s was revoked, and no other machine is served: %s", name, e)
         return {"revoked": name}
+
+    def _revoked(self, name: str) -> tuple[Member, ...]:
+        self._issuer.revoke(name)
+        return self._issuer.members()
 
     def _describe(self, state: str) -> tuple[dict[str, Any], list[MemberRecord]]:
         """Return how this service is, `state` while it listens, and who has joined. Reads files, so it blocks."""
@@ -203,7 +216,7 @@ class MemberService(ABC):
             identity=self._issuer.identity(),
             listen=Address(host=self._listen_host(config), port=config.peer.port),
             members=self._issuer.members(),
-            pairing=self._issuer.code_ends_at() is not None,
+            code=self._issuer.live_code(),
             welcome=welcome,
         )
 

@@ -60,7 +60,7 @@ class Connector:
             if up:
                 lost_at, pause_s, refused_s, told = loop.time(), RETRY_FIRST_S, RETRY_REFUSED_S, ""
             final = why.reason not in RETRIED and isinstance(why, RefusedError)
-            if (said := f"{why.reason} {why.message}") != told:  # once, not at each attempt
+            if (said := f"{why.reason} {why.message} {final}") != told:  # once, not at each attempt
                 told = said
                 down = LinkDown(name=self._config.name, reason=why.reason, message=plain(why.message), final=final)
                 self._report(down)

@@ -58,14 +58,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 class ServeMembers(ControlMessage, frozen=True, kw_only=True):
     """Be the partner: listen for the members at `listen`. `welcome` is what they get; None until a model is there.
 
-    Without a member and a live code (`pairing`) nothing listens. A member that is missing from the next such message
-    has been revoked: its link is closed at once.
+    Without a member and a live `code`, of which this is the SHA-256 of the secret, nothing listens. A member that is
+    missing from the next such message has been revoked: all its connections are closed at once.
     """
 
     identity: Identity
     listen: Address
     members: tuple[Member, ...]
-    pairing: bool = False
+    code: bytes = b""
     welcome: Welcome | None = None
     ray: TheRay | None = None
     only_llama: str = ""  # hosts of a fleet with another build of llama.cpp are refused; "" = with none

@@ -27,7 +27,7 @@ import os
 import socket
 from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -39,6 +39,7 @@ from .control import (
     HostOffered,
     JoinPartner,
     LendHosts,
+    Member,
     OfferFile,
     RelayEvent,
     ServeMembers,
@@ -98,6 +99,12 @@ class RelayProcess:
         """Be the partner, as this says from now on."""
         self._role = role
         self.send(role)
+
+    def keep_only(self, members: Collection[Member]) -> None:
+        """Serve none but these members from now on, and else as before: who was revoked is cut off at once."""
+        if isinstance(self._role, ServeMembers):
+            left = tuple(one for one in self._role.members if one in members)
+            self.serve(msgspec.structs.replace(self._role, members=left))
 
     def join(self, role: JoinPartner | LendHosts) -> None:
         """Be the edge, or a machine that lends hosts, as this says from now on."""

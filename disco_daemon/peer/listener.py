@@ -1,19 +1,24 @@
 """The relay of the machine that is connected to: it lets members in, and strangers who have a code.
 
 1. Nothing listens without a member or a live code.
-2. A stranger has a few seconds for the handshake and for its first message, and there are few of them at a time.
+2. A stranger has a few seconds for the handshake and for its first message, and there are few of them at a time
+   (`strangers`); whoever has shown a member's certificate is none from then on.
 3. A certificate that the authority did not sign ends the handshake; one that is not a member's is refused.
 4. The first message says what the connection is for: a link's calls, its rows, a certificate, or a question.
+5. Who is a member is looked up where it is used, not before a wait; and each connection of one that is none any more
+   ends with the message that says so, whatever it waits for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hashlib
+import hmac
 import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 
 from ..plain import plain
 from . import tls
@@ -42,27 +47,37 @@ from .first_frames import (
 )
 from .frame_stream import READ_AHEAD, FrameStream, ended_by, say_last
 from .link import FROM_EDGE, PeerLink, drop
-from .messages import BadFrameError, Hello
-from .refusals import LinkEndedError, check_builds
+from .messages import BadFrameError, Hello, Welcome
+from .refusals import REVOKED, LinkEndedError, check_builds
+from .strangers import StrangerPlaces
 
 FIRST_S = 3.0  # for the first message of a connection
 BIND_S = 5.0  # for the second connection of a link, and for the end of the link before
-STRANGERS_MAX = 32  # connections that have not shown yet that they are of members
-STRANGERS_OF_HOST_MAX = 16  # of one address: one machine alone keeps nobody else out
 PER_MEMBER_MAX = 8  # connections of one member: three hosts, two files, a question, and how its machine is
 BACKLOG = 64  # connections that wait to be taken
 COUNTS_S = 1.0  # between two reports of what was refused
 NO_DESCRIPTORS_S = 0.2  # pause if no connection can be taken, such as for want of file descriptors
 
+WRONG_CODE = "the code is not the latest one: print a new one on the other machine"
+
 Ask = Callable[[FrameStream, AskPair, str], Coroutine[None, None, None]]
 Serve = Callable[[FrameStream, Asked, str], Coroutine[None, None, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberConnection:
+    """A connection that has shown a member's certificate, and how it is ended."""
+
+    member: Member
+    end: Callable[[], object]
 
 
 class MemberListener:
     """Serves members as `configure` says. `pair` answers those who want a certificate, `serve` those who want no link.
 
-    All mutable state: what is configured, the listening socket and its task, the tasks of connections, how many
-    strangers each address has, connections, links and what else is done for each member, and what was refused.
+    All mutable state: what is configured, the listening socket and its task, the tasks of connections, those of
+    strangers by their places and those of members, the links, what waits for its second connection, and what was
+    refused.
     """
 
     def __init__(self, hub: EngineHub, report: Callable[[RelayEvent], None], pair: Ask, serve: Serve) -> None:
@@ -72,10 +87,10 @@ class MemberListener:
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: Counter[str] = Counter()
-        self._of_member: Counter[str] = Counter()
+        self._places = StrangerPlaces()
+        self._strangers: dict[int, asyncio.Task[None]] = {}
+        self._of_members: dict[asyncio.Task[None], MemberConnection] = {}
         self._links: dict[str, PeerLink] = {}
-        self._serving: dict[asyncio.Task[None], str] = {}
         self._waiting: dict[str, tuple[str, asyncio.Future[FrameStream]]] = {}
         self._refused: Counter[str] = Counter()
         self._counting: asyncio.TimerHandle | None = None
@@ -85,16 +100,9 @@ class MemberListener:
         before, self._config = self._config, config
         if before is None or before.identity != config.identity:
             self._context = tls.server_context(config.identity)
-        allowed = {member.name for member in config.members}
-        now = {member.serial for member in config.members}
-        gone = {member.name for member in before.members if member.serial not in now} if before else set()
-        for name, link in self._links.items():
-            if name in gone or name not in allowed:
-                link.end("revoked", "this machine has been revoked", tell=True)
-        for task, name in self._serving.items():
-            if name in gone or name not in allowed:
-                task.cancel()
-        if not (config.members or config.pairing):
+        for one in [one for one in self._of_members.values() if one.member not in config.members]:
+            one.end()
+        if not (config.members or config.code):
             await self._stop_listening()
         elif self._socket is None or before is None or before.listen != config.listen:
             await self._stop_listening(tell=False)
@@ -146,14 +154,17 @@ class MemberListener:
             except OSError:
                 await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
-            host = str(address[0])
-            crowded = self._strangers.total() >= STRANGERS_MAX or self._strangers[host] >= STRANGERS_OF_HOST_MAX
-            if crowded:
+            host, now = str(address[0]), loop.time()
+            place, displaced = self._places.enter(host, now)
+            if displaced is not None:
+                self._count("crowded")
+                self._strangers.pop(displaced).cancel()
+            if place is None:
                 sock.close()
                 self._count("crowded")
                 continue
-            self._strangers[host] += 1
-            task = asyncio.create_task(self._serve(sock, host), name="peer connection")
+            task = asyncio.create_task(self._serve(sock, host, place), name="peer connection")
+            self._strangers[place] = task
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -169,48 +180,60 @@ class MemberListener:
 
     # --- one connection -------------------------------------------------------------------------------------------
 
-    async def _serve(self, sock: socket.socket, host: str) -> None:
+    async def _serve(self, sock: socket.socket, host: str, place: int) -> None:
         """Find out what a connection is for, and serve it to its end."""
         stream: FrameStream | None = None
-        stranger = contextlib.ExitStack()
-        stranger.callback(self._forget_stranger, host)
-        member: Member | None = None
-        with stranger:
-            try:
-                stream = await self._shake_hands(sock)
-                member = self._member(stream)
-                first = await self._first(stream)
-                if isinstance(first, AskPair | AskAuthority):
-                    await self._answer_pair(stream, first, host)
-                    return
-                member = self._check_member(stream, member)
-                self._of_member[member.name] += 1
-                stranger.close()
-                try:
-                    await self._serve_member(stream, member, first, host)
-                finally:
-                    self._of_member[member.name] -= 1
-            except LinkEndedError as e:
-                self._count(e.reason)
-                if stream is not None:
-                    await (stream.refuse(e.reason, e.message) if e.tell else stream.close())
-            except BaseException:
-                if stream is not None:
-                    stream.abort()
-                raise
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            stream = await self._shake_hands(sock)
+            if (member := self._member(stream)) is not None:
+                self._know(task, member, place, host)
+            first = await self._first(stream)
+            if isinstance(first, AskPair | AskAuthority):
+                await self._answer_pair(stream, first, host, place)
+                return
+            member = self._check_member(stream)
+            if task not in self._of_members:  # it has become one since
+                self._know(task, member, place, host)
+            await self._serve_member(stream, member, first, host)
+        except LinkEndedError as e:
+            self._count(e.reason)
+            if stream is not None:
+                await (stream.refuse(e.reason, e.message) if e.tell else stream.close())
+        except BaseException:
+            if stream is not None:
+                stream.abort()
+            raise
+        finally:
+            self._of_members.pop(task, None)
+            self._leave_place(place)
 
-    async def _answer_pair(self, stream: FrameStream, asked: AskPair | AskAuthority, host: str) -> None:
-        if self._config is None or not self._config.pairing:
+    def _know(self, task: asyncio.Task[None], member: Member, place: int, host: str) -> None:
+        """Let a connection be a member's from now on. Raises LinkEndedError if that has enough of them."""
+        if sum(one.member == member for one in self._of_members.values()) >= PER_MEMBER_MAX:
+            raise LinkEndedError("crowded", f"{member.name} has {PER_MEMBER_MAX} connections already", tell=True)
+        self._of_members[task] = MemberConnection(member, task.cancel)
+        self._leave_place(place)
+        self._places.forgive(host, asyncio.get_running_loop().time())
+
+    def _leave_place(self, place: int) -> None:
+        self._strangers.pop(place, None)
+        self._places.leave(place)
+
+    async def _answer_pair(self, stream: FrameStream, asked: AskPair | AskAuthority, host: str, place: int) -> None:
+        """Show who this is; or ask the daemon for a certificate, on behalf of who has the secret and of nobody else."""
+        config = self._config
+        if config is None or not config.code:
             raise LinkEndedError("no_code", "no code to pair with is valid on that machine", tell=True)
-        if isinstance(asked, AskPair):
-            await self._pair(stream, asked, host)
-        else:
-            stream.write(first_frame(TheAuthority(certificate=self._config.identity.ca)))
+        if isinstance(asked, AskAuthority):
+            stream.write(first_frame(TheAuthority(certificate=config.identity.ca)))
             await stream.close()
-
-    def _forget_stranger(self, host: str) -> None:
-        self._strangers[host] -= 1
-        self._strangers += Counter()  # drops addresses without any
+            return
+        if not hmac.compare_digest(hashlib.sha256(asked.secret).digest(), config.code):
+            raise LinkEndedError("wrong_code", WRONG_CODE, tell=True)
+        self._leave_place(place)  # the owner of this machine has sent it
+        await self._pair(stream, asked, host)
 
     async def _shake_hands(self, sock: socket.socket) -> FrameStream:
         """Do the TLS handshake. Raises LinkEndedError."""
@@ -247,14 +270,13 @@ class MemberListener:
         fits = (member for member in self._config.members if member.serial == serial and member.name in names)
         return next(fits, None)
 
-    def _check_member(self, stream: FrameStream, member: Member | None) -> Member:
-        if member is None:
-            if stream.writer.get_extra_info("peercert"):
-                raise LinkEndedError("revoked", "this machine has been revoked: pair it again", tell=True)
-            raise LinkEndedError("no_certificate", tls.MESSAGES["none"], tell=True)
-        if self._of_member[member.name] >= PER_MEMBER_MAX:
-            raise LinkEndedError("crowded", f"{member.name} has {PER_MEMBER_MAX} connections already", tell=True)
-        return member
+    def _check_member(self, stream: FrameStream) -> Member:
+        """Return the member that this is now, whatever it was before. Raises LinkEndedError for others."""
+        if (member := self._member(stream)) is not None:
+            return member
+        if stream.writer.get_extra_info("peercert"):
+            raise LinkEndedError("revoked", REVOKED, tell=True)
+        raise LinkEndedError("no_certificate", tls.MESSAGES["none"], tell=True)
 
     async def _serve_member(
         self, stream: FrameStream, member: Member, first: Hello | BindRows | Asked, host: str
@@ -271,38 +293,29 @@ class MemberListener:
                 AskFile() | AskCuts() | MeasureLink() | LeavePartner()
                 | AskSegments() | OfferHost() | AskRay() | TellLoad()
             ):  # fmt: skip
-                task = asyncio.current_task()
-                assert task is not None
-                self._serving[task] = member.name
-                try:
-                    await self._serve_asked(stream, first, member.name)
-                    await stream.close()
-                finally:
-                    del self._serving[task]
+                await self._serve_asked(stream, first, member.name)
+                await stream.close()
 
     # --- a link ---------------------------------------------------------------------------------------------------
 
     async def _begin_link(self, calls: FrameStream, member: Member, hello: Hello, host: str) -> None:
         """Answer a Hello, wait for the second connection, and carry frames."""
-        assert self._config is not None
-        welcome = self._config.welcome
-        if welcome is None or not self._hub.attached.is_set():
-            raise LinkEndedError("not_ready", "no model is in memory there yet", tell=True)
-        check_builds(welcome.build, hello.build, welcome.cut, hello.cut)
+        self._welcome_for(hello)  # who does not fit ends no link
         await self._end_before(member.name)
+        welcome = self._welcome_for(hello)  # that of now: waiting has taken a while
         waiting: asyncio.Future[FrameStream] = asyncio.get_running_loop().create_future()
         self._waiting[member.name] = hello.link, waiting
         calls.write(first_frame(welcome))
         try:
-            async with asyncio.timeout(BIND_S):
-                rows = await waiting
-        except TimeoutError as e:
-            raise LinkEndedError("late", f"the connection for rows did not come within {BIND_S:g} s", tell=True) from e
+            rows = await self._bound(waiting)
         finally:
             if self._waiting.get(member.name) == (hello.link, waiting):
                 del self._waiting[member.name]
         salt = salt_for(member.salt, hello.codecs)
         link = self._links[member.name] = PeerLink(self._hub, member.name, calls, rows, FROM_EDGE, salt=salt)
+        task = asyncio.current_task()
+        assert task is not None
+        self._of_members[task] = MemberConnection(member, lambda: link.end("revoked", REVOKED, tell=True))
 
         def joined() -> None:
             rows.write(first_frame(RowsBound()))
@@ -318,6 +331,31 @@ class MemberListener:
             self._count(why.reason)
         self._report(LinkDown(name=member.name, reason=why.reason, message=plain(why.message)))
         await drop(calls, rows)
+
+    def _welcome_for(self, hello: Hello) -> Welcome:
+        """Return the answer to a Hello. Raises LinkEndedError where there is none, or where the two do not fit."""
+        assert self._config is not None
+        welcome = self._config.welcome
+        if welcome is None or not self._hub.attached.is_set():
+            raise LinkEndedError("not_ready", "no model is in memory there yet", tell=True)
+        check_builds(welcome.build, hello.build, welcome.cut, hello.cut)
+        return welcome
+
+    async def _bound(self, waiting: asyncio.Future[FrameStream]) -> FrameStream:
+        """Return a link's second connection. Raises LinkEndedError if it does not come.
+
+        One that comes in the very moment in which nobody waits for it any more is cut.
+        """
+        rows: FrameStream | None = None
+        try:
+            async with asyncio.timeout(BIND_S):
+                rows = await waiting
+        except TimeoutError as e:
+            raise LinkEndedError("late", f"the connection for rows did not come within {BIND_S:g} s", tell=True) from e
+        finally:
+            if rows is None and not waiting.cancel() and not waiting.cancelled() and waiting.exception() is None:
+                waiting.result().abort()
+        return rows
 
     async def _end_before(self, name: str) -> None:
         """End a link of the same machine: it has come anew, and knows of no other one."""

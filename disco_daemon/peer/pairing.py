@@ -118,6 +118,11 @@ class Issuer:
         record = self._folder.read(CODE, CodeRecord)
         return record.ends_at if record and not record.used and self._is_live(record) else None
 
+    def live_code(self) -> bytes:
+        """Return the SHA-256 of the live code's secret; b"" if there is none. Raises PairingError."""
+        record = self._folder.read(CODE, CodeRecord)
+        return record.digest if record and not record.used and self._is_live(record) else b""
+
     def close_code(self) -> None:
         """Let the code be of no use any more."""
         with self._folder.locked():

@@ -29,6 +29,7 @@ REASONS = {
     "bad_request": "its request for a certificate is not valid",
     "no_file": "there is no such file",
 }
+REVOKED = "this machine has been revoked: pair it again"
 ENDS = frozenset({"closed", "silent", "engine_gone", "replaced", "stopped"})  # of links, that nobody is to blame for
 MAX_TOLD = 500  # characters of the other side's sentence; ours have 200
 RETRIED = frozenset({"not_ready", "crowded", "slow", "late", "flood"})

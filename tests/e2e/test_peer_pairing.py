@@ -32,9 +32,12 @@ class Desk:
     pairs: Pairs
     port: int
     answering: asyncio.Task[None]
+    pairing: bool
 
     def code(self) -> PairingCode:
         code = self.pairs.issuer.new_code([Address(host=HOST, port=self.port)])
+        if self.pairing:
+            self.machine.relay.serve(self.pairs.serve(pairing=True))
         return parse_code(format_code(code))
 
     async def paired(self, name: str = "laptop") -> PairedPartner:
@@ -59,7 +62,7 @@ async def desk(folder: Path, *, pairing: bool = True) -> AsyncIterator[Desk]:
         port = (await partner.wait(Listening)).port
         answering = asyncio.create_task(answer_all())
         try:
-            yield Desk(partner, pairs, port, answering)
+            yield Desk(partner, pairs, port, answering, pairing)
         finally:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)

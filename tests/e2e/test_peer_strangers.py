@@ -7,23 +7,29 @@ import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from disco_daemon.peer import tls
-from disco_daemon.peer.control import Address, Identity, LinkDown, Listening, RefusalCounts
+from disco_daemon.peer.control import Address, CutsAsked, Identity, LinkDown, Listening, MachineTold, RefusalCounts
 from disco_daemon.peer.first_frames import (
     AskAuthority,
+    AskCuts,
     AskFile,
     AskPair,
     AskSegments,
     BindRows,
     First,
+    LinkMeasured,
+    MeasureLink,
     OfferHost,
+    TellLoad,
+    decode_reply,
     first_frame,
 )
 from disco_daemon.peer.frame_stream import FrameStream
@@ -44,9 +50,10 @@ from disco_daemon.peer.messages import (
 )
 from disco_daemon.peer.pairing import Issuer
 from disco_daemon.peer.refusals import LinkEndedError
-from tests.fixtures.peers import BUILD, HELLO, HOST, EngineEnd, Machine, Pairs, machine, undisturbed
+from tests.fixtures.peers import BUILD, HELLO, HOST, SOON_S, EngineEnd, Machine, Pairs, machine, undisturbed
 from tests.fixtures.stopwatch import least_of_three
 
+CUT_OFF_S = 1.0  # for all connections of a machine that was revoked: 10 ms are printed on a quiet machine
 AT_ONCE_S = 0.1  # from what is not to be served to its refusal; 0.5 to 8 ms are printed on a quiet machine
 
 
@@ -127,6 +134,41 @@ async def refusal(connect: Callable[[], Awaitable[FrameStream]], data: bytes) ->
     return refusals[0]
 
 
+@asynccontextmanager
+async def connected(partner: Partner, identity: Identity) -> AsyncIterator[tuple[FrameStream, FrameStream]]:
+    """A link that was made by hand."""
+    calls, rows = await partner.link(identity)
+    try:
+        yield calls, rows
+    finally:
+        calls.abort()
+        rows.abort()
+
+
+async def revoke(partner: Partner, name: str) -> None:
+    """Revoke a machine; the relay has heard of it when this returns."""
+    partner.pairs.issuer.revoke(name)
+    await serve_members(partner)
+
+
+async def serve_members(partner: Partner) -> None:
+    """Tell the relay who is a member; it has heard of it when this returns."""
+    partner.machine.relay.serve(partner.pairs.serve())
+    stream = await partner.connect(partner.laptop)
+    stream.write(first_frame(MeasureLink()))
+    await stream.read()  # what was said before, the relay knows by then
+    await stream.close()
+
+
+async def ended(stream: FrameStream) -> None:
+    """Wait until the other side has ended a connection; an answer before that is an error."""
+    async with asyncio.timeout(SOON_S):
+        with suppress(LinkEndedError):
+            while await stream.read_some(1 << 16):
+                pass
+    stream.abort()
+
+
 async def next_refusal(stream: FrameStream) -> Refused:
     while True:
         message = decode((await stream.read())[0])
@@ -197,6 +239,119 @@ async def test_a_revoked_machine_is_refused(tmp_path: Path) -> None:
         gone = partner.pairs.member("gone")
         partner.pairs.issuer.revoke("gone")
         assert (await refusal(lambda: partner.connect(gone), first_frame(HELLO))).reason == "revoked"
+
+
+@undisturbed
+async def test_an_idle_connection_does_not_outlive_its_machines_revocation(tmp_path: Path) -> None:
+    """Whatever it waits for: its first message, the second connection of a link, more of what it measures or says."""
+    async with listening(tmp_path) as partner, serving_on(partner):
+        gone = partner.pairs.member("gone")
+        partner.machine.relay.serve(partner.pairs.serve())
+        held = [await partner.connect(gone) for _ in range(5)]
+        held[1].write(first_frame(msgspec.structs.replace(HELLO, link="half")))
+        await held[1].read()
+        held[2].write(first_frame(MeasureLink(n_down=8)))
+        await held[2].read()
+        await held[2].read_exactly(8)
+        held[3].write(first_frame(TellLoad(n_cpus=1, others_share=0.0, memory_bytes=1, memory_free_bytes=1)))
+        await partner.machine.wait(MachineTold)
+        held[4].write(first_frame(AskSegments())[:7])  # half a message
+        async with connected(partner, gone) as (calls, rows):
+            await revoke(partner, "gone")
+            began = time.monotonic()
+            assert (await next_refusal(calls)).reason == "revoked"
+            for stream in (*held, rows):
+                stream.write(first_frame(AskCuts()))
+                await ended(stream)
+            print(f"all {len(held) + 2} connections had ended after {1000 * (time.monotonic() - began):.0f} ms")
+            assert time.monotonic() - began < CUT_OFF_S
+        assert not [one for one in partner.machine.events if isinstance(one, CutsAsked)], "nothing of it was served"
+
+
+@undisturbed
+async def test_a_member_that_keeps_opening_idle_connections_is_served_by_none_after_its_revocation(
+    tmp_path: Path,
+) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        gone = partner.pairs.member("gone")
+        partner.machine.relay.serve(partner.pairs.serve())
+        stop = asyncio.Event()
+        answered: list[bytes] = []
+
+        async def keep_opening() -> None:
+            while not stop.is_set():
+                with suppress(LinkEndedError, OSError):
+                    stream = await partner.connect(gone)
+                    await asyncio.sleep(0.02)
+                    stream.write(first_frame(MeasureLink(n_down=8)))
+                    body, _, _ = await stream.read()
+                    if stop_counting.is_set() and not isinstance(decode_reply(body), Refused):
+                        answered.append(body)
+                    stream.abort()
+
+        stop_counting = asyncio.Event()
+        opening = [asyncio.create_task(keep_opening()) for _ in range(3)]
+        await asyncio.sleep(0.1)  # some are at each step
+        await revoke(partner, "gone")
+        stop_counting.set()
+        await asyncio.sleep(0.3)  # longer than any of those waited
+        stop.set()
+        await asyncio.gather(*opening)
+        assert not answered
+
+
+@undisturbed
+async def test_a_name_that_is_given_again_serves_the_new_machine_only(tmp_path: Path) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        old = partner.pairs.member("twin")
+        partner.machine.relay.serve(partner.pairs.serve())
+        idle = await partner.connect(old)
+        async with connected(partner, old) as (calls, _):
+            partner.pairs.issuer.revoke("twin")
+            new = partner.pairs.member("twin")
+            partner.machine.relay.serve(partner.pairs.serve())  # in one message
+            assert (await next_refusal(calls)).reason == "revoked"
+            await ended(idle)
+            assert isinstance(await partner.upper.message(), PeerLeft)
+            stream = await partner.connect(new)
+            stream.write(first_frame(MeasureLink()))
+            assert isinstance(decode_reply((await stream.read())[0]), LinkMeasured)
+            stream.abort()
+
+
+@undisturbed
+async def test_a_stranger_that_was_paired_while_its_connection_was_idle_is_cut_off_like_any_other(
+    tmp_path: Path,
+) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        late = partner.pairs.member("late")
+        stream = await partner.connect(late)  # the relay does not know of it yet
+        await serve_members(partner)
+        stream.write(first_frame(MeasureLink()))
+        assert isinstance(decode_reply((await stream.read())[0]), LinkMeasured)
+        await revoke(partner, "late")
+        await ended(stream)
+
+
+@undisturbed
+async def test_a_hundred_joins_and_leaves_leave_nothing_behind(tmp_path: Path) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        relay = psutil.Process(partner.machine.relay.pid)
+        n_before = relay.num_fds()
+        gone = partner.pairs.member("gone")
+        for _ in range(25):  # of four connections each
+            partner.machine.relay.serve(partner.pairs.serve())
+            held = [await partner.connect(gone) for _ in range(4)]
+            held[0].write(first_frame(msgspec.structs.replace(HELLO, link="half")))
+            await held[0].read()
+            partner.pairs.issuer.revoke("gone")
+            gone = partner.pairs.member("gone")
+            partner.machine.relay.serve(partner.pairs.serve())
+            for stream in held:
+                await ended(stream)
+        async with asyncio.timeout(SOON_S):
+            while relay.num_fds() > n_before:
+                await asyncio.sleep(0.01)
 
 
 GARBAGE = {
