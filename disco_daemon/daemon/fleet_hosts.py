@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from ..engine.host_door import GRANTED, MAX_TEXT
+from ..engine.host_door import GRANTED, LENT, MAX_TEXT
 from ..errors import ConfigError
 from ..process import drain, end
 from .fleet_places import Borrower, Lenders, LentLife, LentMachine, RangePath
@@ -198,8 +198,9 @@ class HostProcesses:
                     why = (e.strerror or str(e))[:MAX_TEXT].encode()[:MAX_TEXT]
                     await asyncio.get_running_loop().sock_sendall(door, why or b"it cannot be started")
                     continue
+                is_lent = self.hosts[number - 1].lent is not None
                 with sock:
-                    socket.send_fds(door, [GRANTED], [sock.fileno()])
+                    socket.send_fds(door, [LENT if is_lent else GRANTED], [sock.fileno()])
 
     async def _open(self, number: int) -> socket.socket:
         """Begin a new life of a host in place of the one before; return home's end of its socket. Raises OSError."""

@@ -1,7 +1,8 @@
 """The socket through which an engine asks the daemon for hosts: it may start no process itself.
 
 The engine sends a host's number, 1 to 255, whenever it needs a new process of it; the daemon answers with one byte and
-a socket to that, or with a text that says why there is none.
+a socket to that, or with a text that says why there is none. The byte says whether that is a process of ours: what
+another machine lends says of itself what it likes.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ import socket
 import threading
 from typing import Protocol
 
-GRANTED = b"."  # with a socket behind it
+GRANTED = b"."  # with a socket behind it, to a process of this machine
+LENT = b"~"  # with a socket behind it, to what another machine lends
 MAX_TEXT = 500  # bytes of a reason
 MAX_NUMBER = 255  # of a host: it is asked for by one byte
+
+
+class LentSocket(socket.socket):
+    """The socket to a host that another machine lends."""
 
 
 class HostDoor:
@@ -31,7 +37,8 @@ class HostDoor:
             said, descriptors, _, _ = socket.recv_fds(self._sock, MAX_TEXT, 1)
         if not descriptors:
             raise OSError(0, said.decode("utf-8", "replace") or "the daemon has gone")
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptors[0])
+        kind = socket.socket if said == GRANTED else LentSocket
+        return kind(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptors[0])
 
 
 class Hosts(Protocol):

@@ -24,6 +24,7 @@ class Link:
 
     def __init__(self, *, shares_memory: bool) -> None:
         self.shares_memory, self.saved, self.asked = shares_memory, dict[int, bytes](), list[int]()
+        self.is_lent = False
 
     def save(self, _: int, __: int, span: tuple[int, int], *___: object) -> int:
         self.asked.append(span[1] - span[0])

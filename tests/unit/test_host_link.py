@@ -47,9 +47,15 @@ def rows(n: int, number: float = 1.0) -> bytes:
     return np.full((n, N_EMBD), number, np.float32).tobytes()
 
 
+def fly(home: HostLink, segment: int, flight: int, n: int = 1) -> None:
+    """Send a flight of n rows."""
+    home.send(segment, flight, [(i, 0) for i in range(n)], np.ones((n, N_EMBD), np.float32))
+
+
 def test_rows_are_there_by_segment_and_flight(ends: tuple[socket.socket, socket.socket]) -> None:
     home, host = linked(ends)
     assert (home.pid, home.build) == (7, "b")
+    fly(home, 2, 5, 2)
     host.send(RowsComputed(segment=2, flight=5, n_batch=3, took_s=0.3), rows(2))
     home.wait(lambda: (2, 5) in home.rows)
     assert home.rows[2, 5].shape == (2, N_EMBD)
@@ -65,27 +71,27 @@ def test_the_way_of_rows_is_what_is_left_of_their_time_without_that_at_the_host(
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     given = np.ones((2, N_EMBD), np.float32)
 
-    def fly(flight: int, seconds: float, held_s: float) -> None:
+    def fly_for(flight: int, seconds: float, held_s: float) -> None:
         home.send(0, flight, [(0, 0), (1, 0)], given)
         now[0] += seconds
         host.send(RowsComputed(segment=0, flight=flight, n_batch=2, took_s=0.1, held_s=held_s), rows(2))
         home.wait(lambda: (0, flight) in home.rows)
 
-    fly(1, 1.0, 0.25)
-    fly(2, 0.5, 0.375)
-    fly(3, 0.2, 0.9)  # what a host says of itself makes no time go backwards
+    fly_for(1, 1.0, 0.25)
+    fly_for(2, 0.5, 0.375)
+    fly_for(3, 0.2, 0.9)  # what a host says of itself makes no time go backwards
     assert home.ways.take() == [(2, 0.0)]
     assert home.ways.take() == []
-    fly(4, 1.0, 0.25)
-    fly(5, 0.5, 0.375)
+    fly_for(4, 1.0, 0.25)
+    fly_for(5, 0.5, 0.375)
     assert home.ways.take() == [(2, 0.125)]
-    fly(6, 0.5, 0.0)
+    fly_for(6, 0.5, 0.0)
     [(n, seconds)] = home.ways.take()
     assert (n, round(seconds, 6)) == (2, 0.4), "one that does not say for how long it held them"
     home.send(0, 7, [(0, 0)], given[:1])
     home.drop(0, 7)
     host.send(RowsComputed(segment=0, flight=7, n_batch=1, took_s=0.1), rows(1))
-    fly(8, 1.0, 0.5)
+    fly_for(8, 1.0, 0.5)
     assert [n for n, _ in home.ways.take()] == [2], "a flight that was dropped says nothing"
 
 
@@ -103,6 +109,7 @@ def test_times_that_are_none_end_the_host(ends: tuple[socket.socket, socket.sock
 @pytest.mark.parametrize("behind", [rows(1, float("nan")), rows(1, float("inf")), b"12345"])
 def test_what_is_no_row_ends_the_host(ends: tuple[socket.socket, socket.socket], behind: bytes) -> None:
     home, host = linked(ends)
+    fly(home, 0, 0)
     host.send(RowsComputed(segment=0, flight=0, n_batch=1, took_s=0.1), behind)
     with pytest.raises(HostGoneError):
         home.wait(lambda: bool(home.rows))
@@ -111,6 +118,7 @@ def test_what_is_no_row_ends_the_host(ends: tuple[socket.socket, socket.socket],
 
 def test_rows_of_an_earlier_epoch_are_dropped(ends: tuple[socket.socket, socket.socket]) -> None:
     home, host = linked(ends, epoch=2)
+    fly(home, 0, 1)
     host.epoch = 1
     host.send(RowsComputed(segment=0, flight=0, n_batch=1, took_s=0.1), rows(1))
     host.epoch = 2
@@ -160,7 +168,7 @@ def test_a_line_that_is_full_takes_no_more_until_the_other_end_has_read(
 def test_frames_come_in_any_pieces() -> None:
     body = msgspec.msgpack.encode(SignOfLife())
     data = (HEADER.pack(len(body), 3, 9) + body + b"xyz") * 3
-    buffer, found = FrameBuffer(), list[tuple[bytes, bytes, int]]()
+    buffer, found = FrameBuffer(lambda _, __: 3), list[tuple[bytes, bytes, int]]()
     for byte in data:
         buffer.feed(bytes([byte]))
         while (frame := buffer.take()) is not None:

@@ -22,8 +22,8 @@ LOAD = wire.Load(model_path="m.gguf", n_ctx=64, n_threads=1, n_gpu_layers=0, lay
 class Link:
     """A host's process: what it was told to load, and what it knew of cells then."""
 
-    def __init__(self, build: str) -> None:
-        self.build, self.known = build, list[bool | None]()
+    def __init__(self, build: str, *, is_lent: bool = False) -> None:
+        self.build, self.is_lent, self.known = build, is_lent, list[bool | None]()
 
     def load(self, _: int, __: wire.Load, moves_states: bool | None = None) -> None:
         self.known.append(moves_states)
@@ -45,6 +45,23 @@ def test_what_one_process_says_of_a_build_is_told_to_those_after_it(says: bool) 
             host.loaded(says)
     assert [link.known for link in links] == [[None], [says], [None]]
     assert pool.hosts[0].moves_states is says
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_what_another_machines_process_says_of_a_build_holds_for_that_machine_only(says: bool) -> None:
+    def no_process() -> socket.socket:
+        raise OSError
+
+    pool = HostPool(no_process, (), 4, LOAD, {})
+    links = [Link("b", is_lent=True), Link("b", is_lent=True), Link("b")]
+    for number, link in enumerate(links):
+        host: Any = pool._segment(number, LayerRange(5, 15, 30), LOAD).host
+        host.link = link
+        host.load(pool._segment(number, LayerRange(5, 15, 30), LOAD))
+        if number == 0:
+            host.loaded(says)
+    assert [link.known for link in links] == [[None], [None], [None]]
+    assert [pool.hosts[number].moves_states for number in range(3)] == [says, True, True]
 
 
 @pytest.mark.parametrize("known", [None, True, False])

@@ -10,11 +10,15 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from ...peer.messages import BadFrameError
+from ...peer.messages import MAX_PAYLOAD, BadFrameError
+from ...plain import one_line
+from ..host_door import LentSocket
 from ..llama.hidden import FloatRows
 from ..wire import Load
+from .asked import AskedCells, AskedOfHost, SentFlight, UnaskedError, check_cells
 from .cell_memory import CellMemory, SavedCells, SharedCells, new_memory
 from .messages import (
+    MAX_FROM_HOST,
     AskSign,
     BeginHost,
     CellsSaved,
@@ -51,24 +55,27 @@ class HostLink:
     """One life of a host's process; rows have `n_embd` numbers. Raises HostGoneError where it is gone.
 
     What has come and was not taken: `rows` by segment and flight, `saved` by the number of the copy, and `loaded` by
-    segment, True if its states can be cut by layers, or the reason why there is none.
+    segment, True if its states can be cut by layers, or the reason why there is none. A host that says what it was not
+    asked has gone. What one says that `is_lent` by another machine is no fact of this one: neither that it shares
+    memory, nor how long it took for rows; and its cells are checked before llama.cpp has them.
     """
 
     def __init__(self, sock: socket.socket, folders: Sequence[str], n_embd: int, epoch: int) -> None:
         """Begin with the host behind the socket, which opens files in these folders only."""
         # What is sent to a host that has stopped fills the socket: that is silence, too.
-        self._socket, self._n_embd, self._buffer = HostSocket(sock, epoch, SILENT_S), n_embd, FrameBuffer()
+        self._socket, self._n_embd = HostSocket(sock, epoch, SILENT_S), n_embd
+        self._buffer = FrameBuffer(self._most_behind, MAX_FROM_HOST)
+        self.is_lent = isinstance(sock, LentSocket)
         self.rows: dict[tuple[int, int], FloatRows] = {}
         self.saved: dict[int, SavedCells] = {}
         self.loaded: dict[int, bool | str] = {}
         self.n_rows, self.busy_s = 0, 0.0  # what it computed for flights
         self.pid, self.build, self.shares_memory = 0, "", False
         self._memories = set[int]()  # that the host has
-        self._slots: dict[int, tuple[CellMemory, int] | None] = {}  # of copies to come: where those in a memory go
-        self._unwanted = set[tuple[int, int]]()  # segments and flights whose rows come yet
+        self._asked = AskedOfHost(n_embd)
+        self._knows_form = False  # our own processes of its build have said that cells can be cut by layers
         self.runs = SegmentRuns[int]()  # of its segments, by their numbers
         self.ways = WayTimes()
-        self._sent_at: dict[tuple[int, int], float] = {}  # of flights that are under way
         self.confined = tuple[str, ...]()  # the rights that it has given up
         self._n_copies, self._silent_since, self._asked_at, self._looked_at = 0, 0.0, 0.0, 0.0
         self._has_spoken = False  # one of another machine has by now: before that it is not offered
@@ -93,7 +100,7 @@ class HostLink:
             raise HostGoneError(msg) from e
 
     def _begin(self, message: BeginHost) -> None:
-        if (memory := new_memory()) is None:
+        if self.is_lent or (memory := new_memory()) is None:
             self.tell(message)
         else:
             self._tell_with(message, memory)
@@ -119,6 +126,8 @@ class HostLink:
 
     def load(self, segment: int, load: Load, moves_states: bool | None = None) -> None:
         """Let it load a segment in the background; `loaded` has it then. `moves_states`: if that is known already."""
+        self._asked.load(segment, load.layers)
+        self._knows_form = self._knows_form or moves_states is True
         self.tell(LoadSegment(segment=segment, load=load, moves_states=moves_states))
 
     def send(
@@ -133,7 +142,7 @@ class HostLink:
         """Send a flight's rows to a segment."""
         message = ComputeRows(segment=segment, flight=flight, places=tuple(places), answered=answered)
         if answered:
-            self._sent_at[segment, flight] = time.perf_counter()
+            self._asked.flights[segment, flight] = SentFlight(len(places), time.perf_counter())
         self.tell(message, np.ascontiguousarray(rows, np.float32).data.cast("B"))
 
     def save(
@@ -150,24 +159,23 @@ class HostLink:
         """
         self._n_copies += 1
         message = SaveCells(segment=segment, copy=self._n_copies, seq=seq, start=span[0], end=span[1], layers=layers)
-        self._slots[self._n_copies] = None
+        self._asked.save(self._n_copies, segment, span, layers)
         if memory is not None and self.shares_memory:
             self.share(memory)
             at = memory.slot()
-            self._slots[self._n_copies] = memory, at
+            self._asked.place(self._n_copies, (memory, at))
             message = msgspec.structs.replace(message, memory=memory.number, at=at)
         self.tell(message)
         return self._n_copies
 
     def drop(self, segment: int, flight: int) -> None:
         """Forget a flight's rows, also if they come yet."""
-        self._sent_at.pop((segment, flight), None)
-        if self.rows.pop((segment, flight), None) is None:
-            self._unwanted.add((segment, flight))
+        self.rows.pop((segment, flight), None)
+        self._asked.drop_flight((segment, flight))
 
     def drop_saved(self, copy: int) -> None:
         """Forget a copy that was asked for, also if it comes yet."""
-        self._slots.pop(copy, None)
+        self._asked.drop_copy(copy)
         self.saved.pop(copy, None)
 
     def close(self) -> None:
@@ -220,41 +228,54 @@ class HostLink:
                 body, behind, epoch = found
                 if epoch == self._socket.epoch:
                     self._heard(body, behind)
-        except (BadFrameError, OSError) as e:
+        except (BadFrameError, UnaskedError, OSError) as e:
             raise HostGoneError(str(e)) from e
+
+    def _most_behind(self, body: bytes, epoch: int) -> int:
+        """Return how many bytes may be behind a message of the host; one of another epoch is dropped, with its rows."""
+        return self._asked.most_behind(decode_from_host(body)) if epoch == self._socket.epoch else MAX_PAYLOAD
 
     def _heard(self, body: bytes, behind: bytes) -> None:
         message = decode_from_host(body)
         match message:
             case RowsComputed():
                 self._take_rows(message, behind)
-            case CellsSaved(copy=copy, n_shared=n_shared):
-                if copy in self._slots:  # else nobody waits for it any more
-                    slot = self._slots.pop(copy)
-                    self.saved[copy] = behind if slot is None or not n_shared else SharedCells(*slot, n_shared)
+            case CellsSaved(copy=copy):
+                if (asked := self._asked.cells(message, len(behind))).is_wanted:
+                    self.saved[copy] = self._cells(asked, message.n_shared, behind)
             case SegmentLoaded(segment=segment, moves_states=moves_states):
+                self._asked.loaded(segment)
                 self.loaded[segment] = moves_states
             case SegmentRefused(segment=segment, reason=reason):
-                self.loaded[segment] = reason
+                self._asked.loaded(segment)
+                self.loaded[segment] = one_line(reason)
             case HostReady():
-                self.build, self.pid, self.shares_memory = message.build, message.pid, message.shares_memory
+                if self.pid:
+                    raise HostGoneError("it says once more that it is ready")
+                self.build, self.pid = one_line(message.build), message.pid
+                self.shares_memory = message.shares_memory and not self.is_lent
                 self.confined = message.confined
             case SignOfLife():
                 pass
 
+    def _cells(self, asked: AskedCells, n_shared: int, behind: bytes) -> SavedCells:
+        if asked.slot is not None:
+            return SharedCells(*asked.slot, n_shared)
+        if self.is_lent and (self._knows_form or all(found is not False for found in self.loaded.values())):
+            check_cells(behind, asked)
+        return behind
+
     def _take_rows(self, message: RowsComputed, behind: bytes) -> None:
-        if len(behind) % (4 * self._n_embd):
-            msg = f"it sent {len(behind)} bytes for flight {message.flight}: these are no rows"
-            raise HostGoneError(msg)
+        sent = self._asked.rows(message, len(behind))
         rows = np.frombuffer(behind, np.float32).reshape(-1, self._n_embd)
         if not np.isfinite(rows).all():
             raise HostGoneError("it sent what is no number")
-        if (key := (message.segment, message.flight)) in self._unwanted:
-            self._unwanted.discard(key)
-        else:
-            self.rows[key] = rows
-        if (sent_at := self._sent_at.pop(key, None)) is not None:
-            self.ways.add(len(rows), time.perf_counter() - sent_at - max(message.held_s, message.took_s))
+        took_s, seen_s = message.took_s, time.perf_counter() - sent.sent_at
+        if self.is_lent:
+            took_s = min(took_s, seen_s)
+        if sent.is_wanted:
+            self.rows[message.segment, message.flight] = rows
+            self.ways.add(len(rows), seen_s - max(message.held_s, took_s))
         self.n_rows += len(rows)
-        self.busy_s += message.took_s * len(rows) / message.n_batch
-        self.runs.add(message.segment, message.n_batch, message.took_s)
+        self.busy_s += took_s * len(rows) / message.n_batch
+        self.runs.add(message.segment, message.n_batch, took_s)

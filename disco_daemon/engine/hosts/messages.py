@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -21,6 +22,13 @@ from ...peer.messages import HEADER, MAX_HEADER, BadFrameError
 from ..wire import Load
 
 MAX_BEHIND = 1 << 30  # bytes behind a message: the cells of a long text
+MAX_FROM_HOST = 1 << 16  # bytes of what a host says, without what is behind it: the rights it gave up take the most
+MAX_ROWS = 1 << 16  # rows in one batch: 128 times as many as a batch has
+MAX_PID = 1 << 31  # of a process: Linux numbers them up to 2^22
+N_BUILD = 500  # characters of what a host says it computes by; instruction sets take the most
+N_RIGHT = 200  # characters of a right that a host has given up
+N_RIGHTS = 50  # of those: there are some ten
+N_REASON = 500  # characters of why a segment was not loaded
 SENT_AT_ONCE = 1 << 16  # bytes; less is copied behind its message, which is cheaper than another system call
 
 
@@ -47,9 +55,11 @@ class HostReady(HostMessage, frozen=True, kw_only=True):
     `shares_memory`: a descriptor came with the first message, so that cells may go through common memory.
     """
 
-    build: str
-    pid: int
-    confined: tuple[str, ...] = ()
+    build: Annotated[str, msgspec.Meta(max_length=N_BUILD)]
+    pid: Annotated[int, msgspec.Meta(ge=1, le=MAX_PID)]
+    confined: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=N_RIGHT)], ...], msgspec.Meta(max_length=N_RIGHTS)
+    ] = ()
     shares_memory: bool = False
 
 
@@ -75,7 +85,7 @@ class SegmentRefused(HostMessage, frozen=True, kw_only=True):
     """The host cannot load it."""
 
     segment: int
-    reason: str
+    reason: Annotated[str, msgspec.Meta(max_length=N_REASON)]
 
 
 class ReleaseSegment(HostMessage, frozen=True, kw_only=True):
@@ -101,7 +111,7 @@ class RowsComputed(HostMessage, frozen=True, kw_only=True):
 
     segment: int
     flight: int
-    n_batch: Annotated[int, msgspec.Meta(ge=1)]
+    n_batch: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROWS)]
     took_s: Seconds
     held_s: Seconds = 0.0
 
@@ -150,7 +160,7 @@ class CellsSaved(HostMessage, frozen=True, kw_only=True):
     """What a sequence has: as llama.cpp saves it, or cut by layers. It is behind this message, or `n_shared` bytes."""
 
     copy: int
-    n_shared: int = 0
+    n_shared: Annotated[int, msgspec.Meta(ge=0, le=MAX_BEHIND)] = 0
 
 
 class PutCells(HostMessage, frozen=True, kw_only=True):
@@ -267,10 +277,14 @@ class HostSocket:
 
 
 class FrameBuffer:
-    """Frames out of what has come of them so far."""
+    """Frames out of what has come of them so far.
 
-    def __init__(self) -> None:
-        self._data = bytearray()
+    `most_behind` says of a message's body and its epoch how many bytes may be behind it: more are not waited for.
+    """
+
+    def __init__(self, most_behind: Callable[[bytes, int], int], max_body: int = MAX_HEADER) -> None:
+        self._data, self._most_behind, self._max_body = bytearray(), most_behind, max_body
+        self._is_checked = False  # that what is behind the present message may be so long
 
     def feed(self, data: bytes | memoryview) -> None:
         """Add what has come."""
@@ -284,16 +298,28 @@ class FrameBuffer:
         if len(self._data) < HEADER.size:
             return None
         n_body, n_behind, epoch = HEADER.unpack_from(self._data)
-        if n_body > MAX_HEADER or n_behind > MAX_BEHIND:
-            msg = f"a frame of {n_body} + {n_behind} bytes, where {MAX_HEADER} + {MAX_BEHIND} are allowed"
+        if n_body > self._max_body or n_behind > MAX_BEHIND:
+            msg = f"a frame of {n_body} + {n_behind} bytes, where {self._max_body} + {MAX_BEHIND} are allowed"
             raise BadFrameError(msg)
         at = HEADER.size + n_body
+        if n_behind and not self._is_checked and len(self._data) >= at:
+            most = self._most_behind(bytes(self._data[HEADER.size : at]), epoch)
+            if n_behind > most:
+                msg = f"{n_behind} bytes behind a message that has {most} at most"
+                raise BadFrameError(msg)
+            self._is_checked = True
         if len(self._data) < at + n_behind:
             return None
+        self._is_checked = False
         with memoryview(self._data) as data:
             found = bytes(data[HEADER.size : at]), bytes(data[at : at + n_behind]), epoch
         del self._data[: at + n_behind]
         return found
+
+
+def most_to_host(body: bytes, _: int) -> int:
+    """Return how many bytes may be behind a message to a host. Raises BadFrameError."""
+    return MAX_BEHIND if isinstance(decode_to_host(body), ComputeRows | PutCells) else 0
 
 
 def decode_to_host(body: bytes) -> ToHost:

@@ -37,6 +37,7 @@ from .cell_memory import read_all, write_all
 from .freed import give_back_what_is_freed
 from .lent import LentHost
 from .messages import (
+    N_REASON,
     AskSign,
     BeginHost,
     CellsSaved,
@@ -59,6 +60,7 @@ from .messages import (
     TakeMemory,
     ToHost,
     decode_to_host,
+    most_to_host,
 )
 
 # Added to the niceness of what computes, as the engine's. Where it is a thread's own (Linux) the reader keeps the
@@ -208,7 +210,7 @@ class Host:
             load = order.load if self.lent is None else self.lent.take(order.load)
             segment = SegmentModel(load, LayerRange(*load.layers))
         except (ModelError, OSError, ValueError) as e:
-            self.home.send(SegmentRefused(segment=order.segment, reason=str(e)))
+            self.home.send(SegmentRefused(segment=order.segment, reason=str(e)[:N_REASON]))
             self.orders.put(SegmentReady(order.segment, None))
             return
         if self._moves_states is None:
@@ -235,7 +237,7 @@ class Host:
 
 def frames(home: HostSocket, descriptors: deque[int]) -> Iterator[Order]:
     """Yield what home sends, until it goes away, and gather what descriptors come. Raises BadFrameError, OSError."""
-    buffer = FrameBuffer()
+    buffer = FrameBuffer(most_to_host)
     while data := _receive(home.sock, descriptors):
         buffer.feed(data)
         while (found := buffer.take()) is not None:
