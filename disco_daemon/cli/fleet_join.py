@@ -80,9 +80,9 @@ def _new(args: argparse.Namespace) -> int:
     if not members.print_code(args, found, on, "disco fleet join"):
         return 0
     console = make_console(highlight=False, soft_wrap=True)
-    if found["ray"]["state"] == "missing":
+    if found["ray"]["state"] in ("missing", "off"):
         console.print(found["ray"]["why"])
-    elif found["ray"]["state"] != "off":
+    else:
         console.print(
             "Rows and files go by TLS. What Ray says is not encrypted, and its ports are open to all who reach them: "
             "in a network that others share, `disco config set fleet.ray off` (docs/fleet.md)."

@@ -315,9 +315,9 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     it computes them itself, and answers go on."""
     listen: _HostName = "0.0.0.0"  # noqa: S104 - the other machines have to reach it; each has a certificate
     """Address to listen on for machines of the fleet, at `peer.port`, while one has joined or has a code."""
-    ray: Annotated[str, Meta(pattern=r"^(auto|off|\S+:\d+)$")] = "auto"
-    """Ray, which starts what lends hosts on other machines again: `auto` where it is installed, `off`, or the HOST:PORT
-    of the head of a cluster that is there."""
+    ray: Annotated[str, Meta(pattern=r"^(auto|off|\S+:\d+)$")] = "off"
+    """Ray, which starts what lends hosts on other machines again: `auto` where it is installed, `off`, or HOST:PORT of
+    a cluster's head. It listens on all addresses; its token, which runs programs on all nodes, is plain on the wire."""
     mode: Literal["auto", "manual"] = "manual"
     """`manual`: layers lie where `fleet.cuts` says, unless a host is drained or may have less, and come back then;
     `auto`: they move, are replicated and evicted while it answers, as `fleet.policy` decides. `disco fleet pause` stops

@@ -62,7 +62,7 @@ class FleetLending:
     `ray` is the version of the Ray that this machine is a node of, "" if it is of none; home only shows it.
 
     All mutable state: the relay, the terms, hosts' processes and their tasks, what says that a life's connection has
-    ended, whether home is to be asked again, and what home is told of this machine.
+    ended, whether home is to be asked again, which segments it needs, and what home is told of this machine.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class FleetLending:
         self._asks = asyncio.Event()
         self._over = ""
         self._said = ""
+        self._needed = set[str]()  # of the segments that home named last
         self._monitor, self._looking = FleetMonitor(), asyncio.Lock()
         self._processes, self._leaving = set[LentProcess](), ""
 
@@ -215,9 +216,10 @@ class FleetLending:
     async def _offer(self) -> None:
         """Ask home which layers are ours, fetch what is missing, and offer a host with them. Raises PairingError."""
         found = await ask_segments(self._home)
+        self._needed = {fact.name for fact in found.segments}
         for fact in found.segments:
             await self._have(fact)
-        self._prune({fact.name for fact in found.segments})
+        self._prune(self._needed)
         self._relay.join(await asyncio.to_thread(self._role, found))
         layers = " and ".join(f"{one.first}-{one.last}" for one in found.segments)
         self._tell(f"lending a host to {self._home.name}: {f'layers {layers}' if layers else 'no layers yet'}")
@@ -244,10 +246,20 @@ class FleetLending:
                 os.utime(path)
                 return
             self._tell(f"fetching layers {fact.first}-{fact.last} from {self._home.name}")
-            await fetch(self._home, fact.last, path, first=fact.first)
+            needed = self._needed | {fact.name}
+            self._prune(needed)
+            most = max(0, CACHE_BYTES - self._used_by(needed))  # whatever home says of its files
+            await fetch(self._home, fact.last, path, first=fact.first, most_bytes=most)
+
+    def _used_by(self, names: set[str]) -> int:
+        """Return the bytes on disk of these segments."""
+        return sum(path.stat().st_blocks * 512 for path in self._folder.glob("*.gguf") if path.name in names)
 
     def _prune(self, needed: set[str]) -> None:
-        """Remove segments that were not used for longest, beyond what may be kept."""
+        """Remove segments that were not used for longest, beyond what may be kept, and parts of unneeded ones."""
+        for path in (*self._folder.glob(".*.part"), *self._folder.glob(".*.sum")):
+            if path.stem.removeprefix(".") not in needed:
+                path.unlink(missing_ok=True)
         kept = sorted(self._folder.glob("*.gguf"), key=lambda path: path.stat().st_mtime)
         used = sum(path.stat().st_blocks * 512 for path in kept)
         for path in kept:

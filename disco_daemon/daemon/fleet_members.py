@@ -92,6 +92,7 @@ class FleetMembers(MemberService):
     async def revoke(self, name: str) -> dict[str, Any]:
         """Refuse a machine from now on. Raises ConfigError for a name that no member has."""
         found = await super().revoke(name)
+        self._offers.forget(name)
         self._begin(self._change(), "fleet without a machine")
         return found
 
@@ -173,7 +174,11 @@ class FleetMembers(MemberService):
 
     async def _serve_members(self, config: Config, build: Build, members: tuple[Member, ...]) -> None:
         await asyncio.to_thread(self._places.keep, [one.name for one in self._issuer.records()])
-        await self._ray.keep(config)
+        try:
+            await self._ray.keep(config, [one.serial for one in members])
+        except OSError as e:  # machines are served without it
+            self.log.warning("no Ray: its token cannot be kept: %s", e)
+            await self._ray.close()
         welcome = Welcome(build=build, cut=1, n_ctx=config.device.n_ctx, max_answers=0, credits=0)
         is_exact = config.device.rounding != "fast" and config.device.flash_attn != "off"
         role, llama = self._role(config, welcome), build.llama if is_exact else ""
@@ -193,7 +198,7 @@ class FleetMembers(MemberService):
     # --- what the relay says ------------------------------------------------------------------------------------------
 
     def _offered(self, event: HostOffered | HomeReached, sock: socket.socket) -> None:
-        if isinstance(event, HostOffered):
+        if isinstance(event, HostOffered) and event.name in self._places.load():
             self._offers.add(event, sock)
         else:
             sock.close()
@@ -220,7 +225,8 @@ class FleetMembers(MemberService):
             case HostEnded():
                 self._offers.end(event, is_let_go=not self._keeps_layers(event.name))
             case MachineTold(name=name, load=load):
-                self._offers.hear(name, load)
+                if name in self._places.load():  # else it has left meanwhile
+                    self._offers.hear(name, load)
             case RelayLost():
                 self._offers.clear()
 

@@ -14,22 +14,39 @@ from ..peer.join import ask_ray
 from ..peer.pairing import PairedPartner
 from ..peer.pairing_code import PairingError
 from ..program import verb
+from .fleet_lending import ENDS_IT
 from .fleet_ray import MISSING, RayKeeper, has_ray, lend_command
 from .owner import OwnerTerms
 
+NODE_TOKEN = "node-token"  # noqa: S105 - a file's name
 STARTS_S = 90.0  # that home's Ray may take to start: 10 s on a quiet machine
 ASK_S = 1.0  # between two questions whether it has
+ASK_AGAIN_S = 10.0  # between two questions whether home's Ray is still the same: one whose token is another has left
+SHORT_S = 30.0  # a node that lived no longer has failed
+MAX_SHORT = 3  # such lives in a row, after which this machine lends by itself
 
 
 async def lend_by_ray(home: PairedPartner, terms: OwnerTerms, say: Callable[[str], None]) -> None:
-    """Be a node of home's Ray as long as that lives; return at once where there is none, here or there."""
+    """Be a node of home's Ray as long as there is one; return at once where there is none, here or there.
+
+    A Ray that begins anew, with another token, is joined again.
+    """
     if not has_ray():
         say(MISSING)
         return
-    ray = await _ray_of(home, say)
-    if ray is None or not ray.address:
-        say(f"{home.name} has no Ray: nobody starts what lends hosts again, if it ends")
-        return
+    loop, n_short = asyncio.get_running_loop(), 0
+    while n_short < MAX_SHORT:
+        ray = await _ray_of(home, say)
+        if ray is None or not ray.address:
+            say(f"{home.name} has no Ray: nobody starts what lends hosts again, if it ends")
+            return
+        began = loop.time()
+        await _be_node(home, ray, terms, say)
+        n_short = n_short + 1 if loop.time() - began < SHORT_S else 0
+
+
+async def _be_node(home: PairedPartner, ray: TheRay, terms: OwnerTerms, say: Callable[[str], None]) -> None:
+    """Be a node of this Ray until it has gone, or home has another one."""
     ended = asyncio.Event()
 
     def hear(state: KeeperState) -> None:
@@ -39,9 +56,25 @@ async def lend_by_ray(home: PairedPartner, terms: OwnerTerms, say: Callable[[str
 
     keeper = RayKeeper(_job(ray, terms), hear)
     try:
-        await ended.wait()
+        while not ended.is_set() and not await _is_another(home, ray):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_AGAIN_S):
+                    await ended.wait()
     finally:
         await keeper.close()
+        (data_path() / "fleet" / NODE_TOKEN).unlink(missing_ok=True)
+
+
+async def _is_another(home: PairedPartner, ray: TheRay) -> bool:
+    """Whether home has another Ray than this one by now, or this machine is no member any more.
+
+    Where home has none at present, the node ends by itself, unless its head comes back.
+    """
+    try:
+        there = await ask_ray(home)
+        return bool(there.address) and there != ray
+    except PairingError as e:
+        return e.reason in ENDS_IT
 
 
 async def _ray_of(home: PairedPartner, say: Callable[[str], None]) -> TheRay | None:
@@ -63,8 +96,8 @@ def _job(ray: TheRay, terms: OwnerTerms) -> KeeperJob:
     if ray.token:
         folder = data_path() / "fleet"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(folder / "node-token", ray.token)
-        path = str(folder / "node-token")
+        write_private(folder / NODE_TOKEN, ray.token)
+        path = str(folder / NODE_TOKEN)
     words = verb("fleet", "join", "--yes", "--until-eof", "--as-agreed")  # so also after the owner has allowed less
     return KeeperJob(
         role="node", address=ray.address, own=_own_address(ray.address), token_path=path,

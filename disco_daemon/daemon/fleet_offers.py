@@ -164,6 +164,16 @@ class HostOffers:
         self._left_alone.clear()
         self._n_bad.clear()
 
+    def forget(self, name: str) -> None:
+        """The machine is no member any more: nothing it said holds for whoever gets its name."""
+        self._drop(name)
+        if (timer := self._left_alone.pop(name, None)) is not None:
+            timer.cancel()
+        for known in (
+            self._latest, self._said, self._sent, self._ahead_s, self._ended_at, self._comes_s, self._n_bad,
+        ):  # fmt: skip
+            known.pop(name, None)
+
     def is_there(self, name: str) -> bool:
         """Whether a host of that machine waits."""
         return name in self._waiting and name not in self._left_alone

@@ -9,7 +9,7 @@ import os
 import secrets
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +31,10 @@ N_STDERR_LINES = 20  # of a keeper's last words, kept for the log
 LAST_PORT = 65535  # of TCP
 TOKEN_BYTES = 32  # of the token: nobody guesses 256 bits
 PLACES = ("HOME", "DISCO_CONFIG", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")  # never a key: `ps` shows them
+OFF = (
+    "fleet.ray is off: nobody restarts what lends hosts. `disco config set fleet.ray auto` has Ray do so, which "
+    "listens on all addresses and says its token in plain text: for a network of yours alone (docs/fleet.md)"
+)
 MISSING = f"Ray is not installed here, so nobody restarts what lends hosts: {INSTALL}"
 
 
@@ -47,13 +51,45 @@ def ray_version() -> str:
         return ""
 
 
-def token_file(folder: Path) -> Path:
-    """Return the file of the token of this home's Ray, which is made at first."""
-    path = folder / "ray-token"
-    if not path.is_file():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(path, secrets.token_urlsafe(TOKEN_BYTES))
-    return path
+class RayToken:
+    """The token of this home's Ray in `folder`, and who may have learned it: all that were members since it was made.
+
+    It runs programs on every node, so it is made anew as soon as one of those is no member any more, however that came:
+    also while no daemon ran.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._known = folder / "ray-token", folder / "ray-token-known.json"
+
+    def file(self) -> Path:
+        """Return the token's file, which is made at first. Raises OSError."""
+        if not self._path.is_file():
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(self._path, secrets.token_urlsafe(TOKEN_BYTES))
+        return self._path
+
+    def follow(self, serials: Collection[str]) -> bool:
+        """These certificates are members' now; return whether the token was dropped, for another one. Raises OSError.
+
+        Call it before they can ask for the token.
+        """
+        known = self._knowing()
+        is_dropped = known is None or not known <= set(serials)
+        if is_dropped:
+            self._path.unlink(missing_ok=True)  # first: who has left is known until this was done
+        if is_dropped or known != set(serials):
+            self._known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(self._known, msgspec.json.encode(sorted(serials)).decode())
+        return is_dropped
+
+    def _knowing(self) -> set[str] | None:
+        """Return the certificates whose machines may know the token; None if that cannot be said."""
+        try:
+            return set(msgspec.json.decode(self._known.read_bytes(), type=list[str]))
+        except FileNotFoundError:
+            return None if self._path.exists() else set()
+        except (OSError, msgspec.MsgspecError):
+            return None
 
 
 class RayKeeper:
@@ -115,18 +151,30 @@ class HomeRay:
     """
 
     def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
-        self._folder, self._changed = folder, changed
+        self._token, self._changed = RayToken(folder), changed
         self._keeper: RayKeeper | None = None
         self._is_up = self._is_wanted = False
 
-    async def keep(self, config: Config) -> None:
-        """Have a keeper if one is wanted; one with another job ends first."""
+    async def keep(self, config: Config, serials: Collection[str]) -> None:
+        """Have a keeper if one is wanted, for members with these certificates; one with another job ends first.
+
+        So does one whose token somebody knows who is no member any more: then there is another token. Raises OSError.
+        """
         self._is_wanted = config.fleet.ray != "off"
+        if await asyncio.to_thread(self._token.follow, serials) and self._keeper is not None:
+            await self._renew(self._keeper)
         job = await asyncio.to_thread(self._job, config) if self._is_wanted and has_ray() else None
         if self._keeper is not None and self._keeper.job != job:
             await self.close()
         if job is not None and self._keeper is None:
             self._keeper = RayKeeper(job, self._hear)
+
+    async def _renew(self, keeper: RayKeeper) -> None:
+        if keeper.job.role == "watch":
+            log.warning("the Ray at %s is your own: give it another token, since a member has left", keeper.job.address)
+            return
+        log.info("Ray begins anew, with another token: a member has left that knew it")
+        await self.close()
 
     async def close(self) -> None:
         """End the keeper, and with it Ray's processes of this machine; idempotent."""
@@ -149,7 +197,7 @@ class HomeRay:
         keeper = self._keeper
         if keeper is None:
             is_missing = self._is_wanted and not has_ray()
-            return {"state": "missing" if is_missing else "off", "why": MISSING if is_missing else "", "hosts": []}
+            return {"state": "missing" if is_missing else "off", "why": MISSING if is_missing else OFF, "hosts": []}
         state = keeper.state
         return {
             "state": state.state,
@@ -165,7 +213,7 @@ class HomeRay:
             return KeeperJob(role="watch", address=config.fleet.ray)
         host = own_addresses(config.fleet.listen)[0]
         port = config.peer.port + 1 if config.peer.port < LAST_PORT else config.peer.port - 1
-        return KeeperJob(role="head", address=f"{host}:{port}", own=host, token_path=str(token_file(self._folder)))
+        return KeeperJob(role="head", address=f"{host}:{port}", own=host, token_path=str(self._token.file()))
 
     def _hear(self, state: KeeperState) -> None:
         is_up = state.state == "up"

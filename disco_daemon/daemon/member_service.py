@@ -32,6 +32,7 @@ from ..peer.control import (
     RelayEvent,
     ServeMembers,
     ToRelay,
+    TwoAddresses,
 )
 from ..peer.daemon_side import RelayLost, RelayProcess
 from ..peer.messages import Build, Welcome
@@ -46,7 +47,7 @@ class MemberService(ABC):
     """Serves the machines that have joined, as the settings say. One change is carried out at a time.
 
     All mutable state: the settings, the relay while there is somebody to serve, its port or why nothing is served, what
-    was refused, the tasks that answer it, and the timer for the end of a code.
+    was refused, who was at two addresses, the tasks that answer it, and the timer for the end of a code.
     """
 
     log: ClassVar[logging.Logger]
@@ -64,6 +65,7 @@ class MemberService(ABC):
         self._listening = asyncio.Condition()
         self._port: int | None = None
         self._refused: dict[str, int] = {}
+        self._moved: dict[str, list[str]] = {}  # members that were at two addresses at a time
         self._error = ""
 
     # --- what such a service says of itself -----------------------------------------------------------------------
@@ -151,6 +153,7 @@ class MemberService(ABC):
         Its connections end before anything else is done, which may take long, or fail.
         """
         members = await asyncio.to_thread(self._revoked, name)
+        self._moved.pop(name, None)
         if self._relay is not None:
             self._relay.keep_only(members)
         async with self._changing:
@@ -181,6 +184,7 @@ class MemberService(ABC):
             "relay_pid": self._relay.pid if self._relay is not None else None,
             "code_expires_s": round(code_ends_at - time.time()) if code_ends_at is not None else None,
             "refused": self._refused,
+            "two_addresses": {one.name: self._moved[one.name] for one in records if one.name in self._moved},
             "error": error,
         }, records
 
@@ -256,6 +260,12 @@ class MemberService(ABC):
                 self._begin(self._set_port(port or None, error), "port")
             case RefusalCounts(counts=counts):
                 self._refused = counts
+            case TwoAddresses(name=name, before=before, address=address):
+                self._moved[name] = [before, address]
+                self.log.warning(
+                    "%s is connected from %s and %s at a time: unless it has just moved to another network, somebody "
+                    "has its key, and it is to be revoked", name, before, address,
+                )  # fmt: skip
             case PairAsked():
                 self._begin(self._grant(event), "certificate")
             case MemberLeaves(name=name):

@@ -205,6 +205,14 @@ class RefusalCounts(ControlMessage, frozen=True, kw_only=True):
     counts: dict[str, int]
 
 
+class TwoAddresses(ControlMessage, frozen=True, kw_only=True):
+    """A member is connected from two addresses at a time, `before` first: it has moved, or somebody has its key."""
+
+    name: str
+    before: str
+    address: str
+
+
 class PairAsked(ControlMessage, frozen=True, kw_only=True):
     """A machine at `address` wants a certificate: it has the secret of a code, and a signing request (PEM)."""
 
@@ -300,7 +308,7 @@ ToRelay = (
 )
 Asked = PairAsked | FileAsked | CutsAsked | MemberLeaves | SegmentsAsked
 OfHosts = HostOffered | HostEnded | HomeReached | HomeEnded | MachineTold
-RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | Asked | OfHosts
+RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | TwoAddresses | Asked | OfHosts
 
 _encoder = msgspec.msgpack.Encoder()
 _to_relay: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)

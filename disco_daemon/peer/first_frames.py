@@ -13,21 +13,46 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .messages import HEADER, BadFrameError, Build, Hello, PeerMessage, Refused, Welcome, check_lengths
+from .messages import (
+    HEADER,
+    BadFrameError,
+    Build,
+    Count,
+    Hello,
+    PeerMessage,
+    Refused,
+    Version,
+    Welcome,
+    check_lengths,
+)
 
 MAX_FIRST = 1 << 16  # bytes of a first message: a request for a certificate has 1 KB
 MEASURED_MAX = 16  # times that one connection may measure the way
 MEASURED_BYTES = 4 << 20  # that are sent one way to measure it: 0.3 s at 100 Mbit/s
-N_VERSION = 64  # characters of a version: it is shown to the owner, and no version is as long
 N_REASON = 200  # characters of why a machine's owner lends nothing
 MAX_CPUS = 1 << 16  # processors of a machine, or of a process: more is no number that home may reckon with
-MAX_MEMORY = 1 << 50  # bytes of a machine's memory
+MAX_MEMORY = 1 << 50  # bytes of a machine's memory, or of a file
+MAX_TIME = 1e11  # Unix time, s: the year 5138
+MAX_SECONDS = 1e6  # that something takes on a machine: twelve days
+MAX_SEGMENTS = 256  # files of a machine's layers: more than a model has layers
+MAX_FILES = 4096  # of segments that are on a machine
+N_SECRET = 64  # bytes of a code's secret, at most
+N_NAME = 255  # characters of a segment's file, a machine or a host
+
+Processors = Annotated[float, Meta(ge=0.0, le=MAX_CPUS)]
+MemoryBytes = Annotated[int, Meta(ge=0, le=MAX_MEMORY)]
+Bytes = Annotated[float, Meta(ge=0.0, le=MAX_MEMORY)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]
+UnixTime = Annotated[float, Meta(ge=0.0, le=MAX_TIME)]
+Sha256 = Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+RayAddress = Annotated[str, Meta(pattern=r"^([A-Za-z0-9\[:][A-Za-z0-9.:%_\[\]-]{0,250}:[0-9]{1,5})?\Z")]
 
 
 class BindRows(PeerMessage, frozen=True, kw_only=True):
     """The connection for the rows of the link of this name, which a Hello has begun; answered by RowsBound."""
 
-    link: str
+    link: Version
 
 
 class RowsBound(PeerMessage, frozen=True, kw_only=True):
@@ -47,9 +72,9 @@ class TheAuthority(PeerMessage, frozen=True, kw_only=True):
 class AskPair(PeerMessage, frozen=True, kw_only=True):
     """A machine that wants to be called `name` has the secret of a code, and a request for a certificate (PEM)."""
 
-    secret: bytes
+    secret: Annotated[bytes, Meta(max_length=N_SECRET)]
     csr: str
-    name: str
+    name: Annotated[str, Meta(max_length=N_NAME)]
 
 
 class PairGranted(PeerMessage, frozen=True, kw_only=True):
@@ -57,7 +82,7 @@ class PairGranted(PeerMessage, frozen=True, kw_only=True):
 
     certificate: str
     build: Build | None = None
-    n_ctx: int = 0
+    n_ctx: Count = 0
 
 
 class AskFile(PeerMessage, frozen=True, kw_only=True):
@@ -67,18 +92,18 @@ class AskFile(PeerMessage, frozen=True, kw_only=True):
     inner layers that are its own.
     """
 
-    cut: int
-    offset: int = 0
-    sha256: str = ""
-    first: int = 0
+    cut: Count
+    offset: MemoryBytes = 0
+    sha256: Sha256 = ""
+    first: Count = 0
 
 
 class FileFollows(PeerMessage, frozen=True, kw_only=True):
     """The file has `n_bytes` bytes and this SHA-256 (hex); those from `offset` on follow, raw, up to its end."""
 
-    n_bytes: int
-    sha256: str
-    offset: int
+    n_bytes: MemoryBytes
+    sha256: Sha256
+    offset: MemoryBytes
 
 
 class LeavePartner(PeerMessage, frozen=True, kw_only=True):
@@ -100,12 +125,12 @@ class CutFacts(msgspec.Struct, frozen=True, array_like=True):
     its weights are of the model's; both are 0 without an exit.
     """
 
-    layer: int
-    edge_bytes: int
-    partner_bytes: int
-    edge_share: float
-    chance: float = 0.0
-    exit_share: float = 0.0
+    layer: Count
+    edge_bytes: MemoryBytes
+    partner_bytes: MemoryBytes
+    edge_share: Share
+    chance: Share = 0.0
+    exit_share: Share = 0.0
 
 
 class TheCuts(PeerMessage, frozen=True, kw_only=True):
@@ -116,16 +141,16 @@ class TheCuts(PeerMessage, frozen=True, kw_only=True):
     it has the layers from there on already, for others; 0 = none.
     """
 
-    cuts: tuple[CutFacts, ...]
-    cell_bytes: int
-    row_bytes: int
-    whole_bytes: int
-    free_bytes: float = 0.0
-    n_cells: int = 0
-    kv_bytes: float = 0.0
-    token_s: float = 0.0
-    hosted: int = 0
-    row_s: float = 0.0
+    cuts: Annotated[tuple[CutFacts, ...], Meta(max_length=MAX_SEGMENTS)]
+    cell_bytes: MemoryBytes
+    row_bytes: MemoryBytes
+    whole_bytes: MemoryBytes
+    free_bytes: Bytes = 0.0
+    n_cells: Count = 0
+    kv_bytes: Bytes = 0.0
+    token_s: Seconds = 0.0
+    hosted: Count = 0
+    row_s: Seconds = 0.0
 
 
 class MeasureLink(PeerMessage, frozen=True, kw_only=True):
@@ -141,7 +166,7 @@ class MeasureLink(PeerMessage, frozen=True, kw_only=True):
 class LinkMeasured(PeerMessage, frozen=True, kw_only=True):
     """What was sent has come; it is `now` there, Unix time, s. `build` is what computes there, if a model is loaded."""
 
-    now: float
+    now: UnixTime
     build: Build | None = None
 
 
@@ -152,8 +177,8 @@ class AskRay(PeerMessage, frozen=True, kw_only=True):
 class TheRay(PeerMessage, frozen=True, kw_only=True):
     """Where Ray's head is, HOST:PORT, and the token for it; an empty address: home has none (`starting`: not yet)."""
 
-    address: str = ""
-    token: str = ""
+    address: RayAddress = ""
+    token: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")] = ""
     starting: bool = False
 
     def __repr__(self) -> str:
@@ -168,16 +193,16 @@ class AskSegments(PeerMessage, frozen=True, kw_only=True):
 class SegmentFact(msgspec.Struct, frozen=True, array_like=True):
     """A file of the layers from `first` up to `last`: `name` is its base name, by which home asks for it."""
 
-    first: int
-    last: int
-    name: str
+    first: Count
+    last: Count
+    name: Annotated[str, Meta(max_length=N_NAME)]
 
 
 class TheSegments(PeerMessage, frozen=True, kw_only=True):
     """The layers of a member of a fleet, of the model that `build` is; none as long as others have all of them."""
 
     build: Build
-    segments: tuple[SegmentFact, ...] = ()
+    segments: Annotated[tuple[SegmentFact, ...], Meta(max_length=MAX_SEGMENTS)] = ()
 
 
 class OfferHost(PeerMessage, frozen=True, kw_only=True):
@@ -190,16 +215,12 @@ class OfferHost(PeerMessage, frozen=True, kw_only=True):
     """
 
     build: Build
-    has: tuple[str, ...] = ()
-    memory_bytes: int = 0
-    n_threads: int = 0
-    python: Annotated[str, Meta(max_length=N_VERSION)] = ""
-    ray: Annotated[str, Meta(max_length=N_VERSION)] = ""
-    now: float = 0.0
-
-
-Processors = Annotated[float, Meta(ge=0.0, le=MAX_CPUS)]
-MemoryBytes = Annotated[int, Meta(ge=0, le=MAX_MEMORY)]
+    has: Annotated[tuple[Annotated[str, Meta(max_length=N_NAME)], ...], Meta(max_length=MAX_FILES)] = ()
+    memory_bytes: MemoryBytes = 0
+    n_threads: Annotated[int, Meta(ge=0, le=MAX_CPUS)] = 0
+    python: Version = ""
+    ray: Version = ""
+    now: UnixTime = 0.0
 
 
 class TellLoad(PeerMessage, frozen=True, kw_only=True):
@@ -211,13 +232,13 @@ class TellLoad(PeerMessage, frozen=True, kw_only=True):
     """
 
     n_cpus: Annotated[int, Meta(ge=1, le=MAX_CPUS)]
-    others_share: Annotated[float, Meta(ge=0.0, le=1.0)]
+    others_share: Share
     memory_bytes: MemoryBytes
     memory_free_bytes: MemoryBytes
     cpu_got: Processors = 0.0
     cpu_wanted: Processors = 0.0
     rss_bytes: MemoryBytes = 0
-    leaving: Annotated[str, Meta(max_length=N_REASON)] = ""
+    leaving: Annotated[str, Meta(max_length=N_REASON, pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")] = ""
 
 
 class HostAccepted(PeerMessage, frozen=True, kw_only=True):

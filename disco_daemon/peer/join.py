@@ -22,6 +22,7 @@ from .connector import RefusedError, ask, connect, connect_first
 from .control import Address, Identity
 from .first_frames import (
     MAX_FIRST,
+    MAX_MEMORY,
     AskAuthority,
     AskCuts,
     AskFile,
@@ -213,12 +214,17 @@ async def _measure(stream: FrameStream, wall: Callable[[], float]) -> MeasuredLi
 
 
 async def fetch(
-    partner: PairedPartner, cut: int, target: Path, progress: Progress = lambda _done, _all: None, first: int = 0
+    partner: PairedPartner,
+    cut: int,
+    target: Path,
+    progress: Progress = lambda _done, _all: None,
+    first: int = 0,
+    most_bytes: int = MAX_MEMORY,
 ) -> None:
     """Fetch the model's layers from `first` up to `cut` as the file `target`, which is whole or not there.
 
-    A former attempt goes on where it ended. `progress` is called with the bytes that are there, and all. Raises
-    PairingError: unreachable, no_file, no_space, damaged, busy, or why the other side refuses.
+    A former attempt goes on where it ended. `progress` is called with the bytes that are there, and all. It may have
+    `most_bytes`. Raises PairingError: unreachable, no_file, no_space, damaged, busy, or why the other side refuses.
     """
     part = target.with_name(f".{target.name}.part")
     try:
@@ -231,7 +237,7 @@ async def fetch(
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
             raise PairingError("busy", f"another program is fetching {target.name}: let it end first") from e
-        await _fetch(_Fetching(partner, (first, cut), handle, part.with_suffix(".sum")), progress)
+        await _fetch(_Fetching(partner, (first, cut), handle, part.with_suffix(".sum"), most_bytes), progress)
         os.fsync(handle)
         part.replace(target)
         part.with_suffix(".sum").unlink(missing_ok=True)
@@ -244,8 +250,11 @@ async def fetch(
 class _Fetching:
     """One fetch: the part that is there, and the checksum of the file that it is of, which is kept beside it."""
 
-    def __init__(self, partner: PairedPartner, layers: tuple[int, int], handle: int, note: Path) -> None:
-        self.partner, self.layers, self.handle, self._note = partner, layers, handle, note
+    def __init__(
+        self, partner: PairedPartner, layers: tuple[int, int], handle: int, note: Path, most_bytes: int
+    ) -> None:
+        self.partner, self.layers, self.handle = partner, layers, handle
+        self._note, self._most_bytes = note, most_bytes
 
     @property
     def n_bytes(self) -> int:
@@ -262,6 +271,9 @@ class _Fetching:
         offset = follows.offset if follows.sha256 == self.sha256 else 0
         if follows.offset > offset or follows.n_bytes < follows.offset:
             raise PairingError("damaged", "the other machine sent another part of the file than was asked for")
+        if follows.n_bytes > self._most_bytes:
+            msg = f"the file has {follows.n_bytes / 1e9:.1f} GB, and {self._most_bytes / 1e9:.1f} GB may be fetched"
+            raise PairingError("no_space", msg)
         os.ftruncate(self.handle, offset)
         os.lseek(self.handle, offset, os.SEEK_SET)
         self._note.write_text(follows.sha256, "ascii")

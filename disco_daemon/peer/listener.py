@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from ..plain import plain
 from . import tls
 from .codec import salt_for
-from .control import LinkDown, LinkUp, Listening, Member, RefusalCounts, RelayEvent, ServeMembers
+from .control import LinkDown, LinkUp, Listening, Member, RefusalCounts, RelayEvent, ServeMembers, TwoAddresses
 from .engine_hub import EngineHub
 from .first_frames import (
     MAX_FIRST,
@@ -49,7 +49,7 @@ from .frame_stream import READ_AHEAD, FrameStream, ended_by, say_last
 from .link import FROM_EDGE, PeerLink, drop
 from .messages import BadFrameError, Hello, Welcome
 from .refusals import REVOKED, LinkEndedError, check_builds
-from .strangers import StrangerPlaces
+from .strangers import StrangerPlaces, owner_of
 
 FIRST_S = 3.0  # for the first message of a connection
 BIND_S = 5.0  # for the second connection of a link, and for the end of the link before
@@ -66,9 +66,10 @@ Serve = Callable[[FrameStream, Asked, str], Coroutine[None, None, None]]
 
 @dataclass(frozen=True, slots=True)
 class MemberConnection:
-    """A connection that has shown a member's certificate, and how it is ended."""
+    """A connection from `host` that has shown a member's certificate, and how it is ended."""
 
     member: Member
+    host: str
     end: Callable[[], object]
 
 
@@ -92,6 +93,7 @@ class MemberListener:
         self._of_members: dict[asyncio.Task[None], MemberConnection] = {}
         self._links: dict[str, PeerLink] = {}
         self._waiting: dict[str, tuple[str, asyncio.Future[FrameStream]]] = {}
+        self._moved: dict[str, set[str]] = {}  # members that were at two addresses at a time, and at which ones
         self._refused: Counter[str] = Counter()
         self._counting: asyncio.TimerHandle | None = None
 
@@ -100,6 +102,8 @@ class MemberListener:
         before, self._config = self._config, config
         if before is None or before.identity != config.identity:
             self._context = tls.server_context(config.identity)
+        names = {member.name for member in config.members}
+        self._moved = {name: hosts for name, hosts in self._moved.items() if name in names}
         for one in [one for one in self._of_members.values() if one.member not in config.members]:
             one.end()
         if not (config.members or config.code):
@@ -211,9 +215,14 @@ class MemberListener:
 
     def _know(self, task: asyncio.Task[None], member: Member, place: int, host: str) -> None:
         """Let a connection be a member's from now on. Raises LinkEndedError if that has enough of them."""
-        if sum(one.member == member for one in self._of_members.values()) >= PER_MEMBER_MAX:
+        others = [one.host for one in self._of_members.values() if one.member == member]
+        if len(others) >= PER_MEMBER_MAX:
             raise LinkEndedError("crowded", f"{member.name} has {PER_MEMBER_MAX} connections already", tell=True)
-        self._of_members[task] = MemberConnection(member, task.cancel)
+        before = next((other for other in others if owner_of(other) != owner_of(host)), None)
+        if before is not None and self._moved.get(member.name) != {before, host}:  # once, not at each connection
+            self._moved[member.name] = {before, host}
+            self._report(TwoAddresses(name=member.name, before=before, address=host))
+        self._of_members[task] = MemberConnection(member, host, task.cancel)
         self._leave_place(place)
         self._places.forgive(host, asyncio.get_running_loop().time())
 
@@ -315,7 +324,7 @@ class MemberListener:
         link = self._links[member.name] = PeerLink(self._hub, member.name, calls, rows, FROM_EDGE, salt=salt)
         task = asyncio.current_task()
         assert task is not None
-        self._of_members[task] = MemberConnection(member, lambda: link.end("revoked", REVOKED, tell=True))
+        self._of_members[task] = MemberConnection(member, host, lambda: link.end("revoked", REVOKED, tell=True))
 
         def joined() -> None:
             rows.write(first_frame(RowsBound()))

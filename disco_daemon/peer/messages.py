@@ -16,8 +16,10 @@ connection and all else over another one: rows behind a cut may come before it, 
 from __future__ import annotations
 
 import struct
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from ..types import AS_USUAL, Drawing
 
@@ -29,6 +31,16 @@ ERA = 1 << 24  # turns that the partner may begin between two cuts: more than a 
 N_ID = 64  # characters of an answer's id at most
 
 FAST = " fast rounding"
+# What a machine says of itself is shown to the owner of another one, written to its logs, and reckoned with there: so
+# texts are short and plain, and numbers no larger than any machine's.
+N_VERSION = 64  # characters of a version, a fingerprint or a mark
+N_BUILD = 500  # characters of what says by which llama.cpp a machine computes
+MAX_COUNT = 1 << 24  # of layers, numbers of a row, tokens of a vocabulary or of a context
+MAX_WATTS = 1e5  # that a machine draws: a hundred times what one does
+Version = Annotated[str, Meta(max_length=N_VERSION, pattern=r"^[ -~]*\Z")]
+LlamaBuild = Annotated[str, Meta(max_length=N_BUILD, pattern=r"^[ -~]*\Z")]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+
 CODECS = ("f32", "bf16", "int8")  # how numbers of rows are sent; see peer.codec
 IDS = "ids"  # of rows without numbers: the partner has all layers, and the token ids are all it needs
 
@@ -46,14 +58,14 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     is our own version.
     """
 
-    disco: str
-    llama: str
-    model: str
-    n_layers: int
-    n_embd: int
-    n_vocab: int
-    protocol: int = PROTOCOL
-    vocabulary: str = ""
+    disco: Version
+    llama: LlamaBuild
+    model: Version
+    n_layers: Count
+    n_embd: Count
+    n_vocab: Count
+    protocol: Count = PROTOCOL
+    vocabulary: Version = ""
 
     def same_bits(self, llama: str) -> bool:
         """Whether a machine whose `llama` is this computes the same bits, however rows are batched."""
@@ -88,9 +100,9 @@ class Hello(PeerMessage, frozen=True, kw_only=True):
     """
 
     build: Build
-    cut: int
-    codecs: tuple[str, ...] = ("f32",)
-    link: str = ""
+    cut: Count
+    codecs: tuple[Version, ...] = ("f32",)
+    link: Version = ""
 
 
 class Welcome(PeerMessage, frozen=True, kw_only=True):
@@ -102,13 +114,13 @@ class Welcome(PeerMessage, frozen=True, kw_only=True):
     """
 
     build: Build
-    cut: int
-    n_ctx: int
-    max_answers: int
-    credits: int
-    exit: str = ""
-    watts: float = 0.0
-    watts_from: str = ""
+    cut: Count
+    n_ctx: Count
+    max_answers: Count
+    credits: Count
+    exit: Version = ""
+    watts: Annotated[float, Meta(ge=0.0, le=MAX_WATTS)] = 0.0
+    watts_from: LlamaBuild = ""
 
 
 class Refused(PeerMessage, frozen=True, kw_only=True):

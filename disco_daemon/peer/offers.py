@@ -62,7 +62,8 @@ FILES_OF_MEMBER = 2  # files that one member fetches at a time
 MAX_FILES = 64  # that are kept open for whoever asks next: layers that move are in ever other files
 TOLD_S = 30.0  # in which a machine says again how it is: it does so every few seconds
 TOLD_LEAST_S = 0.5  # between two times that it is listened to
-MAX_ASKING = 8  # questions of one kind that the daemon is asked at a time, such as a stranger's code
+MAX_ASKING = 8  # questions of one kind that the daemon is asked at a time, such as for a certificate
+ASKING_OF_MEMBER = 2  # of them by one machine: none keeps the others from asking
 Answer = TypeVar("Answer", PairAnswer, CutsAnswer, SegmentsAnswer)
 
 Layers = tuple[int, int, str]  # from the first of them up to the second; whose they are, "" = anybody's
@@ -93,6 +94,7 @@ class Offers:
         self._files: dict[Layers, OfferedFile] = {}
         self._wanted: dict[Layers, asyncio.Future[OfferedFile]] = {}
         self._fetching: Counter[str] = Counter()
+        self._n_asking: Counter[str] = Counter()
         self.welcome: Welcome | None = None
         self.only_llama = ""
         self.ray: TheRay | None = None
@@ -140,7 +142,7 @@ class Offers:
         def question(n: int) -> PairAsked:
             return PairAsked(n=n, secret=asked.secret, csr=asked.csr, name=asked.name, address=host)
 
-        answer = await self._ask(self._asking, question, PAIR_S)
+        answer = await self._ask(self._asking, question, PAIR_S, asked.name)
         if not answer.certificate:
             raise LinkEndedError(answer.reason, answer.message, tell=True)
         build, n_ctx = _described(self.welcome)
@@ -149,14 +151,19 @@ class Offers:
         await stream.close()
 
     async def _ask(
-        self, asking: dict[int, asyncio.Future[Answer]], question: Callable[[int], RelayEvent], patience_s: float
+        self,
+        asking: dict[int, asyncio.Future[Answer]],
+        question: Callable[[int], RelayEvent],
+        patience_s: float,
+        name: str,
     ) -> Answer:
-        """Ask the daemon, and return its answer, for which it has `patience_s`, s. Raises LinkEndedError."""
-        if len(asking) >= MAX_ASKING:
+        """Ask the daemon for a machine, and return its answer, for which it has `patience_s`. Raises LinkEndedError."""
+        if len(asking) >= MAX_ASKING or self._n_asking[name] >= ASKING_OF_MEMBER:
             raise LinkEndedError("crowded", "too many machines are asking: try again", tell=True)
         n = next(self._numbers)
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         asking[n] = waiting
+        self._n_asking[name] += 1
         self._report(question(n))
         try:
             async with asyncio.timeout(patience_s):
@@ -165,6 +172,8 @@ class Offers:
             raise LinkEndedError("late", "the daemon there does not answer: try again", tell=True) from e
         finally:
             asking.pop(n, None)
+            self._n_asking[name] -= 1
+            self._n_asking += Counter()  # drops machines that ask nothing
 
     async def serve(self, stream: FrameStream, asked: Asked, name: str) -> None:
         """Answer a member that wants no link. Raises LinkEndedError."""
@@ -204,7 +213,7 @@ class Offers:
 
     async def _send_cuts(self, stream: FrameStream, name: str) -> None:
         """Say where the model may be cut. Raises LinkEndedError."""
-        answer = await self._ask(self._planning, lambda n: CutsAsked(n=n, name=name), CUTS_S)
+        answer = await self._ask(self._planning, lambda n: CutsAsked(n=n, name=name), CUTS_S, name)
         if answer.cuts is None:
             raise LinkEndedError("no_file", answer.message, tell=True)
         stream.write(first_frame(answer.cuts))
@@ -212,7 +221,7 @@ class Offers:
 
     async def _send_segments(self, stream: FrameStream, name: str) -> None:
         """Say which layers of a fleet's model are a member's own. Raises LinkEndedError."""
-        answer = await self._ask(self._placing, lambda n: SegmentsAsked(n=n, name=name), CUTS_S)
+        answer = await self._ask(self._placing, lambda n: SegmentsAsked(n=n, name=name), CUTS_S, name)
         if answer.segments is None:
             raise LinkEndedError("not_ready", answer.message, tell=True)
         stream.write(first_frame(answer.segments))

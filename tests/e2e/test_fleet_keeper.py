@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from disco_daemon.daemon.fleet_ray import RayKeeper, token_file
+from disco_daemon.daemon.fleet_ray import RayKeeper, RayToken
 from disco_daemon.fleet_keeper.messages import KeeperJob, KeeperState
 from disco_daemon.peer.addresses import own_addresses
 from tests.fixtures.ports import free_port
@@ -40,7 +40,7 @@ class Watched:
 
 def jobs(folder: Path) -> tuple[KeeperJob, KeeperJob]:
     host = own_addresses("0.0.0.0")[0]
-    address, token = f"{host}:{free_port()}", str(token_file(folder))
+    address, token = f"{host}:{free_port()}", str(RayToken(folder).file())
     return (
         KeeperJob(role="head", address=address, own=host, token_path=token),
         KeeperJob(role="node", address=address, own=host, token_path=token, lend=LEND),

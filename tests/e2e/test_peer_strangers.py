@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import ssl
 import time
@@ -15,8 +16,25 @@ import msgspec
 import psutil
 import pytest
 
+from disco_daemon.config.schema import Config
+from disco_daemon.daemon.member_service import MemberService
+from disco_daemon.errors import ConfigError
 from disco_daemon.peer import tls
-from disco_daemon.peer.control import Address, CutsAsked, Identity, LinkDown, Listening, MachineTold, RefusalCounts
+from disco_daemon.peer.certificates import new_request
+from disco_daemon.peer.connector import connect
+from disco_daemon.peer.control import (
+    Address,
+    CutsAsked,
+    Identity,
+    LinkDown,
+    Listening,
+    MachineTold,
+    Member,
+    PairAsked,
+    RefusalCounts,
+    TwoAddresses,
+)
+from disco_daemon.peer.daemon_side import RelayProcess
 from disco_daemon.peer.first_frames import (
     AskAuthority,
     AskCuts,
@@ -28,6 +46,7 @@ from disco_daemon.peer.first_frames import (
     LinkMeasured,
     MeasureLink,
     OfferHost,
+    PairGranted,
     TellLoad,
     decode_reply,
     first_frame,
@@ -37,6 +56,7 @@ from disco_daemon.peer.messages import (
     HEADER,
     MAX_HEADER,
     MAX_PAYLOAD,
+    Build,
     Credit,
     JudgeDrafts,
     OpenAnswer,
@@ -48,8 +68,9 @@ from disco_daemon.peer.messages import (
     decode,
     frame,
 )
-from disco_daemon.peer.pairing import Issuer
+from disco_daemon.peer.pairing import Issuer, answer_pair
 from disco_daemon.peer.refusals import LinkEndedError
+from disco_daemon.peer.strangers import STRANGERS_OF_HOST_MAX
 from tests.fixtures.peers import BUILD, HELLO, HOST, SOON_S, EngineEnd, Machine, Pairs, machine, undisturbed
 from tests.fixtures.stopwatch import least_of_three
 
@@ -67,11 +88,11 @@ class Partner:
     pairs: Pairs
     laptop: Identity
 
-    async def connect(self, identity: Identity | None) -> FrameStream:
-        """Connect as a machine that has this certificate, or none."""
+    async def connect(self, identity: Identity | None, local: str = HOST) -> FrameStream:
+        """Connect as a machine that has this certificate, or none, from this address."""
         context = tls.client_context(identity) if identity else tls.stranger_context(self.pairs.issuer.identity().ca)
         streams = await asyncio.open_connection(
-            HOST, self.port, ssl=context, server_hostname=tls.tls_name(self.pairs.name)
+            HOST, self.port, ssl=context, server_hostname=tls.tls_name(self.pairs.name), local_addr=(local, 0)
         )
         return FrameStream(*streams)
 
@@ -352,6 +373,158 @@ async def test_a_hundred_joins_and_leaves_leave_nothing_behind(tmp_path: Path) -
         async with asyncio.timeout(SOON_S):
             while relay.num_fds() > n_before:
                 await asyncio.sleep(0.01)
+
+
+class Busy(MemberService):
+    """A service that is busy with something else, or fails at it, when a machine is revoked; `relay` is what it has."""
+
+    log = logging.getLogger("disco.partner")
+    listen_s, needs_own_model = 1.0, ""
+
+    def __init__(self, folder: Path, relay: RelayProcess) -> None:
+        super().__init__(folder)
+        self._relay, self._config = relay, Config()
+        self.may_go_on, self.fails = asyncio.Event(), False
+
+    def _is_enabled(self, config: Config) -> bool:
+        return True
+
+    def _listen_host(self, config: Config) -> str:
+        return HOST
+
+    async def _build_of(self, config: Config) -> Build:
+        await self.may_go_on.wait()
+        if self.fails:
+            raise ConfigError("the model has gone")
+        return BUILD
+
+    async def _serve_members(self, config: Config, build: Build, members: tuple[Member, ...]) -> None:
+        pass
+
+    def _forget(self, name: str) -> None:
+        pass
+
+    def _hear_more(self, event: object) -> None:
+        pass
+
+    async def _stop_computing(self) -> None:
+        pass
+
+    def _drop_machines(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["is slow", "fails"])
+@undisturbed
+async def test_a_revoked_machine_is_cut_off_before_anything_that_is_slow_or_fails(tmp_path: Path, fails: bool) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        gone = partner.pairs.member("gone")
+        await serve_members(partner)
+        service = Busy(tmp_path, partner.machine.relay)
+        service.fails = fails
+        async with connected(partner, gone) as (calls, _):
+            changing = asyncio.create_task(service.follow(Config()))  # it waits for its model, and holds the lock
+            await asyncio.sleep(0)
+            revoking = asyncio.create_task(service.revoke("gone"))
+            assert (await next_refusal(calls)).reason == "revoked"
+            assert not revoking.done()
+            service.may_go_on.set()
+            await changing
+            assert await revoking == {"revoked": "gone"}
+
+
+@undisturbed
+async def test_a_member_at_two_addresses_at_a_time_is_told_of(tmp_path: Path) -> None:
+    """A stolen key is that member until it is revoked: its owner sees from where it is used."""
+    async with listening(tmp_path) as partner, serving_on(partner):
+        here = await partner.connect(partner.laptop)
+        here.write(first_frame(MeasureLink()))
+        await here.read()
+        for _ in range(2):
+            thief = await partner.connect(partner.laptop, local="127.0.0.9")
+            thief.write(first_frame(MeasureLink()))
+            await thief.read()
+            thief.abort()
+        told = await partner.machine.wait(TwoAddresses)
+        assert (told.name, told.before, told.address) == ("laptop", HOST, "127.0.0.9")
+        assert not [one for one in partner.machine.events if isinstance(one, TwoAddresses)], "once"
+        here.abort()
+
+
+@undisturbed
+async def test_guesses_at_a_code_cost_the_daemon_nothing_and_crowd_nobody_out(tmp_path: Path) -> None:
+    async with listening(tmp_path, pairing=True) as partner:
+        code = partner.pairs.issuer.new_code([Address(host=HOST, port=1)])
+        partner.machine.relay.serve(partner.pairs.serve(pairing=True))
+        _, csr = new_request("real")
+        guesses = [AskPair(secret=bytes([i]) * 16, csr=csr, name="thief") for i in range(20)]
+        for guess in (*guesses, AskPair(secret=b"", csr=csr, name="thief")):
+            stream = await partner.connect(None)
+            stream.write(first_frame(guess))
+            assert (await next_refusal(stream)).reason == "wrong_code"
+            stream.abort()
+        held = [await partner.connect(None) for _ in range(8)]  # askers that say nothing yet
+        real = await partner.connect(None)
+        real.write(first_frame(AskPair(secret=code.secret, csr=csr, name="real")))
+        asked = await partner.machine.wait(PairAsked)
+        assert asked.name == "real"
+        answer = answer_pair(partner.pairs.issuer, asked)
+        partner.machine.relay.send(answer)
+        granted = decode_reply((await real.read())[0])
+        assert isinstance(granted, PairGranted)
+        assert not [one for one in partner.machine.events if isinstance(one, PairAsked)], "no guess was asked of it"
+        counts = await partner.machine.wait(RefusalCounts, lambda event: event.counts.get("wrong_code", 0) == 21)
+        print(counts)
+        for stream in (*held, real):
+            stream.abort()
+        again = await partner.connect(None)  # played again, as somebody who has heard it all would
+        again.write(first_frame(AskPair(secret=code.secret, csr=csr, name="thief")))
+        asked = await partner.machine.wait(PairAsked)
+        partner.machine.relay.send(answer_pair(partner.pairs.issuer, asked))
+        assert (await next_refusal(again)).reason == "used_code"
+        again.abort()
+
+
+@undisturbed
+async def test_strangers_cost_the_relay_little(tmp_path: Path) -> None:
+    """They have few descriptors, some memory each, and no line of a log; and give them back."""
+    async with listening(tmp_path) as partner:
+        relay = psutil.Process(partner.machine.relay.pid)
+        await serve_members(partner)
+        n_fds, rss = relay.num_fds(), relay.memory_info().rss
+        silent = [await asyncio.open_connection(HOST, partner.port) for _ in range(300)]
+        await serve_members(partner)
+        print(f"{relay.num_fds() - n_fds} descriptors, {(relay.memory_info().rss - rss) / 1e6:.0f} MB")
+        assert relay.num_fds() - n_fds <= 2 * STRANGERS_OF_HOST_MAX + 8  # each has a duplicate for its alert
+        assert relay.memory_info().rss - rss < STRANGERS_OF_HOST_MAX * (1 << 20)
+        counts = await partner.machine.wait(RefusalCounts, lambda event: event.counts.get("crowded", 0) > 200)
+        assert len(counts.counts) <= 3
+        for _, writer in silent:
+            writer.close()
+        async with asyncio.timeout(SOON_S):
+            while relay.num_fds() > n_fds:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_partner_that_speaks_an_older_tls_only_is_not_talked_to(tmp_path: Path) -> None:
+    """A man in the middle cannot have the two agree on less: neither side offers it."""
+    pairs = Pairs(tmp_path)
+    context = tls.server_context(pairs.issuer.identity())
+    context.minimum_version, context.maximum_version = ssl.TLSVersion.MINIMUM_SUPPORTED, ssl.TLSVersion.TLSv1_2
+    server = await asyncio.start_server(lambda _, writer: writer.close(), HOST, 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        for ours in (
+            tls.client_context(pairs.member("laptop")),
+            tls.stranger_context(pairs.issuer.identity().ca),
+            tls.unchecked_context(),
+        ):
+            name = tls.tls_name("desk") if ours.check_hostname else None
+            with pytest.raises(LinkEndedError) as caught:
+                await connect(Address(host=HOST, port=port), ours, name)
+            assert caught.value.reason in ("certificate", "closed", "unreachable")
+    finally:
+        server.close()
 
 
 GARBAGE = {
