@@ -370,7 +370,9 @@ static void disco_attend_rows(ggml_tensor * dst, int64_t first, int64_t end, ggm
     const int64_t n_tokens = q->ne[1], n_heads = q->ne[2];
     const uint32_t n_head_log2 = 1u << (uint32_t) floor(log2(n_heads));
     const float m0 = powf(2.0f, -max_bias / n_head_log2), m1 = powf(2.0f, -(max_bias / 2.0f) / n_head_log2);
-    const int64_t n_sharing = n_heads / k->ne[2] == n_heads / v->ne[2] ? n_heads / k->ne[2] : 1; // heads, of keys and values
+    // Heads that have the same keys, values and masks.
+    const bool is_shared = n_heads / k->ne[2] == n_heads / v->ne[2] && (!mask || mask->ne[2] == 1);
+    const int64_t n_sharing = is_shared ? n_heads / k->ne[2] : 1;
     const auto mask_of = [&](int64_t i3, int64_t head, int64_t token) {
         return mask ? (const uint16_t *) ((const char *) mask->data + token*mask->nb[1]
             + head % mask->ne[2]*mask->nb[2] + i3 % mask->ne[3]*mask->nb[3]) : nullptr;

@@ -11,11 +11,18 @@ extern "C" bool disco_other_products(const ggml_compute_params *, int64_t, int64
 
 #if defined(DISCO_MULTIPLIES)
 // Whoever is done takes the next piece: some tiles with so many rows that their scales stay near.
+//
+// ggml calls this once for each slice of one operation, and a thread may be a slice ahead of another. So the pieces' counter is
+// set to `nth` and seen so by all threads whenever a slice begins, as ggml itself does before the first. Each thread stops at
+// the first piece beyond the last, so that who takes the very last number knows that no other will count any more: it sets the
+// counter back, and nobody goes on before that.
 template <typename W>
 static void disco_multiply_all(const ggml_compute_params * params, disco_product of) {
     static constexpr int64_t most = 256;
     static thread_local std::vector<float> scales;
-    if (params->nth > 1) {
+    const char * work = (const char *) params->wdata;
+    const bool is_ready = work && of.rows >= work && of.rows < work + params->wsize; // ggml has packed these rows, and waited
+    if (params->nth > 1 && !is_ready) {
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
@@ -23,7 +30,7 @@ static void disco_multiply_all(const ggml_compute_params * params, disco_product
     }
     const disco_product all = of;
     const int64_t n_parts = params->nth == 1 || of.n_tiles() < 4*params->nth ? params->nth : 4*params->nth;
-    const int64_t n_pieces = n_parts*((all.n_rows + most - 1) / most);
+    const int64_t n_pieces = n_parts*((all.n_rows + most - 1) / most); // one for each thread at least, where there are rows
     int64_t scaled = -1; // the first row whose scales these are
     for (int64_t piece = params->ith; piece < n_pieces;) {
         const int64_t row = piece/n_parts*most, part = piece % n_parts;
@@ -39,7 +46,17 @@ static void disco_multiply_all(const ggml_compute_params * params, disco_product
         for (int64_t t = of.n_tiles()*part/n_parts; t < of.n_tiles()*(part + 1)/n_parts; ++t) {
             disco_multiply_tile<W>(of, t);
         }
-        piece = params->nth == 1 ? piece + 1 : ggml_threadpool_chunk_add(params->threadpool, 1);
+        if (params->nth == 1) {
+            ++piece;
+            continue;
+        }
+        piece = ggml_threadpool_chunk_add(params->threadpool, 1);
+        if (piece == n_pieces + params->nth - 1) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+    }
+    if (params->nth > 1) {
+        ggml_barrier(params->threadpool);
     }
 }
 #endif
@@ -64,11 +81,11 @@ extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, i
         disco_multiply_all<W>(params, of);
         return true;
     };
-    if (a_type == GGML_TYPE_Q4_1 && b_type == GGML_TYPE_Q8_1 && c_type == GGML_TYPE_F32) {
+    if (k > 0 && a_type == GGML_TYPE_Q4_1 && b_type == GGML_TYPE_Q8_1 && c_type == GGML_TYPE_F32) {
         return multiply(disco_q4_1{});
     }
 #if defined(DISCO_DOT)
-    if (a_type == GGML_TYPE_Q8_0 && b_type == GGML_TYPE_Q8_0 && c_type == GGML_TYPE_F32) {
+    if (k > 0 && a_type == GGML_TYPE_Q8_0 && b_type == GGML_TYPE_Q8_0 && c_type == GGML_TYPE_F32) {
         return multiply(disco_q8_0{});
     }
 #endif
@@ -76,9 +93,10 @@ extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, i
     return disco_other_products(params, m, n, k, a, a_stride, b, b_stride, c, c_stride, a_type, b_type, c_type);
 }
 
-// The engine looks for it: these products round otherwise than ggml's own.
+// The engine looks for it: these products round otherwise than ggml's own. Version 1 was wrong with more than one thread where
+// an operation has more than one slice.
 #if defined(DISCO_MULTIPLIES)
-DISCO_TOLD(disco_products, 1)
+DISCO_TOLD(disco_products, 2)
 #else
 DISCO_TOLD(disco_products, 0)
 #endif

@@ -1,0 +1,72 @@
+"""Our changes of llama.cpp's kernels, asked through ggml as llama.cpp asks them, and the check that asks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.ggml import F32, Graph
+from benchmarks.kernels import Check, installed
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 300.0  # it takes 3 s on an idle machine
+N_CASES = 600  # of a build before the mend twenty are wrong
+
+
+def test_products_and_attention_are_right_for_any_shape_and_number_of_threads() -> None:
+    """In a process of its own: ggml ends the one in which it finds a fault."""
+    command = [sys.executable, "-m", "benchmarks.kernels", "--check", "--json", "--cases", str(N_CASES)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    found = msgspec.json.decode(done.stdout)
+    assert (found["shown"], found["wrong"], done.returncode) == ([], 0, 0)
+    assert found["cases"] == N_CASES
+    assert found["threads"] == [1, 2, 4, 8]
+    assert set(found["operations"]) == {"mul_mat", "mul_mat_id", "flash_attn_ext"}
+
+
+@pytest.fixture
+def graph() -> Graph:
+    """One product of ones, 6 weights by 3 rows in 2 slices, with a gap behind each row of the result."""
+    made = Graph(installed(), 8)
+    ones = np.ones(1000, np.float32)
+    weights = made.tensor(F32, (8, 6, 1, 1), (4, 32, 192, 192), ones)
+    rows = made.tensor(F32, (8, 3, 2, 1), (4, 32, 96, 192), ones)
+    expected = np.full((1, 2, 3, 6), 8.0)
+    made.add("ones", made.call("ggml_mul_mat", weights, rows), expected, expected * 1e-5, (2, 0, 0))
+    return made
+
+
+def test_the_check_finds_what_is_never_written_what_is_wrong_and_what_is_written_beside(graph: Graph) -> None:
+    assert graph.compute(2) == []
+    [one] = graph.operations
+
+    def fault(at: tuple[int, ...] | None, value: float, beside: int | None = None) -> str:
+        one.poison()
+        one.numbers[...] = one.expected
+        if at is not None:
+            one.numbers[at] = value
+        if beside is not None:
+            one.memory[beside] = 0.0
+        return one.fault()
+
+    assert fault(None, 0.0) == ""
+    assert fault((0, 1, 2, 5), np.nan) == "1 of 36 numbers never written"
+    assert fault((0, 0, 0, 0), 8.001).startswith("1 of 36 numbers wrong")
+    assert fault((0, 0, 0, 0), np.inf).startswith("1 of 36 numbers wrong")
+    assert fault(None, 0.0, 6) == "something is written beside the result"  # the gap behind the first row
+    assert fault(None, 0.0, -1) == "something is written beside the result"
+    graph.close()
+
+
+def test_a_wrong_expectation_is_told_for_each_number_of_threads() -> None:
+    check = Check(installed(), 5)
+    graph = check.graph(0, 3)
+    graph.operations[1].expected += 1.0
+    for n in (1, 3):
+        assert [name for name, _ in graph.compute(n)] == [graph.operations[1].name]
+    graph.close()
