@@ -29,11 +29,17 @@ class Keeper:
         """Open the first context's endpoints."""
         await self._carry_out(self._lives.use(self.context, self.context.endpoints.values()))
 
-    async def use(self, context: AnswerContext, still_s: Callable[[Endpoint], float]) -> None:
+    async def use(
+        self,
+        context: AnswerContext,
+        still_s: Callable[[Endpoint], float],
+        commit: Callable[[], None] = lambda: None,
+    ) -> None:
         """Use this context from the next request on; the one before ends when its last answer has.
 
         A model that has to wait until another one is gone from memory counts as loading; `still_s` says how long the
-        others will need theirs, s. Where an endpoint cannot be opened, all stays as it was.
+        others will need theirs, s. Where an endpoint cannot be opened, all stays as it was. `commit` sets what changes
+        with the context, in the moment in which that does.
         """
         before = self.context
         opening = self._lives.use(context, context.endpoints.values())
@@ -45,6 +51,7 @@ class Keeper:
         for endpoint in context.endpoints.values():
             if self._lives.phase(endpoint) is Phase.WAITING and isinstance(endpoint, Loader):
                 endpoint.expect(partial(still_s, endpoint))
+        commit()
         self.context = context
         self._leave(before)
 

@@ -17,14 +17,17 @@ from ..config.schema import Config
 from ..dispatch.migrate import Costs
 from ..dispatch.mover import CostMover, Forced, Mover, Stay
 from ..dispatch.planner import Planner
+from ..dispatch.policy import Policy
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.off import Off
 from ..endpoints.shaper import Shape
 from ..endpoints.split_device import SplitDevice
+from ..endpoints.split_rules import SplitRules
 from ..engine.early import EarlyEngine
 from ..estimation.knowledge import Knowledge
+from ..money.caps import CapLimits
 from ..money.spending import Speeds, Spending
 from ..net import without_credentials
 from ..profiling.saved import Measured
@@ -70,13 +73,39 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts that the settings make. A reload makes all of them anew, except the caps and a device that is the same.
+class LiveSettings:
+    """What parts in use take up of the settings: made whole, so that nothing can fail once the first of it is set.
 
-    An answer keeps the parts that it began with.
+    `rules` are for a device over two machines.
     """
 
     config: Config
+    limits: CapLimits
+    defaults: DeliveryDefaults
+    policy: Policy
+    rules: SplitRules | None
+
+    @classmethod
+    def of(cls, config: Config, device: Endpoint | None) -> LiveSettings:
+        """Make them for that device. Raises ConfigError."""
+        rules = None
+        if isinstance(device, SplitDevice):
+            from .edge import rules_of
+
+            rules = rules_of(config)
+            device.check(rules)
+        return cls(config, limits_of(config), delivery_defaults(config), policy_of(config.policy), rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts that the settings make. A reload makes all of them anew, except the caps and a device that is the same.
+
+    To make them changes nothing that is in use: `commit` does that, once nothing can go wrong any more. An answer keeps
+    the parts that it began with.
+    """
+
+    live: LiveSettings
     endpoints: Mapping[Side, Endpoint]
     measured: Measured | None
     spending: Spending
@@ -88,6 +117,11 @@ class Parts:
     exit_trainer: ExitTrainer | None
     context: AnswerContext
     device_speeds: Callable[[], Speeds]
+
+    @property
+    def config(self) -> Config:
+        """The settings of these parts."""
+        return self.live.config
 
     @property
     def planner(self) -> Planner:
@@ -104,29 +138,35 @@ class Parts:
         if self.measured is not None:
             self.planner.knowledge.use_profile(*self.measured.prior)
             await self.learner.fit()
-        if before is not None:
-            self.planner.succeed(before.planner)
         await self.wattmeter.look()
         if self.prober is not None:
             await asyncio.to_thread(self.prober.restore)
 
-    def apply(self, config: Config) -> Parts:
-        """Apply other live settings, all but the policy's; return these parts under the new settings."""
-        self.spending.set_rate(config.device.usd_per_kwh)
-        self.spending.set_limits(limits_of(config))
-        self.context.defaults = delivery_defaults(config)
+    def under(self, config: Config) -> Parts:
+        """Return these parts under other live settings, for `commit`. Raises ConfigError."""
+        return replace(self, live=LiveSettings.of(config, self.endpoints.get(Side.DEVICE)))
+
+    def commit(self, before: Parts | None = None) -> None:
+        """Let what is in use go by these settings, all but the policy's: caps, rate, and a device that stays.
+
+        The account of the parts `before`, whose place these take, goes on. This is the one place where new parts change
+        what is in use: it sets what is made already, so nothing in it fails, and nobody runs in between.
+        """
+        self.spending.set_rate(self.config.device.usd_per_kwh)
+        self.spending.set_limits(self.live.limits)
+        self.context.defaults = self.live.defaults
         device = self.endpoints.get(Side.DEVICE)
         if isinstance(device, SplitDevice):
-            from .edge import rules_of
-
-            device.rules = rules_of(config)
-        follow_fleet(device, config)
-        return replace(self, config=config)
+            device.rules = self.live.rules or device.rules
+            device.fallback = self.endpoints.get(Side.SERVER)
+        follow_fleet(device, self.config)
+        if before is not None:
+            self.planner.succeed(before.planner)
 
     async def pursue(self) -> None:
         """Plan by the policy's settings from now on. Returns when the planner has been fitted to them."""
         settings = self.config.policy
-        self.planner.pursue(policy_of(settings))
+        self.planner.pursue(self.live.policy)
         self.planner.allow_hedges(hedge_share(self.config, self.spending))
         self.scarce_side.set(settings.scarcer, settings.budget)
         if self.planner.due:
@@ -159,7 +199,7 @@ class Assembly:
     early: EarlyEngine | None = None
 
     def make(self, config: Config, busy: Callable[[], bool], before: Parts | None = None) -> Parts:
-        """Return new parts, with the caps of those `before` and their device where it is the same.
+        """Return new parts, with the caps of those `before` and their device where it is the same; those do not change.
 
         `busy` says whether an answer is being made. Raises ConfigError.
         """
@@ -175,9 +215,9 @@ class Assembly:
             listed=spending.price.capabilities,
             early=self.early,
         )
-        follow_fleet(endpoints.get(Side.DEVICE), config)  # of a device that stays
         measured = load_measured(config)
-        planner = make_planner(config, spending)
+        live = LiveSettings.of(config, endpoints.get(Side.DEVICE))
+        planner = make_planner(live, spending)
         learner = Learner(planner, shared.history, shared.clock, estimator_key(config))
         costs = CostMover(
             planner, lambda *tps: Costs(**spending.prices.per_token(*tps)), stops_billing=spending.stops_billing
@@ -199,7 +239,7 @@ class Assembly:
             partner_token_j=device.partner_token_j if isinstance(device, SplitDevice) else lambda: (0.0, 0.0),
         )
         return Parts(
-            config,
+            live,
             endpoints,
             measured,
             spending,
@@ -209,20 +249,20 @@ class Assembly:
             self._make_prober(config, endpoints.get(Side.SERVER), spending),
             self._make_autotuner(config, endpoints.get(Side.DEVICE), busy),
             make_exit_trainer(config, busy, shared.clock),
-            self._make_context(config, endpoints, planner, make_mover(config, costs, self.force), spending, wattmeter),
+            self._make_context(live, endpoints, planner, make_mover(config, costs, self.force), spending, wattmeter),
             device_speeds,
         )
 
     def _make_context(
         self,
-        config: Config,
+        live: LiveSettings,
         endpoints: Mapping[Side, Endpoint],
         planner: Planner,
         mover: Mover,
         spending: Spending,
         wattmeter: Wattmeter,
     ) -> AnswerContext:
-        shared = self.shared
+        shared, config = self.shared, live.config
         return AnswerContext(
             endpoints=endpoints,
             planner=planner,
@@ -234,7 +274,7 @@ class Assembly:
             shadow=config.policy.shadow,
             privacy=shared.privacy,
             keep_text=config.history.keep_text,
-            defaults=delivery_defaults(config),
+            defaults=live.defaults,
             traces=shared.traces,
         )
 
@@ -289,12 +329,12 @@ def make_mover(config: Config, costs: CostMover, force: tuple[int, int] | None) 
     return costs if config.handoff.for_cost else Stay(costs)
 
 
-def make_planner(config: Config, spending: Spending) -> Planner:
+def make_planner(live: LiveSettings, spending: Spending) -> Planner:
     """Return the planner of the configured policy; the scarcer side is the dearer one unless it is set."""
-    settings = config.policy
+    config, settings = live.config, live.config.policy
     scarcer = Side(settings.scarcer) if settings.scarcer != "auto" else spending.regime.scarcer
     share = hedge_share(config, spending)
-    return Planner(policy_of(settings), scarcer, settings.budget, draw=random.random, hedge_share=share)
+    return Planner(live.policy, scarcer, settings.budget, draw=random.random, hedge_share=share)
 
 
 def hedge_share(config: Config, spending: Spending) -> float:

@@ -58,8 +58,6 @@ def make_endpoints(
         endpoints[Side.DEVICE] = reuse_device(device, (before or {}).get(Side.DEVICE))
     if config.server.base_url:
         endpoints[Side.SERVER] = _server(config, clock, endpoints.get(Side.DEVICE), listed)
-    if isinstance(split := endpoints.get(Side.DEVICE), SplitDevice):
-        split.fallback = endpoints.get(Side.SERVER)
     if not endpoints:
         msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
         raise ConfigError(msg)
@@ -67,7 +65,10 @@ def make_endpoints(
 
 
 def reuse_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
-    """Return the old device if the new one would be the same and the old one is well: its model is in memory."""
+    """Return the old device if the new one would be the same and the old one is well: its model is in memory.
+
+    Neither is changed: what the old one takes up of other settings is set when the new parts are taken.
+    """
     if not isinstance(new, Device | Shaped) or not isinstance(old, Device | Shaped):
         return new
     if isinstance(new, SplitDevice):
@@ -78,8 +79,6 @@ def reuse_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
         return new
     if isinstance(new, FleetDevice) and isinstance(old, FleetDevice) and not _has_same_hosts(new.fleet, old.fleet):
         return new
-    if isinstance(new, SplitDevice) and isinstance(old, SplitDevice):
-        old.rules = new.rules
     return old
 
 

@@ -31,19 +31,18 @@ PROBE = CostBound(200, max_tokens=200)  # what a probe may cost, tokens; it asks
 def make_spending(config: Config, own: Path, clock: Clock, caps: Caps | None = None) -> Spending:
     """Return the prices in force and the caps: `caps` in use, with what is spent of them, or new ones (see `restore`).
 
-    `own` is the folder of the user's own price lists. Raises ConfigError.
+    Caps in use keep their limits until somebody sets those of the new settings. `own` is the folder of the user's own
+    price lists. Raises ConfigError.
     """
     catalog = load(own)
     price = price_of(config, catalog)
     if config.server.base_url and not price.known:
         log.warning("%s", catalog.advice(config.server.base_url, config.server.model, str(own / "mine.toml")))
-    if caps is None:
-        caps = Caps(limits_of(config), local_zone(), clock.wall())
-    else:
-        caps.set_limits(limits_of(config))
+    limits = limits_of(config)
     return Spending(
         price,
-        caps,
+        caps or Caps(limits, local_zone(), clock.wall()),
+        limits=limits,
         usd_per_kwh=config.device.usd_per_kwh,
         watts=config.device.watts,
         speeds=Speeds(DEVICE_TPS, DECODE_TPS[Side.DEVICE]),

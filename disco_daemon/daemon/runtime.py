@@ -44,6 +44,7 @@ class Runtime:
         members: FleetMembers | None = None,
     ) -> None:
         self.parts = assembly.make(config, self._busy)
+        self.parts.commit()
         self.keeper = Keeper(self.parts.context)
         self.conductor = Conductor(self.keeper, self._record, assembly.shared.book)
         self._assembly, self._path, self._flags, self._partner = assembly, path, flags, partner
@@ -103,7 +104,7 @@ class Runtime:
 
     async def _change(self, changes: Mapping[str, Any]) -> None:
         def require_device(written: Config) -> None:
-            self._check_modes(written)
+            self.parts.under(written)
             if "policy.private" in changes and written.policy.private and Side.DEVICE not in self.endpoints:
                 raise ConfigError(NOBODY_HERE)
 
@@ -182,29 +183,31 @@ class Runtime:
 
     async def _apply(self, config: Config) -> None:
         """Go by other live settings from now on. Raises ConfigError, and then nothing changes."""
-        self._check_modes(config)
-        self.parts = self.parts.apply(config)
+        parts = self.parts.under(config)
+        parts.commit()
+        self.parts = parts
         self._privacy.on = config.policy.private
         await self._confine()
         await self.parts.pursue()
 
-    def _check_modes(self, config: Config) -> None:
-        """Raise ConfigError if a device over two machines has no exit for the mode."""
-        if isinstance(device := self.endpoints.get(Side.DEVICE), SplitDevice):
-            from .edge import rules_of
-
-            device.check(rules_of(config))
-
     async def _replace(self, config: Config) -> None:
-        """Replace the parts by new ones; the old ones end when their last answer has."""
+        """Replace the parts by new ones; the old ones end when their last answer has.
+
+        If anything fails on the way, nothing of the old ones has changed: what they share with the new ones goes by the
+        new settings in the moment of the swap.
+        """
         before = self.parts
         parts = await asyncio.to_thread(self._assembly.make, config, self._busy, before)
-        await parts.prepare(before)
-        await self.end_tasks()
-        try:
-            self._privacy.on |= config.policy.private  # turned on before the swap, and off behind it
-            await self.keeper.use(parts.context, self.conductor.in_flight.still_s)
+
+        def commit() -> None:
+            parts.commit(before)
             self.parts = parts
+
+        await parts.prepare(before)
+        try:
+            await self.end_tasks()
+            self._privacy.on |= config.policy.private  # turned on before the swap, and off behind it
+            await self.keeper.use(parts.context, self.conductor.in_flight.still_s, commit)
         finally:
             self._privacy.on = self.config.policy.private
             self.start_tasks()

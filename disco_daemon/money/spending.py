@@ -49,7 +49,8 @@ class Spending:
     """Owns the prices in force and the caps. `prices` changes between requests only by its methods.
 
     `watts` is the power that computing is assumed to draw until a token's energy is measured, W. `stops_billing`:
-    closing a stream at the server ends its bill. `context` is the device's, in tokens.
+    closing a stream at the server ends its bill. `context` is the device's, in tokens. `limits` are those that the
+    prices go by, if they are not yet those of the caps.
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class Spending:
         speeds: Speeds,
         context: int,
         stops_billing: bool = False,
+        limits: CapLimits | None = None,
     ) -> None:
         self.price = price
         self.caps = caps
+        self._floor = (limits or caps.limits).battery_floor
         self.usd_per_kwh = usd_per_kwh
         self.stops_billing = stops_billing
         self.speeds = speeds
@@ -84,6 +87,7 @@ class Spending:
     def set_limits(self, limits: CapLimits) -> None:
         """Set the user's caps; amounts spent and reserved stay."""
         self.caps.set_limits(limits)
+        self._floor = limits.battery_floor
         self._reprice()
 
     def update_power(
@@ -103,8 +107,8 @@ class Spending:
         self._reprice()
 
     def _reprice(self) -> None:
-        floor = self.caps.limits.battery_floor
-        rate = effective(self.usd_per_kwh, self._power, DEFAULT_FLOOR if floor is None else floor)
+        floor = DEFAULT_FLOOR if self._floor is None else self._floor
+        rate = effective(self.usd_per_kwh, self._power, floor)
         self.prices = replace(self._base, usd_per_kwh=rate)
 
     # --- questions ---------------------------------------------------------------------------------------------------

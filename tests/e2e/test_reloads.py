@@ -17,6 +17,7 @@ import psutil
 import pytest
 import tomlkit
 
+from disco_daemon.models.default import default_model_path
 from tests.e2e.test_handoff import FORCED, STORY, done, moved, pair
 from tests.e2e.test_money import change
 from tests.e2e.test_private import trap
@@ -214,3 +215,30 @@ async def test_a_prompt_that_was_estimated_while_the_model_loads_is_on_record_as
         rows = await daemon.history()
     assert first.disco["prompt_tokens"] == known.disco["prompt_tokens"] > len(STORY) // 4 + 10
     assert {row["prompt_tokens"] for row in rows} == {known.disco["prompt_tokens"]}
+
+
+async def test_a_reload_that_is_refused_does_not_lift_the_caps(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"caps": {"usd_per_day": 0.0}, "device": {"model": str(default_model_path())}}
+    async with (
+        Upstream() as upstream,
+        running(tmp_path, server=upstream.url, device=None, policy="all-server", settings=settings) as daemon,
+    ):
+        path = daemon.folder / "config.toml"
+        document: Any = tomlkit.parse(path.read_text())
+        document["caps"]["usd_per_day"] = 1000.0
+        document["device"]["model"] = str(tmp_path / "none.gguf")
+        path.write_text(tomlkit.dumps(document))
+        os.kill((await daemon.state())["pid"], signal.SIGHUP)
+        async with asyncio.timeout(PATIENCE_S):
+            while "was not taken up" not in daemon.log:
+                await asyncio.sleep(0.01)  # a log has no event to wait for
+        for _ in range(3):
+            with pytest.raises(openai.RateLimitError):
+                await ask(daemon, STORY, model="disco/server")
+        assert (await daemon.state())["money"]["caps"]["usd_per_day"]["limit"] == 0.0
+        assert upstream.n_requests == 0
+        document["device"]["model"] = str(default_model_path())
+        path.write_text(tomlkit.dumps(document))
+        await reloaded(daemon)
+        await ask(daemon, STORY, model="disco/server", max_tokens=4)
+        assert upstream.n_requests == 1

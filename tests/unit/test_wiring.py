@@ -227,7 +227,8 @@ async def test_live_settings_are_in_force_at_once(scene: Scene) -> None:
         delivery=DeliverySettings(pace_tps=2.5),
         policy=PolicySettings(name="paper", scarcer="device", budget=0.11),
     )
-    after = parts.apply(config)
+    after = parts.under(config)
+    after.commit()
     assert after.config is config
     assert parts.spending.usd_per_kwh == 5.0
     assert parts.spending.caps.limits.usd_per_day == 0.5
