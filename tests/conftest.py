@@ -12,6 +12,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+# Threads of an engine wait for each other without turning round and round: on a machine whose processors are all busy
+# that takes six times as long. It is read when llama.cpp is loaded, here and in processes that tests start.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 # No test of ours asserts how long something takes; on a busy machine one example may take seconds.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

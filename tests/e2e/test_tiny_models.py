@@ -51,7 +51,7 @@ def abort(kind: str) -> AbortedAfter:
 @pytest.fixture(scope="module")
 def llama(kind: str, abort: AbortedAfter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
     path = tiny_model(tmp_path_factory.mktemp("tiny") / f"{kind}.gguf", kind)
-    load = wire.Load(model_path=str(path), n_ctx=N_CTX, n_threads=1, n_gpu_layers=0, n_cells=N_CELLS, exact=True)
+    load = wire.Load(model_path=str(path), n_ctx=N_CTX, n_threads=2, n_gpu_layers=0, n_cells=N_CELLS, exact=True)
     model = Llama(load, abort, warm=False)
     yield model
     model.close()
@@ -189,3 +189,19 @@ def test_a_held_answer_that_gets_text_from_elsewhere_goes_on_as_if_it_had_been_g
         core.batcher.append(wire.AppendText(id="loser", text="and so", go=True))
         core.finish()
         assert core.said == {"loser": expected, "beside": other}, f"handed over behind {at} characters"
+
+
+def test_prompts_that_begin_alike_are_answered_as_if_each_came_first(llama: Llama, alone: Alone) -> None:
+    rng = random.Random(4)
+    words = phrase(rng, 100, 100).split()
+    prompts = [" ".join(words[:n]) + f" {WORDS[i]}" for i, n in enumerate((100, 95, 60, 99, 30, 97, 10, 70))]
+    expected = [alone.text(prompt, 4) for prompt in prompts]
+    for at_once in (1, 3):
+        core = Core(llama)
+        for i, prompt in enumerate(prompts):
+            core.ask(f"{i}", prompt, max_tokens=4)
+            if i % at_once == 0:
+                core.finish()
+            core.cells.tidy()  # what is cached goes to main memory, and comes back in part
+        core.finish()
+        assert [core.said[f"{i}"] for i in range(len(prompts))] == expected

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .refusals import ModelError
 from .state import State
+from .windows import Piece, joined, parted, spans
 
 N_SEQS = 64  # sequences in one context: answers, and cached prefixes
 _TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # for forgotten cells; for cells that are being moved
@@ -23,10 +24,12 @@ class Sequences:
 
     _ctx: Any
     _memory: Any
+    _window = 0  # tokens that some of its layers see
 
     def _attach(self, context: Any) -> None:
         """Use a new context, made for N_SEQS_MAX sequences."""
         self._ctx, self._memory = context, llama_cpp.llama_get_memory(context)
+        self._window = int(llama_cpp.llama_model_n_swa(llama_cpp.llama_get_model(context)))
 
     def forget(self, seq: int) -> None:
         """Take all that it has from a sequence.
@@ -57,18 +60,33 @@ class Sequences:
 
     def part(self, seq: int, start: int, end: int) -> memoryview:
         """Copy the KV cache's content of a sequence's positions from `start` to `end`."""
-        llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
-        data = Sequences.save(self, _SCRATCH)  # of this context alone, whatever a subclass has besides
-        llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
-        return data
+        if not self._window:
+            return self._piece(seq, start, end)
+        return joined([Piece(*span, self._piece(seq, *span)) for span in spans(start, end, self._window)])
 
     def put(self, data: State, owners: Iterable[int], start: int, end: int) -> None:
         """Put the content from `part` into new cells, for several sequences. Raises ModelError if there are none."""
-        if not Sequences.restore(self, _SCRATCH, data):
+        if not self._put_pieces(data, tuple(owners), start, end):
             raise ModelError("llama.cpp does not take back what it saved of its KV cache")
-        for seq in owners:
-            llama_cpp.llama_memory_seq_cp(self._memory, _SCRATCH, seq, start, end)
+
+    def _piece(self, seq: int, start: int, end: int) -> memoryview:
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
+        data = self._save(_SCRATCH)
         llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
+        return data
+
+    def _put_pieces(self, data: State, owners: tuple[int, ...], start: int, end: int) -> bool:
+        """Put content into new cells; return False if there are none, or it is not from `part`."""
+        pieces = parted(data) if self._window else [Piece(start, end, data)]
+        if pieces is None:
+            return False
+        for piece in pieces:
+            if not self._restore(_SCRATCH, piece.data):
+                return False
+            for seq in owners:
+                llama_cpp.llama_memory_seq_cp(self._memory, _SCRATCH, seq, piece.start, piece.end)
+            llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
+        return True
 
     def share(self, source: int, seq: int, n: int) -> None:
         """Let a sequence without cells have the first `n` of another's; nothing is computed or copied."""
@@ -80,13 +98,21 @@ class Sequences:
 
     def save(self, seq: int) -> memoryview:
         """Copy the KV cache's content of a sequence."""
+        if self._window:
+            return Sequences.part(self, seq, 0, llama_cpp.llama_memory_seq_pos_max(self._memory, seq) + 1)
+        return self._save(seq)
+
+    def restore(self, seq: int, data: State) -> bool:
+        """Put the content from `save` back into the KV cache, as sequence `seq`; return False if there is no room."""
+        return self._put_pieces(data, (seq,), -1, -1) if self._window else self._restore(seq, data)
+
+    def _save(self, seq: int) -> memoryview:
         # Neither zeroed before nor copied after: either takes many times as long as llama.cpp does to fill it.
         buffer = np.empty(llama_cpp.llama_state_seq_get_size(self._ctx, seq), np.uint8)
         n = llama_cpp.llama_state_seq_get_data(self._ctx, _pointer(buffer), len(buffer), seq)
         return buffer[:n].data
 
-    def restore(self, seq: int, data: State) -> bool:
-        """Put the content from `save` back into the KV cache, as sequence `seq`; return False if there is no room."""
+    def _restore(self, seq: int, data: State) -> bool:
         buffer = np.frombuffer(data, np.uint8)
         return bool(llama_cpp.llama_state_seq_set_data(self._ctx, _pointer(buffer), len(buffer), seq))
 
