@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import sys
 import tempfile
 import time
@@ -31,16 +32,16 @@ from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.scheduler.baselines import Fcfs
 from disco_daemon.scheduler.latency import IterationLatency
-from tests.fixtures.daemon import by_socket
 from tests.fixtures.tiny_models import MODELS, tiny_model
 
-N_CTX, N_CELLS = 1024, 1536  # of an answer, and of all that run: eight with long prompts do not fit
+N_CTX, N_CELLS = 1024, 1024  # of an answer, and of all that run: three with long prompts do not fit
 AT_ONCE = 8  # clients
 N_DIFFERENT = 48  # requests; each comes about ten times, since what it is alone has to be computed too
 LONG, SHORT = (150, 500), (2, 40)  # words of a prompt
 LONG_SHARE, CANCEL_SHARE, CHOICES_SHARE, ALIKE_SHARE = 0.25, 0.3, 0.1, 0.5
-MOST_TOKENS = 24
+MOST_TOKENS = 32
 LOOK_S = 0.05  # between two looks at how many answers run and wait
+ANSWERS = re.compile(r'^disco_engine_answers\{state="(\w+)"\} (\S+)$', re.MULTILINE)
 PATIENCE_S = 120.0  # for one answer, on a machine that does other things
 WORDS = ("river", "lamp", "stone", "garden", "winter", "silver", "music", "door", "island", "paper", "cloud", "letter")
 
@@ -172,14 +173,14 @@ async def stress(root: str, expected: dict[TinyRequest, str], n: int, rng: rando
     return tally
 
 
-async def watch(url: str, most: Counter[str]) -> None:
+async def watch(root: str, most: Counter[str]) -> None:
     """Keep the most answers that were in each state at a time, until it is cancelled."""
-    async with by_socket(url) as session:
+    async with aiohttp.ClientSession() as session:
         while True:
-            async with session.get(f"{url.removesuffix('/v1')}/disco/v1/state") as response:
-                answers = (await response.json())["endpoints"]["device"].get("answers") or {}
-            for name, n in answers.items():
-                most[name] = max(most[name], n)
+            async with session.get(f"{root}/metrics") as response:
+                found = ANSWERS.findall(await response.text())
+            for name, n in found:
+                most[name] = max(most[name], int(float(n)))
             await asyncio.sleep(LOOK_S)  # another process, which has no event to wait for
 
 
@@ -198,8 +199,9 @@ async def measure_model(kind: str, n: int, n_threads: int, seed: int, folder: Pa
     ]  # fmt: skip
     async with child(argv, folder, kind, {"GOMP_SPINCOUNT": "0"}) as url:  # threads may be more than processors free
         most = Counter[str]()
-        watching = asyncio.create_task(watch(url, most))
-        tally = await stress(url.removesuffix("/v1"), expected, n, rng)
+        root = url.removesuffix("/v1")
+        watching = asyncio.create_task(watch(root, most))
+        tally = await stress(root, expected, n, rng)
         watching.cancel()
     figures = {what: tally.counts[what] for what in ("same", "differ", "failed", "cancelled")}
     seconds = round(time.monotonic() - began, 1)
