@@ -28,12 +28,17 @@ from typing import Any
 import msgspec
 
 from disco_daemon.api import bodies, openai, responses, responses_items, responses_tools, wishes
+from disco_daemon.api.messages_shape import MessagesShape
+from disco_daemon.api.ollama_shape import ChatLines
+from disco_daemon.api.responses_shape import ResponsesShape
+from disco_daemon.api.shapes import ChatShape
 from disco_daemon.config import layers as config
-from disco_daemon.endpoints import stream
+from disco_daemon.endpoints import calls, chunks, stream
 from disco_daemon.engine import framing, schema, wire
 from disco_daemon.engine.llama import grammar, sandbox, template
 from disco_daemon.errors import DiscoError
 from disco_daemon.models import gguf
+from disco_daemon.types import Outcome, Plan, Side, Token
 
 LIMIT_S = 1.0  # of processor time
 TRACED = 300  # cases; a traced one takes ten times as long
@@ -71,10 +76,19 @@ CONFIG = (
     b'[device]\nn_ctx = 4096\nscheduler = "andes"\n[policy]\nbudget = 0.3\nname = "race"\n[history]\nmax_rows = 100\n'
 )
 SSE = (
-    b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"Hi"}}]}\n\n: alive\n\n'
-    b'data: {"choices":[{"index":0,"delta":{"content":[{"type":"text","text":" you"}],"reasoning_content":"x"},'
-    b'"logprobs":{"content":[{"token":"a","logprob":-0.1}]},"token_ids":[1,2],"finish_reason":"stop"}],'
-    b'"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\ndata: {"error":{"message":"no"}}\n\ndata: [DONE]\n\n'
+    (
+        b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":"Hi"}}]}\n\n: alive\n\n'
+        b'data: {"choices":[{"index":0,"delta":{"content":[{"type":"text","text":" you"}],"reasoning_content":"x"},'
+        b'"logprobs":{"content":[{"token":"a","logprob":-0.1}]},"token_ids":[1,2],"finish_reason":"stop"}],'
+        b'"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\ndata: {"error":{"message":"no"}}\n\ndata: [DONE]\n\n'
+    ),
+    (
+        b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"a","type":"function","function":{"name":'
+        b'"look","arguments":"{\\"a\\":"}},{"id":"b","function":{"name":"see","arguments":{"b":[1]}}}]}}]}\n\n'
+        b'data: {"choices":[{"message":{"refusal":"no","function_call":{"name":"f","arguments":"{}"},"x":[1]}}]}\n\n'
+        b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]},'
+        b'"finish_reason":"tool_calls"}]}\n\ndata: [DONE]\n\n'
+    ),
 )
 BODIES = [
     b'{"model":"disco","messages":[{"role":"user","content":"Hi"}],"stream":true,"max_tokens":9,"stop":["a"],"seed":1}',
@@ -90,6 +104,8 @@ BODIES = [
         b',"output":[{"type":"input_text","text":"y"}]}],"tools":[{"type":"custom","name":"f"}],"tool_choice":"auto"}'
     ),
 ]
+ASKED = responses.to_chat({"model": "m", "input": "Hi"})
+WHOLE = Outcome("r", 5.0, "m", "race", Plan(0, 0), 7, Side.SERVER, "stop", None, 0.1, 2.0, 0, {}, (), 0.0, 0.0)
 READ_BODIES = (bodies, openai, responses, responses_items, responses_tools, wishes)
 
 
@@ -190,12 +206,31 @@ def _read_sse(data: bytes) -> None:
             yield data[i : i + 97]
 
     async def read() -> None:
-        reader = stream.Reader()
-        async for event in stream.EventStream(body(), stream.Patience(5, 5)).objects():
-            for choice in event.get("choices") or []:
-                reader.token(choice)
+        reader, tokens = chunks.Reader(name="x"), []
+        events = stream.EventStream(body(), stream.Patience(5, 5))
+        async for event in events.objects():
+            tokens += [token for choice in reader.choices(event) if (token := reader.token(choice)) is not None]
+        try:
+            tokens += [one for one in reader.ends(is_done=events.done) if isinstance(one, Token)]
+        except chunks.CutError:
+            return
+        _write(tokens)
 
     asyncio.run(read())
+
+
+def _write(tokens: list[Token]) -> None:
+    """Write an answer in each API's shape, as a stream and as a body: what was read can be written."""
+    for shape in (
+        ChatShape("r", 1, "m"),
+        MessagesShape("r", 1, "m"),
+        ChatLines("r", 1, "m"),
+        ResponsesShape("r", 1, "m", ASKED),
+    ):
+        for token in tokens:
+            shape.token(token, None, first=token is tokens[0])
+        shape.ending(WHOLE, include_usage=True)
+        msgspec.json.encode(shape.body(tokens, {}, WHOLE))
 
 
 def _read_bodies(data: bytes) -> None:
@@ -253,7 +288,7 @@ def targets() -> dict[str, Target]:
         ),
         "gguf": Target((gguf,), lambda rng: bent(header, rng), gguf.read_header, (ValueError,)),
         "config": Target((config,), lambda rng: bent(CONFIG, rng), _read_config, (refused,)),
-        "sse": Target((stream,), lambda rng: bent(SSE, rng), _read_sse, REFUSED_STREAM),
+        "sse": Target((stream, chunks, calls), lambda rng: bent(rng.choice(SSE), rng), _read_sse, REFUSED_STREAM),
         "http-body": Target(READ_BODIES, lambda rng: bent(rng.choice(BODIES), rng), _read_bodies, (refused,)),
     }  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from ..errors import DiscoError, RequestError
-from ..types import ExtraText, GenerationRequest, Infill, Outcome, Side, Token
+from ..types import ExtraText, FinishReason, GenerationRequest, Infill, Outcome, Side, Token
 from ..types.fields import asked
 from .events import event
 from .openai import MAX_INT, NO_LIMIT, AnswerRequest, raw_generation, read
@@ -20,6 +20,9 @@ _TYPES = {
 }  # fmt: skip
 
 _NO_PLACE = frozenset({"n", "logprobs", "top_logprobs"})
+
+# llama-server's words for an end; of one that nobody knows, it says nothing.
+_STOP_TYPES: dict[str | None, str] = {FinishReason.STOP: "eos", FinishReason.LENGTH: "limit"}
 
 
 class InfillRequest(AnswerRequest, kw_only=True):
@@ -108,7 +111,7 @@ class InfillShape(AnswerShape):
         return {
             "index": 0, "content": content, "tokens": ids, "stop": True, "model": self._model,
             "tokens_predicted": n_answer, "tokens_evaluated": n_prompt, "has_new_line": self._has_new_line,
-            "truncated": False, "stop_type": "limit" if outcome.finish_reason == "length" else "eos",
+            "truncated": False, "stop_type": _STOP_TYPES.get(outcome.finish_reason, "none"),
             "stopping_word": "", "tokens_cached": n_prompt + n_answer, "timings": _timings(outcome),
             "disco": outcome.to_json(),
         }  # fmt: skip

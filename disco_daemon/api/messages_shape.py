@@ -8,12 +8,15 @@ from typing import Any
 import msgspec
 
 from ..errors import DiscoError
-from ..types import Outcome, Side, Token
+from ..types import CallPiece, FinishReason, ObjectScan, Outcome, Side, Token
 from .events import named_event
 from .shapes import AnswerShape, Ids
 
 Event = dict[str, Any]
-_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}  # of a chat's reasons
+_STOP_REASONS: dict[str | None, str] = {
+    FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use",
+    FinishReason.FUNCTION_CALL: "tool_use", FinishReason.CONTENT_FILTER: "refusal",
+}  # fmt: skip
 _ERRORS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
@@ -29,71 +32,122 @@ def error_body(error: DiscoError) -> dict[str, Any]:
 
 _TEXT: Event = {"type": "text", "text": ""}
 _THOUGHT: Event = {"type": "thinking", "thinking": "", "signature": ""}
-_JSON = "json"  # of a call that is not whole yet, its arguments as they came
+
+
+class _Block:
+    """One block of an answer: text, a thought or a call. `waiting` are the pieces that have not been sent."""
+
+    def __init__(self, head: Event, key: str, call: CallPiece | None = None) -> None:
+        self.head, self.key, self.call = head, key, call
+        self.pieces: list[str] = []
+        self.waiting: list[str] = []
+        self.is_blank = call is None  # as long as it has nothing but white space
+        self._scan = ObjectScan()
+
+    def add(self, text: str) -> None:
+        """Take the next piece."""
+        self.pieces.append(text)
+        self.waiting.append(text)
+        self.is_blank = self.is_blank and text.isspace()
+        if self.call is not None:
+            self._scan.feed(text)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more of it can come, once another block has begun."""
+        return self.call is None or self._scan.is_whole
+
+    def delta(self, text: str) -> Event:
+        """Return a piece as an event has it."""
+        if self.call is not None:
+            return {"type": "input_json_delta", "partial_json": text}
+        return {"type": f"{self.key}_delta", self.key: text}
+
+    def whole(self) -> Event:
+        """Return it as a body has it; the arguments of a call are an object, empty where they are no JSON."""
+        text = "".join(self.pieces)
+        if self.call is None:
+            return self.head | {self.key: text}
+        try:
+            given = msgspec.json.decode(text or "{}")
+        except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+            given = None
+        return self.head | {"input": given if isinstance(given, dict) else {}}
 
 
 class _Blocks:
-    """The blocks of one answer, as events and as they are at its end."""
+    """The blocks of one answer, as events and as they are at its end.
+
+    One block is open at a time, and none can be opened again. So what comes of another one waits until the call that
+    is open is whole, as a server may tell of several calls by turns, with white space between their pieces.
+    """
 
     def __init__(self) -> None:
-        self.done: list[dict[str, Any]] = []
-        self._key = ""  # of the text of the block that is open, "" if none is
-        self._pieces: list[str] = []  # of that text
-        self._call: int | None = None  # the number of the call that is open, as the chat counts calls
+        self._blocks: list[_Block] = []  # those that were begun, in order
+        self._at = 0  # of the one that is sent
+        self._calls: dict[int, _Block] = {}
+        self._n_opened, self._is_open = 0, False
 
     def events(self, token: Token) -> Iterator[Event]:
         """Yield the events of one token: what was thought, then what was said, then what is called."""
-        delta = token.delta or {}
-        thought = delta.get("reasoning_content") or delta.get("reasoning")
-        if isinstance(thought, str) and thought:
-            yield from self._grow(_THOUGHT, "thinking", thought)
-        if token.text:
-            yield from self._grow(_TEXT, "text", token.text)
-        for call in delta.get("tool_calls") or ():
-            yield from self._called(call)
+        if token.delta is None:
+            self._grow(_TEXT, "text", token.text)
+            return self._sent()
+        if token.delta.thought:
+            self._grow(_THOUGHT, "thinking", token.delta.thought)
+        self._grow(_TEXT, "text", token.text)
+        self._grow(_TEXT, "text", token.delta.refusal)
+        for piece in token.delta.calls:
+            self._called(piece)
+        return self._sent()
 
     def close(self) -> Iterator[Event]:
-        """Yield the end of the block that is open, if one is."""
-        if self._key:
-            self.done[-1][self._key] = "".join(self._pieces)
-            yield {"type": "content_block_stop", "index": len(self.done) - 1}
-        self._key, self._call = "", None
+        """Yield the rest of all blocks, and their ends."""
+        return self._sent(is_end=True)
 
-    def whole(self) -> list[dict[str, Any]]:
-        """Close the last block, and return all; the arguments of a call are an object, empty where they are no JSON."""
-        for _ in self.close():
-            pass
-        return [_whole(block) for block in self.done]
+    def whole(self) -> list[Event]:
+        """Return all blocks."""
+        return [block.whole() for at, block in enumerate(self._blocks) if not self._is_void(at)]
 
-    def _grow(self, begin: Mapping[str, Any], key: str, more: str) -> Iterator[Event]:
-        if self._key != key:
-            yield from self._open(begin, key)
-        self._pieces.append(more)
-        delta = {"type": f"{key}_delta", key: more}
-        yield {"type": "content_block_delta", "index": len(self.done) - 1, "delta": delta}
+    def _grow(self, head: Event, key: str, text: str) -> None:
+        if text:
+            if not self._blocks or self._blocks[-1].key != key:
+                self._blocks.append(_Block(head, key))
+            self._blocks[-1].add(text)
 
-    def _open(self, begin: Mapping[str, Any], key: str) -> Iterator[Event]:
-        yield from self.close()
-        self.done.append(dict(begin))
-        self._key, self._pieces = key, []
-        yield {"type": "content_block_start", "index": len(self.done) - 1, "content_block": dict(begin)}
+    def _called(self, piece: CallPiece) -> None:
+        block = self._calls.get(piece.number)
+        if block is None:
+            head = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+            block = self._calls[piece.number] = _Block(head, "", piece)
+            self._blocks.append(block)
+        if piece.arguments:
+            block.add(piece.arguments)
 
-    def _called(self, call: Mapping[str, Any]) -> Iterator[Event]:
-        function, number = call.get("function") or {}, call.get("index") or 0
-        if self._call != number:
-            begin: Event = {
-                "type": "tool_use",
-                "id": call.get("id") or "",
-                "name": function.get("name") or "",
-                "input": {},
-            }
-            yield from self._open(begin, _JSON)
-            self._call = number
-        more = function.get("arguments") or ""
-        if more:
-            self._pieces.append(more)
-            delta = {"type": "input_json_delta", "partial_json": more}
-            yield {"type": "content_block_delta", "index": len(self.done) - 1, "delta": delta}
+    def _is_void(self, at: int) -> bool:
+        """Whether a block is the white space that a server puts around calls: no client takes such a block back."""
+        return at > 0 and self._blocks[at].is_blank and self._blocks[at - 1].call is not None
+
+    def _sent(self, *, is_end: bool = False) -> Iterator[Event]:
+        """Yield what can be sent by now."""
+        while self._at < len(self._blocks):
+            block = self._blocks[self._at]
+            is_last = self._at == len(self._blocks) - 1
+            if not self._is_void(self._at):
+                yield from self._sent_of(block)
+            if not (is_end or (block.is_over and not is_last)):
+                return
+            if self._is_open:
+                yield {"type": "content_block_stop", "index": self._n_opened - 1}
+            self._is_open, self._at = False, self._at + 1
+
+    def _sent_of(self, block: _Block) -> Iterator[Event]:
+        if not self._is_open:
+            self._is_open, self._n_opened = True, self._n_opened + 1
+            yield {"type": "content_block_start", "index": self._n_opened - 1, "content_block": dict(block.head)}
+        pieces, block.waiting = block.waiting, []
+        for text in pieces:
+            yield {"type": "content_block_delta", "index": self._n_opened - 1, "delta": block.delta(text)}
 
 
 class MessagesShape(AnswerShape):
@@ -135,7 +189,7 @@ class MessagesShape(AnswerShape):
         blocks = _Blocks()
         for token in tokens:
             for _ in blocks.events(token):
-                pass
+                pass  # a body has the blocks alone
         ends = {"stop_reason": _stop_reason(outcome), "stop_sequence": None, "usage": _usage(outcome)}
         found = self._head | {"content": blocks.whole()} | ends | {"disco": outcome.to_json()}
         return found | {"token_ids": ids[0]} if 0 in ids else found
@@ -155,7 +209,7 @@ class MessagesShape(AnswerShape):
 
 
 def _stop_reason(outcome: Outcome) -> str:
-    return _STOP_REASONS.get(outcome.finish_reason or "stop", "end_turn")
+    return _STOP_REASONS.get(outcome.finish_reason, "max_tokens")  # an end that nobody knows is no whole answer
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:
@@ -168,14 +222,3 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
         "cache_creation_input_tokens": written,
         "output_tokens": completion,
     }
-
-
-def _whole(block: dict[str, Any]) -> dict[str, Any]:
-    if block["type"] != "tool_use":
-        return block
-    try:
-        given = msgspec.json.decode(block[_JSON] or "{}")
-    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
-        given = None
-    found = {key: value for key, value in block.items() if key != _JSON}
-    return found | {"input": given if isinstance(given, dict) else {}}

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from ..errors import DiscoError
-from ..types import Outcome, Side, Token
+from ..types import Delta, FinishReason, Outcome, Side, Token
 from .embeddings import Vectors, floats
-from .shapes import AnswerShape, Ids
+from .shapes import AnswerShape, Ids, joined_calls
 
 NS = 1_000_000_000  # in a second
 _encode = msgspec.json.Encoder().encode
+# Ollama's own ends are stop and length, with calls stop; an end that nobody knows is no whole answer.
+_DONE_REASONS: dict[str | None, str] = {
+    FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.TOOL_CALLS: "stop",
+    FinishReason.FUNCTION_CALL: "stop", FinishReason.CONTENT_FILTER: "content_filter",
+}  # fmt: skip
 
 
 def error_body(error: DiscoError) -> dict[str, Any]:
@@ -32,33 +37,12 @@ def _line(document: Any) -> bytes:
     return _encode(document) + b"\n"
 
 
-class _Said:
-    """What an answer has said so far; `calls` by their number, with their arguments as text."""
-
-    def __init__(self) -> None:
-        self._calls: dict[int, dict[str, str]] = {}
-
-    def take(self, delta: Mapping[str, Any]) -> None:
-        """Take the pieces of calls in a token; those that cannot be read are left out."""
-        for call in delta.get("tool_calls") or ():
-            match call:
-                case {"function": Mapping() as function}:
-                    number = call.get("index")
-                    at = self._calls.setdefault(
-                        number if isinstance(number, int) else 0, {"id": "", "name": "", "arguments": ""}
-                    )
-                    at["id"] = at["id"] or _text(call.get("id"))
-                    at["name"] = at["name"] or _text(function.get("name"))
-                    at["arguments"] += _text(function.get("arguments"))
-
-    def calls(self) -> list[dict[str, Any]]:
-        """Return all calls, their arguments as objects: empty where they are no JSON."""
-        found = []
-        for call in self._calls.values():
-            if call["name"]:
-                function = {"name": call["name"], "arguments": _arguments(call["arguments"])}
-                found.append(({"id": call["id"]} if call["id"] else {}) | {"function": function})
-        return found
+def _calls(deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+    """Return all calls, their arguments as objects: empty where they are no JSON."""
+    return [
+        {"id": call.id, "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+        for call in joined_calls(deltas)
+    ]
 
 
 class OllamaShape(AnswerShape):
@@ -69,24 +53,26 @@ class OllamaShape(AnswerShape):
     def __init__(self, request_id: str, created: int, model: str) -> None:
         del request_id
         self._head = {"model": model, "created_at": rfc3339(created)}
-        self._said = _Said()
+        self._called: list[Delta] = []
 
     def token(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> bytes:
         """Return one token as a line; none for a part of a call."""
         del first, ids
         thought = ""
         if token.delta:
-            self._said.take(token.delta)
-            thought = thought_of(token.delta)
-        if not (token.text or thought or token.logprobs):
+            thought = token.delta.thought
+            if token.delta.calls:
+                self._called.append(token.delta)
+        said = _said(token)
+        if not (said or thought or token.logprobs):
             return b""
-        made = self._head | self.piece(token.text, thought, []) | {"done": False} | _likelihoods([token])
+        made = self._head | self.piece(said, thought, []) | {"done": False} | _likelihoods([token])
         return _line(made if side is None else made | {"disco": {"side": side}})
 
     def ending(self, outcome: Outcome, *, include_usage: bool) -> bytes:
         """Return the calls, if there are any, and the last line, with counts, times and the `disco` object."""
         del include_usage  # the last line always has it
-        calls = self._said.calls()
+        calls = _calls(self._called)
         called = _line(self._head | self.piece("", "", calls) | {"done": False}) if calls else b""
         return called + _line(self._head | self.piece("", "", []) | _ends(outcome))
 
@@ -97,12 +83,9 @@ class OllamaShape(AnswerShape):
     def body(self, tokens: Sequence[Token], ids: Mapping[int, Ids], outcome: Outcome) -> dict[str, Any]:
         """Return a whole answer; there is one choice, and no place for token ids."""
         del ids
-        said, thought = _Said(), ""
-        for token in tokens:
-            if token.delta:
-                said.take(token.delta)
-                thought += thought_of(token.delta)
-        whole = self.piece("".join(token.text for token in tokens), thought, said.calls())
+        deltas = [token.delta for token in tokens if token.delta]
+        thought = "".join(delta.thought for delta in deltas)
+        whole = self.piece("".join(map(_said, tokens)), thought, _calls(deltas))
         return self._head | whole | _ends(outcome) | _likelihoods(tokens)
 
     def note(self, text: str) -> bytes:
@@ -145,9 +128,9 @@ class GenerateLines(OllamaShape):
         return {"response": text, "thinking": thought} if thought else {"response": text}
 
 
-def thought_of(delta: Mapping[str, Any]) -> str:
-    """Return what a token has of a thought, by either name that servers have for it."""
-    return _text(delta.get("reasoning_content") or delta.get("reasoning"))
+def _said(token: Token) -> str:
+    """Return what a token says; a refusal is a text like any other here."""
+    return token.text + token.delta.refusal if token.delta else token.text
 
 
 def _ends(outcome: Outcome) -> dict[str, Any]:
@@ -155,7 +138,6 @@ def _ends(outcome: Outcome) -> dict[str, Any]:
 
     Of the whole time, what is none of the three parts is the wait until the side was started that won.
     """
-    reason = outcome.finish_reason or "stop"
     prompt, completion = outcome.billed
     won, total_s = outcome.winning, outcome.duration_s
     load_s = prompt_s = 0.0
@@ -164,7 +146,7 @@ def _ends(outcome: Outcome) -> dict[str, Any]:
         prompt_s = won.ttft_s - load_s
     eval_s = 0.0 if outcome.ttft_s is None else max(0.0, total_s - outcome.ttft_s)
     times = {"total": total_s, "load": load_s, "prompt_eval": prompt_s, "eval": eval_s}
-    ends = {"done": True, "done_reason": "stop" if reason == "tool_calls" else reason}
+    ends = {"done": True, "done_reason": _DONE_REASONS.get(outcome.finish_reason, "length")}
     ends |= {f"{name}_duration": round(s * NS) for name, s in times.items()}
     return ends | {"prompt_eval_count": prompt, "eval_count": completion, "disco": outcome.to_json()}
 
@@ -180,10 +162,6 @@ def _arguments(text: str) -> dict[str, Any]:
     except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 # --- vectors --------------------------------------------------------------------------------------------------------

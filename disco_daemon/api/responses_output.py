@@ -7,11 +7,12 @@ server may give several at once. Events are without their numbers: the stream co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from ..types import CallPiece
 from .responses_items import CUSTOM_INPUT, carried
 
 Event = dict[str, Any]
@@ -157,7 +158,7 @@ class CustomCallItem(CallItem):
             found = msgspec.json.decode(self.arguments)
         except (msgspec.MsgspecError, RecursionError):
             return self.arguments
-        text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+        text = found.get(CUSTOM_INPUT, None if found else "") if isinstance(found, dict) else None
         return text if isinstance(text, str) else self.arguments
 
     def as_json(self) -> dict[str, Any]:
@@ -176,14 +177,6 @@ class CustomCallItem(CallItem):
         yield self.event("response.custom_tool_call_input.done", input=self.input)
 
 
-class PendingCall:
-    """A call whose name may still grow: it becomes an item with the first of its arguments."""
-
-    def __init__(self, call_id: str) -> None:
-        self.call_id, self.function = call_id, ""
-        self.item: CallItem | None = None
-
-
 class Output:
     """All items of one response; `custom` are the names of tools that take a text."""
 
@@ -191,7 +184,7 @@ class Output:
         self._name, self._custom, self._carries = name, custom, carries_thoughts
         self._items: list[OutputItem] = []
         self._open: TextItem | None = None
-        self._calls: dict[object, PendingCall] = {}
+        self._calls: dict[int, CallItem] = {}
 
     def said(self, text: str, more: Mapping[str, Any]) -> Iterator[Event]:
         """Return the events of more text of the answer."""
@@ -205,24 +198,16 @@ class Output:
         """Return the events of more of a thought."""
         return self._add(ThoughtItem, "reasoning_text", text, {})
 
-    def called(self, delta: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a piece of a call, as a chat's delta has it."""
-        index, call_id, function = delta.get("index"), delta.get("id"), delta.get("function")
-        key: object = ("none", len(self._calls)) if index is None else str(index)
-        begun = self._calls.get(key)
-        if begun is None:
-            begun = self._calls[key] = PendingCall(self._call_id(call_id))
-        name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else ("", "")
-        if begun.item is None and isinstance(name, str):
-            begun.function += name
-        if isinstance(arguments, str) and arguments:
-            item = yield from self._begin(begun)
-            yield from item.add(arguments)
+    def called(self, piece: CallPiece) -> Iterator[Event]:
+        """Yield the events of a piece of a call."""
+        item = self._calls.get(piece.number)
+        if item is None:
+            item = yield from self._begin(piece)
+        if piece.arguments:
+            yield from item.add(piece.arguments)
 
     def end(self, status: str) -> Iterator[Event]:
         """Yield the ends of all that is open, which then is `completed` or `incomplete`."""
-        for begun in self._calls.values():
-            yield from self._begin(begun)
         for item in self._items:
             if item.is_open:
                 yield from item.close(status)
@@ -250,23 +235,15 @@ class Output:
         yield self._open.begin()
         yield from self._open.add(part, text, more)
 
-    def _begin(self, begun: PendingCall) -> Generator[Event, None, CallItem]:
-        """Yield the event that a call is there, if it is new, and return it."""
-        if begun.item is None:
-            yield from self._close_text()
-            index, is_custom = len(self._items), begun.function in self._custom
-            kind, prefix = (CustomCallItem, "ctc") if is_custom else (CallItem, "fc")
-            begun.item = kind(index, f"{prefix}_{self._name}_{index}", begun.call_id, begun.function)
-            self._items.append(begun.item)
-            yield begun.item.begin()
-        return begun.item
-
-    def _call_id(self, told: object) -> str:
-        """Return the id that the server told, unless it has none, or gave it to another call: clients go by it."""
-        others = {begun.call_id for begun in self._calls.values()}
-        if isinstance(told, str) and told and told not in others:
-            return told
-        return f"call_{self._name}_{len(self._calls)}"
+    def _begin(self, piece: CallPiece) -> Generator[Event, None, CallItem]:
+        """Yield the event that a call is there, and return it."""
+        yield from self._close_text()
+        index = len(self._items)
+        kind, prefix = (CustomCallItem, "ctc") if piece.name in self._custom else (CallItem, "fc")
+        item = self._calls[piece.number] = kind(index, f"{prefix}_{self._name}_{index}", piece.id, piece.name)
+        self._items.append(item)
+        yield item.begin()
+        return item
 
     def _close_text(self) -> Iterator[Event]:
         """Yield the end of the thought or message that is open."""
@@ -276,17 +253,12 @@ class Output:
 
 
 def logprobs_of(told: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a chat's log-probabilities as this API has them; what cannot be read is left out."""
+    """Return a chat's log-probabilities as this API has them."""
     found = told.get("content") if told else None
     if not found:
         return []
-    return [_logprob(one) | {"top_logprobs": [_logprob(top) for top in _objects(one.get("top_logprobs"))]}
-            for one in _objects(found)]  # fmt: skip
-
-
-def _objects(value: object) -> Sequence[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+    return [_logprob(one) | {"top_logprobs": [_logprob(top) for top in one["top_logprobs"]]} for one in found]
 
 
 def _logprob(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {"token": one.get("token"), "logprob": one.get("logprob"), "bytes": one.get("bytes") or []}
+    return {"token": one["token"], "logprob": one["logprob"], "bytes": one["bytes"] or []}

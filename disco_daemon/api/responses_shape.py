@@ -6,14 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import DiscoError
-from ..types import Outcome, Side, Token
+from ..types import FinishReason, Outcome, Side, Token
 from .events import named_event
 from .responses import ResponsesAsked
 from .responses_output import Event, Output, logprobs_of
 from .shapes import AnswerShape, Ids
 
-# Why an answer is not whole, by a chat's reason for its end; with any other reason it is.
-_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+# Why an answer is not whole, by a chat's reason for its end. An end that nobody knows is no whole answer either.
+_CUT: dict[str | None, str] = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
+_WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.FUNCTION_CALL)
 _TOO_LONG = "context_length_exceeded"  # a code that Codex knows: it then makes its conversation shorter
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # OpenAI's for failed responses, by the HTTP status
 
@@ -99,25 +100,21 @@ class ResponsesShape(AnswerShape):
         found = self._response(status, output.done()) | {"usage": _usage(outcome), "disco": outcome.to_json()}
         if status == "completed":
             return found | {"completed_at": int(outcome.created + outcome.duration_s)}
-        return found | {"incomplete_details": {"reason": _CUT[outcome.finish_reason or ""]}}
+        return found | {"incomplete_details": {"reason": _CUT.get(outcome.finish_reason, "max_output_tokens")}}
 
 
 def _events(output: Output, token: Token, more: dict[str, Any]) -> Iterator[Event]:
     """Yield the events of one token: what was thought, then what was said, then what is called."""
     delta = token.delta
-    if delta:
-        thought = delta.get("reasoning_content") or delta.get("reasoning")
-        if isinstance(thought, str) and thought:
-            yield from output.thought(thought)
+    if delta and delta.thought:
+        yield from output.thought(delta.thought)
     if token.text:
         yield from _said(output, token, more)
     if delta:
-        if isinstance(refusal := delta.get("refusal"), str) and refusal:
-            yield from output.refused(refusal)
-        calls = delta.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            if isinstance(call, dict):
-                yield from output.called(call)
+        if delta.refusal:
+            yield from output.refused(delta.refusal)
+        for piece in delta.calls:
+            yield from output.called(piece)
 
 
 def _said(output: Output, token: Token, more: dict[str, Any]) -> Iterator[Event]:
@@ -126,7 +123,7 @@ def _said(output: Output, token: Token, more: dict[str, Any]) -> Iterator[Event]
 
 
 def _status(outcome: Outcome) -> str:
-    return "incomplete" if outcome.finish_reason in _CUT else "completed"
+    return "completed" if outcome.finish_reason in _WHOLE else "incomplete"
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:

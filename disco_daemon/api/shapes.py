@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ..errors import DiscoError
-from ..types import Outcome, Side, TextLogprobs, Token
+from ..types import CallForm, CallPiece, Delta, Outcome, Side, TextLogprobs, Token
 from .events import DONE, KEEP_ALIVE, comment, event
 
 Ids = Sequence[int]
@@ -155,18 +156,68 @@ class ChatShape(OpenAIShape):
         if token.text or first:
             delta["content"] = token.text
         if token.delta:
-            delta |= token.delta
+            delta |= _delta(token.delta)
         return {"index": token.index, "delta": delta, "logprobs": token.logprobs, "finish_reason": token.ended}
 
     def _join(self, tokens: Sequence[Token]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(t.text for t in tokens)}
-        for token in tokens:
-            if token.delta:
-                _merge(message, copy.deepcopy(dict(token.delta)))  # tokens are frozen, and merging writes
-        if message.get("tool_calls"):
-            message["tool_calls"] = [{k: v for k, v in c.items() if k != "index"} for c in message["tool_calls"]]
+        deltas = [token.delta for token in tokens if token.delta]
+        if thought := "".join(delta.thought for delta in deltas):
+            message["reasoning_content"] = thought
+        if refusal := "".join(delta.refusal for delta in deltas):
+            message["refusal"] = refusal
+        for delta in deltas:
+            for key, value in (delta.others or {}).items():
+                message[key] = _grown(message.get(key), value)
+        if calls := joined_calls(deltas):
+            message |= _calls(calls, indexed=False)
             message["content"] = message["content"] or None
         return {"message": message, "logprobs": _joined_logprobs(tokens)}
+
+
+def joined_calls(deltas: Iterable[Delta]) -> list[CallPiece]:
+    """Return the calls of an answer, each as one piece."""
+    pieces = defaultdict[int, list[CallPiece]](list)
+    for delta in deltas:
+        for piece in delta.calls:
+            pieces[piece.number].append(piece)
+    return [
+        msgspec.structs.replace(
+            own[0],
+            arguments="".join(piece.arguments for piece in own),
+            others={key: value for piece in own for key, value in (piece.others or {}).items()},
+        )
+        for _, own in sorted(pieces.items())
+    ]
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    """Return what a token has beside its text, as a chat's chunks have it."""
+    found: dict[str, Any] = {"reasoning_content": delta.thought} if delta.thought else {}
+    if delta.refusal:
+        found["refusal"] = delta.refusal
+    if delta.calls:
+        found |= _calls(delta.calls, indexed=True)
+    return {**delta.others, **found} if delta.others else found
+
+
+def _calls(pieces: Sequence[CallPiece], *, indexed: bool) -> dict[str, Any]:
+    """Return calls, or pieces of them, which have an index, as a chat has them."""
+    if pieces[0].form is CallForm.OLD:
+        named = {"name": "".join(piece.name for piece in pieces)} if pieces[0].name else {}
+        return {"function_call": named | {"arguments": "".join(piece.arguments for piece in pieces)}}
+    return {"tool_calls": [_call(piece, indexed=indexed) for piece in pieces]}
+
+
+def _call(piece: CallPiece, *, indexed: bool) -> dict[str, Any]:
+    key, text = ("custom", "input") if piece.form is CallForm.CUSTOM else ("function", "arguments")
+    inner = {"name": piece.name} if piece.id else {}
+    return {
+        **(piece.others or {}),
+        **({"index": piece.number} if indexed else {}),
+        **({"id": piece.id, "type": key} if piece.id else {}),
+        key: inner | {text: piece.arguments},
+    }
 
 
 def _joined_logprobs(tokens: Sequence[Token]) -> dict[str, Any] | None:
@@ -189,22 +240,12 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
     } | ({} if cost is None else {"cost": cost})
 
 
-def _merge(into: dict[str, Any], delta: dict[str, Any]) -> None:
-    """Add a delta to a message: strings grow, lists are joined by `index`, the rest is set."""
-    for key, value in delta.items():
-        old = into.get(key)
-        if isinstance(value, str) and isinstance(old, str) and key not in ("id", "type", "role"):
-            into[key] = old + value
-        elif isinstance(value, dict) and isinstance(old, dict):
-            _merge(old, value)
-        elif isinstance(value, list):
-            items = into.setdefault(key, [])
-            for item in value:
-                index = item.get("index") if isinstance(item, dict) else None
-                slot = None if index is None else next((i for i in items if i.get("index") == index), None)
-                if slot is None:
-                    items.append(item)
-                else:
-                    _merge(slot, item)
-        else:
-            into[key] = value
+def _grown(old: Any, more: Any) -> Any:
+    """Return a field of a server's own with what a later chunk has of it: texts and lists grow, the rest is set."""
+    if isinstance(old, str) and isinstance(more, str):
+        return old + more
+    if isinstance(old, list) and isinstance(more, list):
+        return old + more
+    if isinstance(old, dict) and isinstance(more, dict):
+        return {**old, **{key: _grown(old.get(key), value) for key, value in more.items()}}
+    return more

@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 import msgspec
 
-from ..types import CaughtUp, Finish, Order, Paused, Token, Usage
+from ..types import CaughtUp, Delta, Finish, Order, Paused, Token, Usage
 from .base import Controls
 
 Event = Token | CaughtUp | Paused | Finish
@@ -79,7 +79,7 @@ class _Choices:
         """Return what an event of one choice says of the answer."""
         match event:
             case Token():
-                return [msgspec.structs.replace(event, index=index, delta=event.delta or {})]
+                return [msgspec.structs.replace(event, index=index, delta=event.delta or Delta())]
             case Paused(paused=paused):
                 were = self._paused >= self._open
                 (self._paused.add if paused else self._paused.discard)(index)
@@ -88,8 +88,8 @@ class _Choices:
             case Finish(reason=reason):
                 self._open.discard(index)
                 if self._open:
-                    return [Token("", 0, {}, index=index, ended=reason)]
-                return [Token("", 0, {}, index=index), Finish(reason)]  # it may have said nothing
+                    return [Token("", 0, Delta(), index=index, ended=reason)]
+                return [Token("", 0, Delta(), index=index), Finish(reason)]  # it may have said nothing
             case CaughtUp():
                 return []
 

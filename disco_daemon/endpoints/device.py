@@ -17,9 +17,11 @@ from ..errors import EndpointError
 from ..tools.format import ToolError
 from ..tools.formats import GENERIC
 from ..types import (
+    CallPiece,
     Capabilities,
     CaughtUp,
     Continuation,
+    Delta,
     Embedding,
     Finish,
     GenerationRequest,
@@ -320,20 +322,17 @@ def _at_once() -> float:
 
 
 def _token(piece: wire.TextPiece) -> Token:
-    """Return a piece of an answer; a thought that precedes it has the form of llama-server and DeepSeek."""
+    """Return a piece of an answer; a thought may precede it."""
     if piece.thought:
-        return Token("", piece.n_tokens, {"reasoning_content": piece.text}, alone=piece.alone)
+        return Token("", piece.n_tokens, Delta(thought=piece.text), alone=piece.alone)
     logprobs = chat_logprobs(piece.likelihoods) if piece.likelihoods else None
     return Token(piece.text, piece.n_tokens, None, logprobs, piece.ids, piece.alone)
 
 
 def _call_token(piece: wire.CallPiece) -> Token:
-    """Return a piece of a call in OpenAI's form; the first one has the call's id and name."""
-    call: dict[str, Any] = {"index": piece.index, "function": {"arguments": piece.arguments}}
-    if piece.name:
-        call |= {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
-        call["function"]["name"] = piece.name
-    return Token("", piece.n_tokens, {"tool_calls": [call]})
+    """Return a piece of a call; the first one has the call's id and name."""
+    call_id = f"call_{secrets.token_hex(12)}" if piece.name else ""
+    return Token("", piece.n_tokens, Delta(calls=(CallPiece(piece.index, piece.arguments, call_id, piece.name),)))
 
 
 def _readable(request: GenerationRequest) -> GenerationRequest:

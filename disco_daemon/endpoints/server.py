@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server, through the official client. Also serves as the device when that is a local server."""
+"""An OpenAI-compatible server. Also serves as the device when that is a local server."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from ..types import (
 from . import told
 from .base import Controls, Resumption
 from .bill import Bill, finds
+from .chunks import CutError, Reader
 from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
 from .gaps import fill, refuses_gap
 from .hedge import ServerEvents, hedged
@@ -41,16 +42,15 @@ from .plainhttp import NotPrivateError
 from .server_capabilities import ServerCapabilities
 from .server_client import ServerClient, look_up_private
 from .server_errors import ServerErrors, refusal_of
-from .stream import Bytes, EventStream, Patience, Reader, most_bytes
+from .stream import Bytes, EventStream, Patience, most_bytes
 
 __all__ = ["Server", "ServerConfig"]
 
 log = logging.getLogger("disco.server")
 
-USAGE_TIMEOUT_S = 1.0  # after finish_reason; the answer is whole, only the bill is missing
+USAGE_TIMEOUT_S = 1.0  # for each chunk after finish_reason: the answer is whole, only the bill is missing
 # What was wrong when a server has no list of models, or none that can be read.
 TELLS_NOTHING = ("not_found", "refused", "unauthorized", "redirected", "garbage", "endless")
-MAX_REASON = 32  # characters of a finish_reason; OpenAI's longest has 14
 
 Chunks = AsyncIterator[dict[str, Any]]
 
@@ -277,37 +277,40 @@ class Server:
                 stream = EventStream(body, patience, most_bytes(limit))
                 chunks = await stack.enter_async_context(aclosing(stream.objects()))
                 bill = Bill(usage, asked.body, limit)
-                reader = Reader(ids_back="return_token_ids" in asked.body, n_choices=n_choices(request.extra))
+                ids_back, n = "return_token_ids" in asked.body, n_choices(request.extra)
+                reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id)
                 async for chunk in chunks:
-                    for event in self._read(chunk, bill, reader, began):
-                        if isinstance(event, Finish):
-                            if self.config.stream_usage:
-                                await self._settle(chunks, bill, reader, began)
-                            self._doubt(bill)
-                            if event.reason == "length" and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
-                                text = "the server cut an answer that had no limit to its own default"
-                                raise self._errors.error("cut", text)
-                            yield event
-                            return
+                    for token in self._read(chunk, bill, reader, began):
                         patience.renew()
-                        yield event
+                        yield token
+                    if reader.is_over:
+                        break
+                while reader.is_over and (more := await self._behind(chunks, bill, reader, began)) is not None:
+                    for token in more:
+                        yield token
                 self._doubt(bill)
-                if stream.done and reader.n_tokens:  # it says that this was all, if not why
-                    yield Finish(reader.ending)
-                    return
-                text = "the server ended its stream without a finish_reason: the answer was cut"
-                raise self._errors.error("cut", text)
+                for event in self._ends(reader, is_done=stream.done):
+                    if event == Finish("length") and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
+                        raise self._errors.error("cut", "the server cut an answer without a limit to its own default")
+                    yield event
 
-    async def _settle(self, chunks: Chunks, bill: Bill, reader: Reader, began: float) -> None:
-        """Read on for the usage chunk; the answer is whole, so nothing that happens here is an error."""
+    async def _behind(self, chunks: Chunks, bill: Bill, reader: Reader, began: float) -> list[Token] | None:
+        """Return what a chunk behind the end says: the bill, perhaps text. None if there is none: that is no error."""
         try:
             with self._errors.translate():
                 async with asyncio.timeout(USAGE_TIMEOUT_S):
-                    async for chunk in chunks:
-                        for _ in self._read(chunk, bill, reader, began):
-                            pass
+                    chunk = await anext(chunks, None)
+                return None if chunk is None else list(self._read(chunk, bill, reader, began))
         except EndpointError as e:
             log.debug("no usage after the answer: %s", e)
+            return None
+
+    def _ends(self, reader: Reader, *, is_done: bool) -> list[Token | Finish]:
+        """Return the end of an answer. Raises EndpointError where it is none: what was cut is not whole."""
+        try:
+            return reader.ends(is_done=is_done)
+        except CutError as e:
+            raise self._errors.error("cut", self._errors.show(str(e))) from None
 
     async def _compose(self, request: GenerationRequest, method: str | None) -> Ask:
         """Compose the request. Raises EndpointError when the device cannot give what the method needs."""
@@ -342,21 +345,25 @@ class Server:
         self._errors.exposed = False
         return response
 
-    def _read(self, chunk: dict[str, Any], bill: Bill, reader: Reader, began: float) -> Iterator[Token | Finish]:
+    def _read(self, chunk: dict[str, Any], bill: Bill, reader: Reader, began: float) -> Iterator[Token]:
         """One of OpenAI's chunks as tokens; `bill` follows. The request was sent at `began`, by our clock."""
         if error := chunk.get("error"):
-            message = error.get("message") if isinstance(error, dict) else error
-            raise self._errors.error("server_error", f"the server reports: {self._errors.show(str(message))}")
+            raise self._reported(error)
         if billed := chunk.get("usage"):
             bill.take(billed, self._clock.now() - began)
-        for choice in chunk.get("choices") or ():
+        for choice in reader.choices(chunk):
             told = bill.n_billed if billed else None
             token = reader.token(choice, told)
             if token is not None:
                 bill.count_token(token, reader.n_tokens, counted=told is not None)
                 yield token
-            if choice.get("finish_reason"):
-                yield from reader.end(choice, self._errors.show(str(choice["finish_reason"]), MAX_REASON))
+            if error := choice.get("error"):
+                raise self._reported(error)
+
+    def _reported(self, error: object) -> EndpointError:
+        """Return an error that the server tells within its answer."""
+        message = error.get("message") if isinstance(error, dict) else error
+        return self._errors.error("server_error", f"the server reports: {self._errors.show(str(message))}")
 
     def _doubt(self, bill: Bill) -> None:
         """Log once what of a bill cannot be true."""

@@ -1,19 +1,16 @@
-"""A server's event stream: bytes become JSON objects, and those tokens."""
+"""A server's event stream: bytes become JSON objects; what they say, `chunks` reads."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import msgspec
-from msgspec import structs
 
 from ..clock import Deadline
-from ..delivery.counting import TextCount, TextCounts
-from ..types import Finish, Json, Token
-from ..types.drawing import MAX_CHOICES
 
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 MAX_JOINED = 256 * 1024  # bytes of an event in several lines, and how many: each is tried anew with every line
@@ -26,7 +23,6 @@ SPARE_BYTES = 1024 * 1024  # for what is no token
 MAX_ANSWER_S = 3600.0  # of waiting for the server in one answer; the longest known, with hours of thought, are no chats
 
 Bytes = AsyncIterator[bytes]
-Count = Callable[[dict[str, Any], str, Json, Json | None], int]  # of a choice's text, the rest of it, and their names
 
 
 class Endless(Exception):
@@ -89,9 +85,10 @@ class Patience:
 class EventStream:
     """The JSON objects of an event stream, up to `[DONE]` or its end; `done` tells which of them it was.
 
-    Cut at line feeds in the bytes, so that neither a character split between two reads nor a U+2028 inside a text
+    Cut at line ends in the bytes, so that neither a character split between two reads nor a U+2028 inside a text
     can cut a line. Comments, `id:` and `event:` lines are skipped. The lines of one event are joined, as the standard
-    has it; but a line that is whole by itself is an event, since there are servers that leave out the empty line.
+    has it; but a line that is whole by itself is an event, since there are servers that leave out the empty line. So
+    are JSON objects without `data:`, one a line, and one document over many lines, where nothing else has come.
     """
 
     def __init__(self, body: Bytes, patience: Patience, max_bytes: int = MAX_ANSWER) -> None:
@@ -99,6 +96,10 @@ class EventStream:
         self._patience = patience
         self._max_bytes = max_bytes
         self._held: list[bytes] = []  # lines of an event that is not whole yet
+        self._ends_in_return = False  # what was read: a line feed may follow, which is of the same line end
+        self._has_events = False  # lines that begin with `data:`
+        self._document: list[bytes] = []  # the lines of one that began without
+        self._n_documents = 0
         self.done = False
 
     async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -106,6 +107,8 @@ class EventStream:
         buffer, n_bytes = b"", 0
         while (data := await self._patience.read(self._body)) is not None:
             n_bytes += len(data)
+            if self._ends_in_return or b"\r" in data:
+                data = self._with_line_feeds(data)
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
                 if not line and not self._held:
@@ -130,15 +133,28 @@ class EventStream:
         if (found := self._event(buffer)) is not None:
             yield found
         self._settle()
+        for document in self._documents():
+            yield document
+
+    def _with_line_feeds(self, data: bytes) -> bytes:
+        """Return what was read with line feeds in place of carriage returns, of which each alone ends a line, too."""
+        if not data:
+            return data
+        if self._ends_in_return and data[:1] == b"\n":
+            data = data[1:]
+        self._ends_in_return = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _event(self, line: bytes) -> dict[str, Any] | None:
         """The event that a line makes whole, if it does."""
+        line = line.removeprefix(_BOM)
         if not line.startswith(b"data:"):
             if self._held and not line.strip():
                 self._settle()
-            return None
+            return None if self._has_events or self._held else self._bare(line)
+        self._has_events = True
         payload = line[5:].strip()
-        if payload == b"[DONE]":
+        if payload in _DONE:
             self._settle()
             self.done = True
             return None
@@ -150,6 +166,41 @@ class EventStream:
                     self._held.append(payload)
                 return None
         return self._join(payload)
+
+    def _bare(self, line: bytes) -> dict[str, Any] | None:
+        """Return the object in a line without `data:`; None while that is open, or for lines that say nothing."""
+        bare = line.strip()
+        if self._document:
+            self._document.append(line)
+            if sum(map(len, self._document)) > MAX_LINE:
+                msg = f"a document of more than {MAX_LINE} bytes"
+                raise ValueError(msg)
+            return None
+        if bare in _DONE:
+            self.done = True
+            return None
+        if bare[:1] not in (b"{", b"["):
+            return None
+        try:
+            found = _decode(bare)
+        except _NO_JSON:
+            self._document.append(line)
+            return None
+        self._n_documents += 1
+        return found
+
+    def _documents(self) -> list[dict[str, Any]]:
+        """Return the objects of a document that came in many lines. One document is a whole answer."""
+        found: list[dict[str, Any]] = []
+        if self._document:
+            whole = b"\n".join(self._document)
+            try:
+                found = [_decode(whole)]
+            except _NO_JSON:
+                found = _list_decoder.decode(whole)
+            self._n_documents += 1
+        self.done = self.done or self._n_documents == 1
+        return found
 
     def _join(self, payload: bytes) -> dict[str, Any] | None:
         """One more line of an event; None while it is not whole."""
@@ -170,16 +221,40 @@ class EventStream:
             _decode(b"\n".join(self._held))
 
 
+_BOM = b"\xef\xbb\xbf"
+_DONE = (b"[DONE]", b'"[DONE]"')
 _decoder = msgspec.json.Decoder(dict[str, Any])
+_list_decoder = msgspec.json.Decoder(list[dict[str, Any]])
+_lenient = json.JSONDecoder(strict=False)  # knows NaN, half characters, and control characters in a text
 _NO_JSON = (msgspec.MsgspecError, ValueError, RecursionError)  # a ValueError is one of UTF-8
 
 
 def _decode(payload: bytes) -> dict[str, Any]:
-    """Raises a MsgspecError, or a ValueError."""
+    """Return an object, an empty one for null. Raises a MsgspecError, or a ValueError.
+
+    What JSON does not allow and every client reads nevertheless is read here, too: `chunks` makes it writable again.
+    """
     try:
         return _decoder.decode(payload)
     except RecursionError as e:
         raise ValueError("a document nested too deeply") from e
+    except (msgspec.MsgspecError, ValueError) as e:
+        found = _read_leniently(payload, e)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ValueError("an event that is no object")  # noqa: TRY004  as for all that is no JSON
+    return found
+
+
+def _read_leniently(payload: bytes, error: Exception) -> object:
+    """Return what a payload says that is not quite JSON. Raises `error` for what is none at all."""
+    try:
+        return _lenient.decode(payload.decode("utf-8", "replace"))
+    except RecursionError:
+        raise ValueError("a document nested too deeply") from error
+    except ValueError:
+        raise error from None
 
 
 def _is_whole(payload: bytes) -> bool:
@@ -188,147 +263,3 @@ def _is_whole(payload: bytes) -> bool:
     except _NO_JSON:
         return False
     return True
-
-
-class Reader:
-    """Chunks of one answer as Tokens; both kinds of chunks, a chat's `delta` and a raw completion's `text`.
-
-    How many tokens it has by now, their ids or log-probabilities tell, or a usage block that comes with it; else its
-    text, however that is cut: a chunk may count none. `n_tokens` were given out so far. Of `n_choices` each has an
-    index.
-    """
-
-    def __init__(self, *, ids_back: bool = False, n_choices: int = 1) -> None:
-        self._open = set(range(n_choices))
-        self._is_one = n_choices == 1
-        self.ending = "stop"  # the finish_reason of an answer whose server tells none, but that it is whole
-        self._ids_back = ids_back
-        self._ids: tuple[int, ...] = ()  # of chunks whose text is still to come: a character cut in two
-        self._unnamed = 0  # tokens given out since the last ids
-        self._names = False  # it has told ids: what comes without is a part of the next ones' text
-        self.n_tokens = 0
-        self._text, self._others = TextCount(), TextCounts()
-        self._n_by_text = self._n_by_name = 0
-
-    def token(self, choice: dict[str, Any], n_told: int | None = None) -> Token | None:
-        """One chunk's choice as a Token, None if it carries nothing. Raises TypeError for what is no choice.
-
-        `n_told` tokens the answer has with this chunk, by a usage block that came with it.
-        """
-        found = _token(choice, self._count)
-        if self._ids_back:
-            found = self._with_ids(found, choice)
-        if found is None:
-            return None
-        if n_told is not None:
-            found = self._with_count(found, n_told - self.n_tokens)
-        self.n_tokens += found.n_tokens
-        if found.delta and "tool_calls" in found.delta:
-            self.ending = "tool_calls"
-        return found if self._is_one else structs.replace(found, index=_index(choice), delta=found.delta or {})
-
-    def end(self, choice: dict[str, Any], reason: str) -> list[Token | Finish]:
-        """Return the end of a choice, which is that of the answer if it is the last one. Raises TypeError."""
-        if self._is_one:
-            return [Finish(reason)]
-        self._open.discard(index := _index(choice))
-        if self._open:
-            return [Token("", 0, {}, index=index, ended=reason)]
-        return [Token("", 0, {}, index=index), Finish(reason)]  # it may have said nothing
-
-    def _count(self, choice: dict[str, Any], text: str, delta: Json, logprobs: Json | None) -> int:
-        """Return how many tokens the answer has more than before: the first one of all counts whatever it is."""
-        index = None if self._is_one else choice.get("index")
-        if text:
-            n = self._text.add(text) if index is None else self._others.add({"content": text}, index)
-            self._n_by_text += n
-        if delta:
-            self._n_by_text += self._others.add(delta, index)
-        if logprobs:
-            self._n_by_name += _count_named(logprobs)
-        return max(0 if self.n_tokens else 1, max(self._n_by_text, self._n_by_name) - self.n_tokens)
-
-    def _with_ids(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
-        """The same with its ids."""
-        self._ids += _ids(choice)
-        if found is None:
-            return None
-        ids, self._ids = self._ids, ()
-        self._names = self._names or bool(ids)
-        n_tokens = found.n_tokens
-        if self._names:  # of a text whose ids are still to come at least one token has begun
-            n_tokens = max(0, len(ids) - self._unnamed) if ids else int(not self._unnamed)
-        self._unnamed = 0 if ids else self._unnamed + n_tokens
-        return Token(found.text, n_tokens, found.delta, found.logprobs, ids)
-
-    @staticmethod
-    def _with_count(found: Token, n_new: int) -> Token:
-        """Return the token with the count that the usage block adds: of text never more than it has bytes.
-
-        And never less than its text shows: not every server's blocks are running sums.
-        """
-        most = len(found.text.encode("utf-8", "replace")) if found.delta is None else 0
-        n_tokens = max(found.n_tokens, min(n_new, most))
-        return Token(found.text, n_tokens, found.delta, found.logprobs, found.ids)
-
-
-def _token(choice: dict[str, Any], count: Count) -> Token | None:
-    delta = choice.get("delta")
-    if delta is None and "text" in choice:
-        return _of(choice, choice["text"] or "", {}, None, count)
-    delta = delta or {}
-    logprobs = choice.get("logprobs") or None
-    if not isinstance(logprobs, dict | None):
-        raise TypeError("logprobs is no object")
-    content = delta.get("content") or ""
-    if isinstance(content, list):
-        content, thought = _parts(content)
-        delta = delta | ({"reasoning_content": thought} if thought else {})
-    return _of(choice, content, delta, logprobs, count)
-
-
-def _parts(content: list[Any]) -> tuple[str, str]:
-    """Text and thought of content in parts, as Mistral's models that think send it; other parts say nothing here.
-
-    Raises TypeError, AttributeError or KeyError for what is no list of parts.
-    """
-    text = thought = ""
-    for part in content:
-        if part.get("type") == "text":
-            text += part["text"]
-        elif part.get("type") == "thinking":
-            thinking = part["thinking"]
-            thought += thinking if isinstance(thinking, str) else _parts(thinking)[0]
-    return text, thought
-
-
-def _of(choice: dict[str, Any], text: object, delta: Json, logprobs: Json | None, count: Count) -> Token | None:
-    if not isinstance(text, str):
-        raise TypeError("the text of a chunk is no string")
-    if len(delta) > 1 or not text:
-        delta = {k: v for k, v in delta.items() if k not in ("content", "role") and v not in (None, "", [], {})}
-        if not (text or delta):
-            return None
-        return Token(text, count(choice, text, delta, logprobs), delta or None, logprobs)
-    return Token(text, count(choice, text, {}, logprobs), None, logprobs)
-
-
-def _count_named(logprobs: Json | None) -> int:
-    """Return the number of tokens that have log-probabilities; 0 if none has."""
-    told = logprobs.get("content") if logprobs else None
-    return len(told) if isinstance(told, list) else 0
-
-
-def _index(choice: dict[str, Any]) -> int:
-    """The number of a choice. Raises TypeError for what is none."""
-    index = choice.get("index")
-    if type(index) is not int or not 0 <= index < MAX_CHOICES:
-        raise TypeError("a choice without a number")
-    return index
-
-
-def _ids(choice: dict[str, Any]) -> tuple[int, ...]:
-    """The chunk's token ids, () if it has none that can be read: they are an extra, and no reason to fail."""
-    ids = choice.get("token_ids")
-    good = isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)
-    return tuple(ids) if good and ids else ()

@@ -3,6 +3,7 @@
 from .capabilities import UNKNOWN, Capabilities, Capability, Tools, together
 from .choices import choice_of, most_tokens, n_choices
 from .content import is_text, text_of
+from .delta import CallForm, CallPiece, Delta, FinishReason, ObjectScan
 from .drawing import AS_USUAL, Drawing, drawing_of
 from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
@@ -38,11 +39,14 @@ __all__ = [
     "UNKNOWN",
     "Append",
     "Attempt",
+    "CallForm",
+    "CallPiece",
     "Capabilities",
     "Capability",
     "CaughtUp",
     "Continuation",
     "Delivery",
+    "Delta",
     "Drawing",
     "Embedding",
     "EntryKind",
@@ -50,6 +54,7 @@ __all__ = [
     "ExtraText",
     "Field",
     "Finish",
+    "FinishReason",
     "GenerationRequest",
     "HandoffRecord",
     "HedgeResult",
@@ -59,6 +64,7 @@ __all__ = [
     "LayerRange",
     "LedgerEntry",
     "Likelihood",
+    "ObjectScan",
     "Order",
     "Outcome",
     "Pace",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from .delta import Delta
 from .fields import Json
 from .request import Side
 
@@ -65,7 +66,9 @@ class PromptLength:
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none can be in a cycle
-    """A piece of the answer. `text` holds whole code points; `delta` holds other OpenAI delta fields (tool calls …).
+    """A piece of the answer. `text` holds whole characters; `delta` is what there is beside it: a thought, a call.
+
+    `logprobs` has OpenAI's form, each token in `content`, checked by whoever read it.
 
     `ids` are the token ids in its endpoint's vocabulary, where they are known and the text up to here is exactly
     theirs; a piece in the middle of something has none, the next one carries all since. `alone`: made by lower layers
@@ -74,7 +77,7 @@ class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none 
 
     text: str
     n_tokens: int = 1
-    delta: Json | None = None
+    delta: Delta | None = None
     logprobs: Json | None = None
     ids: tuple[int, ...] = ()
     alone: bool = False
@@ -84,7 +87,7 @@ class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The regular end of an answer; `reason` as in OpenAI's `finish_reason`. `full`: its context has no more room."""
+    """The regular end of an answer; `reason` is a `FinishReason`. `full`: its context has no more room."""
 
     reason: str
     full: bool = False

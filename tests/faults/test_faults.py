@@ -274,7 +274,7 @@ async def test_an_engine_that_hangs_is_killed_and_restarted(tmp_path: Path) -> N
 
 ODD_CHUNKS = {
     "logprobs that are a list": b'data: {"choices": [{"delta": {"content": "x"}, "logprobs": [1]}]}\n\n',
-    "content that is a list": b'data: {"choices": [{"delta": {"content": ["x"]}}]}\n\n',
+    "content that is a list of numbers": b'data: {"choices": [{"delta": {"content": [3]}}]}\n\n',
     "choices that are a number": b'data: {"choices": 3}\n\n',
     "nesting without end": b"data: " + b'{"a":' * 100_000 + b"\n\n",
 }

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from disco_daemon.delivery.buffer import MAX_BUFFERED, TokenBuffer
 from disco_daemon.delivery.held import MAX_CLUSTER
-from disco_daemon.types import Delivery, Token
+from disco_daemon.types import Delivery, Delta, Token
 
 PACE = 4.8
 STEP = 1 / PACE
@@ -88,7 +88,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(text=pieces)
     def put_more_than_text(self, text: str) -> None:
-        token = Token(text, delta={"tool_calls": []})
+        token = Token(text, delta=Delta())
         self.kept += text
         self.n_kept += 1
         out = self.buffer.put(token, self.now)
@@ -237,7 +237,7 @@ def test_several_tokens_in_one_take_as_many_steps() -> None:
 
 
 def test_what_cannot_be_cut_between_words_takes_as_many_steps_as_it_has_tokens() -> None:
-    call = Token("", 2, {"tool_calls": []})
+    call = Token("", 2, Delta())
     for whole in (Token("Donaudampfschiff ", 3, ids=(1, 2, 3)), Token("👍🏽 ", 3)):
         buffer = TokenBuffer(Delivery.PACED, PACE)
         assert play(buffer, [(0.0, whole), (0.0, Token("four"))]) == [(0.0, whole), (3 * STEP, Token("four"))]
@@ -418,7 +418,7 @@ def test_a_mark_before_the_first_token_delays_nothing() -> None:
 
 def test_a_tool_call_flushes_what_is_before_it() -> None:
     buffer, held = reserve_of(5, 3)
-    call = Token("", delta={"tool_calls": [1]})
+    call = Token("", delta=Delta())
     assert buffer.put(call, 0.0) == [*held, call]
 
 

@@ -14,9 +14,9 @@ from disco_daemon.api.shapes import ChatShape, TextShape
 from disco_daemon.api.sse import BodySink
 from disco_daemon.endpoints.base import Controls
 from disco_daemon.endpoints.choices import Event, several
-from disco_daemon.endpoints.stream import Reader
+from disco_daemon.endpoints.chunks import Reader
 from disco_daemon.errors import EndpointError
-from disco_daemon.types import Finish, Pace, Paused, Side, Token, Usage
+from disco_daemon.types import Delta, Finish, Pace, Paused, Side, Token, Usage
 from tests.faults.test_server import serving
 from tests.unit.test_answer_run import Scripted, context, played
 from tests.unit.test_fields import asked
@@ -65,7 +65,7 @@ async def test_the_others_begin_with_the_first_ones_token_and_all_are_counted() 
     events = await engine.events()
     assert engine.log[0] == "begin 0"
     tokens = [event for event in events if isinstance(event, Token)]
-    assert tokens[0] == Token("a", 1, {}), "nobody else has said anything"
+    assert tokens[0] == Token("a", 1, Delta()), "nobody else has said anything"
     assert ["".join(t.text for t in tokens if t.index == i) for i in range(3)] == ["ab", "c", ""]
     (last,) = [event for event in events if isinstance(event, Finish)]
     assert events[-1] is last
@@ -100,16 +100,20 @@ def chunk(index: Any, text: str = "", reason: str | None = None) -> dict[str, An
 
 def test_a_servers_choices_keep_their_numbers() -> None:
     reader = Reader(n_choices=2)
-    assert reader.token(chunk(1, "b")) == Token("b", 1, {}, index=1)
-    assert reader.end(chunk(1, reason="length"), "length") == [Token("", 0, {}, index=1, ended="length")]
-    assert reader.token(chunk(0, "a")) == Token("a", 1, {})
-    assert reader.end(chunk(0, reason="stop"), "stop") == [Token("", 0, {}), Finish("stop")]
-    for index in (None, -1, 8, True, "0"):
+    assert reader.token(chunk(1, "b")) == Token("b", 1, Delta(), index=1)
+    assert reader.token(chunk(1, reason="length")) is None
+    assert reader.token(chunk(0, "a")) == Token("a", 1, Delta())
+    assert reader.token(chunk(0, reason="stop")) is None
+    assert reader.token(chunk(1, " too")) == Token(" too", 1, Delta(), index=1), "text behind the end is kept"
+    ends = [Token("", 0, Delta(), index=1, ended="length"), Token("", 0, Delta()), Finish("stop")]
+    assert reader.ends(is_done=True) == ends
+    assert reader.token(chunk(8, "x")) is None, "nobody has asked for that one"
+    for index in (None, -1, True, "0"):
         with pytest.raises(TypeError):
             reader.token(chunk(index, "x"))
     one = Reader()
     assert one.token(chunk(None, "a")) == Token("a")
-    assert one.end(chunk(None), "stop") == [Finish("stop")]
+    assert one.ends(is_done=True) == [Finish("stop")]
 
 
 SAID = [chunk(0, "a"), chunk(1, "c"), chunk(1, reason="length"), chunk(0, "b"), chunk(0, reason="stop")]
@@ -142,7 +146,7 @@ async def test_a_server_gets_n_as_it_is_and_its_choices_are_relayed() -> None:
 
 
 CHOICES: list[Any] = [
-    Token("a ", 1, {}), Token("b ", 1, {}, index=1), Token("c ", 1, {}), Token("d", 1, {}, index=1),
+    Token("a ", 1, Delta()), Token("b ", 1, Delta(), index=1), Token("c ", 1, Delta()), Token("d", 1, Delta(), index=1),
 ]  # fmt: skip
 
 
@@ -160,15 +164,15 @@ async def test_an_answer_with_choices_has_one_record_with_the_tokens_of_all_and_
 
 async def test_choices_stay_on_the_side_that_began_them() -> None:
     gone = EndpointError(Side.DEVICE, "engine_gone", "gone")
-    server = Scripted(Side.SERVER, [Token("x", 1, {}), Finish("stop")])
+    server = Scripted(Side.SERVER, [Token("x", 1, Delta()), Finish("stop")])
     text, record = await played(context(Scripted(Side.DEVICE, [*CHOICES, gone]), server), asked(n=2))
     assert (text, record.error, server.asked) == ("a b c d", "engine_gone", [])
     text, record = await played(context(Scripted(Side.DEVICE, [gone]), server), asked(n=2))
     assert (text, record.winner) == ("x", Side.SERVER), "before the first token the other side may begin"
 
 
-TOKENS = (Token("a", 1, {}, ids=(1,)), Token("c", 1, {}, ids=(3,), index=1), Token("b", 1, {}, ids=(2,)),
-          Token("", 0, {}, index=1, ended="length"))  # fmt: skip
+TOKENS = (Token("a", 1, Delta(), ids=(1,)), Token("c", 1, Delta(), ids=(3,), index=1), Token("b", 1, Delta(), ids=(2,)),
+          Token("", 0, Delta(), index=1, ended="length"))  # fmt: skip
 
 
 def test_a_body_has_each_choice_whole() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.continuations import CHAT_METHODS, CONTINUATIONS, METHODS
 from disco_daemon.endpoints.base import Resumption
+from disco_daemon.endpoints.chunks import Reader
 from disco_daemon.endpoints.continuation import (
     CHAT,
     COMPLETIONS,
@@ -24,7 +25,6 @@ from disco_daemon.endpoints.continuation import (
 )
 from disco_daemon.endpoints.probe import MIN_AGREED, MIN_BEFORE, N_REST, cut, judge
 from disco_daemon.endpoints.server import Server, ServerConfig
-from disco_daemon.endpoints.stream import Reader
 from disco_daemon.types import Continuation, GenerationRequest, Sampling, Token
 
 URL = "http://127.0.0.1:1/v1"
@@ -224,7 +224,7 @@ def test_chunks_of_both_kinds_are_the_same_tokens() -> None:
     assert reader.token({"index": 0, "text": "", "finish_reason": "stop"}) is None
     assert reader.token({"index": 0, "delta": {"content": ""}}) is None
     with pytest.raises(TypeError):
-        reader.token({"text": ["a"]})
+        reader.token({"text": [3]})
 
 
 def test_ids_are_read_only_where_they_were_asked_for() -> None:

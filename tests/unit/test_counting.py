@@ -13,7 +13,7 @@ from disco_daemon.answer.limits import SPARE_TOKENS, Limits
 from disco_daemon.delivery.counting import TextCount, TextCounts
 from disco_daemon.delivery.cut import divided, words
 from disco_daemon.endpoints.bill import Bill
-from disco_daemon.endpoints.stream import Reader
+from disco_daemon.endpoints.chunks import Reader
 from disco_daemon.types import Token, Usage
 
 ONE = [

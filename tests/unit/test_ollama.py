@@ -15,7 +15,7 @@ from disco_daemon.api.ollama_request import to_chat, to_generation, to_inputs
 from disco_daemon.api.ollama_shape import ChatLines, GenerateLines, OllamaShape, error_body, rfc3339
 from disco_daemon.api.openai import parse_chat
 from disco_daemon.errors import DiscoError, RequestError, Unavailable
-from disco_daemon.types import Attempt, Outcome, Plan, Side, Token, Usage
+from disco_daemon.types import Attempt, CallPiece, Delta, Outcome, Plan, Side, Token, Usage
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=4, load_s=0.25)
 WON = Attempt(Side.DEVICE, "small", 0.5, 1.0, censored=False, usage=USAGE, load_s=0.2)
@@ -255,14 +255,12 @@ def gathered(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def call(index: int, arguments: str, **head: Any) -> Token:
-    name = {"name": head["id"]} if head else {}
-    return Token("", 1, {"tool_calls": [{"index": index, "function": name | {"arguments": arguments}} | head]})
+    """A piece of a call; the first one of each has an `id`, which is its name as well."""
+    return Token("", 1, Delta(calls=(CallPiece(index, arguments, head.get("id", ""), head.get("id", "")),)))
 
 
 WORDS = st.text("ab \n<>é👩", min_size=1, max_size=4)
-SAID = st.lists(
-    st.one_of(WORDS.map(Token), WORDS.map(lambda text: Token("", 1, {"reasoning_content": text}))), max_size=9
-)
+SAID = st.lists(st.one_of(WORDS.map(Token), WORDS.map(lambda text: Token("", 1, Delta(thought=text)))), max_size=9)
 CALLED = st.lists(st.dictionaries(WORDS, WORDS, max_size=2), max_size=3)
 
 
@@ -300,11 +298,9 @@ def test_why_an_answer_ended(reason: str, told: str) -> None:
     assert streamed(ChatLines, [], replace(OUTCOME, finish_reason=reason))[0]["done_reason"] == told
 
 
-def test_calls_that_cannot_be_read_break_nothing() -> None:
-    odd: list[Any] = [3, {"function": 3}, {"index": "x", "function": {"name": 5, "arguments": {}}}]
-    tokens = [Token("", 1, {"tool_calls": odd}), call(7, "{not", id="a"), Token("", 1, {"tool_calls": None})]
-    lines = streamed(ChatLines, tokens)
-    assert lines[0]["message"]["tool_calls"] == [{"id": "a", "function": {"name": "a", "arguments": {}}}]
+def test_arguments_that_are_no_object_are_none() -> None:
+    (line, _) = streamed(ChatLines, [call(0, "{not", id="a")])
+    assert line["message"]["tool_calls"] == [{"id": "a", "function": {"name": "a", "arguments": {}}}]
 
 
 def test_log_probabilities_are_told_beside_the_message() -> None:

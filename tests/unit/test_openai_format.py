@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,10 @@ from disco_daemon.errors import ConfigError, DiscoError, EndpointError, RequestE
 from disco_daemon.types import (
     BOTH,
     Attempt,
+    CallForm,
+    CallPiece,
     Delivery,
+    Delta,
     GenerationRequest,
     Outcome,
     Plan,
@@ -394,24 +396,16 @@ def test_what_the_server_says_of_thoughts_cache_and_cost_comes_through() -> None
     assert usage["cost"] == 0.0125
 
 
-def call(index: int, **function: str) -> dict[str, Any]:
-    return {"tool_calls": [{"index": index, "id": f"call_{index}", "function": function}]}
+def call(index: int, arguments: str) -> Delta:
+    return Delta(calls=(CallPiece(index, arguments),))
 
 
-def opened(index: int, name: str) -> dict[str, Any]:
-    function = {"name": name, "arguments": ""}
-    return {"tool_calls": [{"index": index, "id": f"call_{index}", "type": "function", "function": function}]}
+def opened(index: int, name: str) -> Delta:
+    return Delta(calls=(CallPiece(index, "", f"call_{index}", name),))
 
 
-def test_tool_calls_come_together_from_their_deltas() -> None:
-    deltas = [
-        opened(0, "add"),
-        call(0, arguments='{"a":'),
-        opened(1, "sub"),
-        call(0, arguments="1}"),
-        call(1, arguments="{}"),
-    ]
-    kept = copy.deepcopy(deltas)
+def test_tool_calls_come_together_from_their_pieces() -> None:
+    deltas = [opened(0, "add"), call(0, '{"a":'), opened(1, "sub"), call(0, "1}"), call(1, "{}")]
     tokens = [Token("", delta=d) for d in deltas]
     message = whole(*tokens, reason="tool_calls")["choices"][0]["message"]
     assert message == {
@@ -422,14 +416,24 @@ def test_tool_calls_come_together_from_their_deltas() -> None:
             {"id": "call_1", "type": "function", "function": {"name": "sub", "arguments": "{}"}},
         ],
     }
-    assert deltas == kept, "tokens are frozen values"
+
+
+def test_calls_in_the_older_form_and_of_text_tools_are_written_as_they_came() -> None:
+    old = [CallPiece(0, '{"a":', "x", "add", CallForm.OLD), CallPiece(0, "1}", form=CallForm.OLD)]
+    message = whole(*(Token("", delta=Delta(calls=(one,))) for one in old))["choices"][0]["message"]
+    assert message["function_call"] == {"name": "add", "arguments": '{"a":1}'}
+    assert "tool_calls" not in message
+    text = CallPiece(0, "1 + 1", "x", "sum", CallForm.CUSTOM, {"extra_content": {"signature": "s"}})
+    message = whole(Token("", delta=Delta(calls=(text,))))["choices"][0]["message"]
+    custom = {"id": "x", "type": "custom", "custom": {"name": "sum", "input": "1 + 1"}}
+    assert message["tool_calls"] == [custom | {"extra_content": {"signature": "s"}}]
 
 
 def test_other_deltas_grow_beside_the_text_and_log_probabilities_add_up() -> None:
     one = {"token": "Hi", "logprob": -0.1, "bytes": None, "top_logprobs": []}
     tokens = (
-        Token("", delta={"reasoning_content": "a"}),
-        Token("Hi", 1, {"reasoning_content": "b"}, {"content": [one]}),
+        Token("", delta=Delta(thought="a")),
+        Token("Hi", 1, Delta(thought="b"), {"content": [one]}),
     )
     choice = whole(*tokens)["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Hi", "reasoning_content": "ab"}
@@ -440,7 +444,7 @@ def test_list_items_without_an_index_are_kept_apart() -> None:
     notes = [
         {"type": "url_citation", "url_citation": {"url": u, "title": u, "start_index": 0, "end_index": 1}} for u in "ab"
     ]
-    found = whole(Token("Hi"), Token("", delta={"annotations": notes, "citations": ["a"]}))
+    found = whole(Token("Hi"), Token("", delta=Delta(others={"annotations": notes, "citations": ["a"]})))
     assert found["choices"][0]["message"]["annotations"] == notes
 
 
@@ -479,7 +483,7 @@ def test_only_the_first_chunk_has_a_role() -> None:
     assert delta(Token("Hi"), first=True) == {"role": "assistant", "content": "Hi"}
     assert delta(Token(""), first=True) == {"role": "assistant", "content": ""}
     assert delta(Token("Hi"), first=False) == {"content": "Hi"}
-    assert delta(Token("", delta={"refusal": "no"}), first=False) == {"refusal": "no"}
+    assert delta(Token("", delta=Delta(refusal="no")), first=False) == {"refusal": "no"}
 
 
 @pytest.mark.parametrize("shape", [CHAT, TEXT])

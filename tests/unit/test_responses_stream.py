@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from disco_daemon.api.responses import to_chat
 from disco_daemon.api.responses_shape import ResponsesShape
 from disco_daemon.errors import DiscoError, EndpointError, RequestError
-from disco_daemon.types import Attempt, Outcome, Plan, Side, Token, Usage
+from disco_daemon.types import Attempt, CallPiece, Delta, Outcome, Plan, Side, Token, Usage
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USAGE = Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
@@ -53,18 +53,15 @@ def streamed(tokens: Sequence[Token], outcome: Outcome = OUTCOME, **more: Any) -
     return events_of(sent + made.ending(outcome, include_usage=False))
 
 
-def call(index: int | None, arguments: str = "", **more: Any) -> dict[str, Any]:
-    name, call_id = more.get("name"), more.get("id")
-    head = {"id": call_id, "type": "function"} if call_id else {}
-    function = ({"name": name} if name else {}) | {"arguments": arguments}
-    return ({} if index is None else {"index": index}) | head | {"function": function}
+def call(index: int, arguments: str = "", **more: Any) -> CallPiece:
+    return CallPiece(index, arguments, more.get("id") or "", more.get("name") or "")
 
 
-def calling(*calls: dict[str, Any]) -> Token:
-    return Token("", 1, {"tool_calls": list(calls)})
+def calling(*calls: CallPiece) -> Token:
+    return Token("", 1, Delta(calls=calls))
 
 
-THINKS = Token("", 1, {"reasoning_content": "Hm."})
+THINKS = Token("", 1, Delta(thought="Hm."))
 ROUND = [
     THINKS, Token("Loo"), Token("king."), calling(call(0, id="a", name="look")), calling(call(0, '{"x":')),
     calling(call(0, "1}"), call(1, '{"input": "say \\"ü\\""}', id="b", name="patch")),
@@ -206,7 +203,7 @@ def test_a_text_tool_that_was_called_with_no_such_json_gets_what_was_written(arg
 
 def test_logprobs_ids_and_sides_go_with_the_words_they_are_of() -> None:
     top = {"token": "Hi", "logprob": -0.5, "bytes": None}
-    told = {"content": [top | {"top_logprobs": [top, "odd"]}, 7]}
+    told = {"content": [top | {"top_logprobs": [top]}]}
     made = shape(top_logprobs=1)
     sent = made.token(Token("Hi", logprobs=told), (5,), first=True, side=Side.DEVICE)
     (delta,) = [e for e in events_of(sent) if e["type"] == "response.output_text.delta"]
@@ -221,34 +218,24 @@ def test_logprobs_ids_and_sides_go_with_the_words_they_are_of() -> None:
     assert body["token_ids"] == (5,)
 
 
-ODD: list[Any] = [None, 3, "x", [None], [[]], [{}], [{"index": 0}], [{"index": 0, "function": 3}],
-                  [{"index": [], "id": 4, "function": {"name": 5, "arguments": {}}}]]  # fmt: skip
-
-
-@pytest.mark.parametrize("calls", ODD)
-def test_calls_that_cannot_be_read_break_nothing(calls: Any) -> None:
-    events = streamed([Token("Hi"), Token("", 1, {"tool_calls": calls, "reasoning_content": calls, "refusal": calls})])
-    assert accumulated(events) == events[-1]["response"]["output"]
-
-
 # --- any stream ---------------------------------------------------------------------------------------------------
 
 TEXTS = st.text(max_size=5)
-CALLS = st.builds(
-    lambda index, arguments, name, call_id: call(index, arguments, name=name, id=call_id),
-    st.none() | st.integers(0, 3), TEXTS, st.sampled_from([None, "look", "patch", "other"]),
-    st.sampled_from([None, "a", "b"]),
-)  # fmt: skip
-DELTAS = st.fixed_dictionaries(
-    {},
-    optional={
-        "reasoning_content": TEXTS,
-        "reasoning": TEXTS,
-        "refusal": TEXTS,
-        "tool_calls": st.lists(CALLS, max_size=3),
-    },
-)
-TOKENS = st.lists(st.builds(lambda text, delta: Token(text, 1, delta or None), TEXTS, DELTAS), max_size=6)
+PIECES = st.lists(st.tuples(TEXTS, st.sampled_from(["look", "patch", "other"])), max_size=3)
+DELTAS = st.builds(lambda thought, refusal: Delta(thought, refusal), TEXTS, TEXTS)
+SAID = st.lists(st.builds(lambda text, delta: Token(text, 1, delta), TEXTS, st.none() | DELTAS), max_size=4)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Token]:
+    """Words, thoughts and refusals, and pieces of calls by turns."""
+    pieces = [CallPiece(i, text, f"id_{i}", name) for i, (text, name) in enumerate(draw(PIECES))]
+    more = draw(st.lists(st.builds(CallPiece, st.integers(0, len(pieces) - 1), TEXTS), max_size=4)) if pieces else []
+    said = draw(SAID)
+    return [*said, *map(calling, pieces), *draw(st.permutations([*said, *map(calling, more)]))]
+
+
+TOKENS = answers()
 REASONS = st.sampled_from(["stop", "length", "tool_calls", "content_filter", None])
 
 

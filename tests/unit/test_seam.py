@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from disco_daemon.delivery.seam import Diverged, Seam, StopScan
-from disco_daemon.types import Token
+from disco_daemon.types import Delta, Token
 
 STORY = "Once upon a time, there was a king."
 letters = st.text("ab ", max_size=40)
@@ -206,7 +206,7 @@ def test_an_end_where_the_reader_is_is_an_end() -> None:
 
 
 def test_a_tool_call_is_joined_only_where_the_reader_has_no_more_text() -> None:
-    call = Token("", delta={"tool_calls": []})
+    call = Token("", delta=Delta())
     seam = Seam(STORY, guarded=True)
     seam.feed(call)
     assert seam.join("") == [call]
@@ -221,7 +221,7 @@ def test_a_tool_call_is_joined_only_where_the_reader_has_no_more_text() -> None:
 
 def test_a_restart_that_turns_into_a_tool_call_is_refused() -> None:
     seam = Seam(STORY, guarded=True)
-    for token in (Token(STORY[:20]), Token("", delta={"tool_calls": []})):
+    for token in (Token(STORY[:20]), Token("", delta=Delta())):
         seam.feed(token)
     with pytest.raises(Diverged) as e:
         seam.join("")
@@ -363,7 +363,7 @@ def test_of_tokens_the_same_text_is_let_through(stop: tuple[str, ...], before: s
 def test_a_tool_call_ends_the_wait_for_a_stop_string() -> None:
     scan = StopScan(("END",), "")
     assert scan.take(Token("the E")) == ([Token("the ", 0)], False)
-    call = Token("", delta={"tool_calls": []})
+    call = Token("", delta=Delta())
     assert scan.take(call) == ([Token("E"), call], False)
     assert scan.take(Token("ND")) == ([], True)
     assert scan.take(Token("more")) == ([], True)

@@ -1,0 +1,333 @@
+"""A server's chunks as tokens: the one place where its JSON is looked at, and one form for all that servers send.
+
+What is typed here, the shapes of answers only write. What nobody can read and says nothing is left out; what cannot be
+read and may say something is an error, which names the server. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import structs
+
+from ..delivery.counting import TextCount, TextCounts
+from ..types import CallForm, Delta, Finish, FinishReason, Json, Token
+from .calls import Calls
+from .finish_reasons import ENDS, failed, word
+from .writable import Halves, writable, writable_text
+
+LEAST_LOGPROB = -9999.0  # OpenAI's word for a token that is all but impossible: JSON has no infinity
+MAX_ALTERNATIVES = 64  # beside one token; nobody tells more than twenty
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a thought: the first one that has any counts
+_KNOWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", *_THOUGHTS})
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
+
+
+class CutError(Exception):
+    """The answer has ended, but is not whole."""
+
+
+class _Choice:
+    """One choice of the answer: what of it has begun and is not said yet, and the server's word for its end."""
+
+    __slots__ = ("calls", "has_begun", "has_deltas", "reason", "text", "thought")
+
+    def __init__(self, name: str) -> None:
+        self.calls = Calls(name)
+        self.text, self.thought = Halves(), Halves()
+        self.reason = ""
+        self.has_begun = self.has_deltas = False
+
+    def end(self) -> tuple[Delta | None, str, FinishReason]:
+        """Return what was held back, in a delta and as text, and why the choice ended. Raises CutError, TypeError."""
+        reason = self._reason()
+        text, thought = self.text.rest(), self.thought.rest()
+        calls = tuple(self.calls.end(is_cut=reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)))
+        return (Delta(thought, calls=calls) if thought or calls else None), text, reason
+
+    def _reason(self) -> FinishReason:
+        form = self.calls.form
+        called = FinishReason.FUNCTION_CALL if form is CallForm.OLD else FinishReason.TOOL_CALLS
+        if not self.reason:
+            return FinishReason.STOP if form is None else called
+        if (end := ENDS.get(self.reason)) is None:
+            msg = f"the server ended its answer with the finish_reason {self.reason!r}: {failed(self.reason)}"
+            raise CutError(msg)
+        if end in (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.FUNCTION_CALL):
+            return FinishReason.STOP if form is None else called
+        return end
+
+
+class Reader:
+    """The chunks of one answer as Tokens, both kinds: a chat's `delta` and a raw completion's `text`.
+
+    How many tokens it has by now, their ids or log-probabilities tell, or a usage block that comes with it; else its
+    text, however that is cut: a chunk may count none. `n_tokens` were given out so far. Of `n_choices` each has an
+    index; a choice that nobody asked for is left out. Calls without an id get one made of `name`.
+    """
+
+    def __init__(self, *, ids_back: bool = False, n_choices: int = 1, name: str = "") -> None:
+        self._is_one = n_choices == 1
+        self._choices = [_Choice(name if n_choices == 1 else f"{name}_{i}") for i in range(n_choices)]
+        self._one = self._choices[0]
+        self._ended: list[_Choice] = []  # those that have told a reason for an end, in order
+        self._ids_back = ids_back
+        self._ids: tuple[int, ...] = ()  # of chunks whose text is still to come: a character cut in two
+        self._unnamed = 0  # tokens given out since the last ids
+        self._names = False  # it has told ids: what comes without is a part of the next ones' text
+        self.n_tokens = 0
+        self._text, self._others = TextCount(), TextCounts()
+        self._n_by_text = self._n_by_name = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all choices have told why they end. More of them may come nevertheless."""
+        return len(self._ended) == len(self._choices)
+
+    def choices(self, chunk: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the choices of a chunk that were asked for. Raises TypeError for what is no list of choices."""
+        told = chunk.get("choices")
+        if not told:
+            return
+        if not isinstance(told, list):
+            raise TypeError("the choices are no list")
+        for choice in told:
+            if choice is None:
+                continue
+            if not isinstance(choice, dict):
+                raise TypeError("a choice is no object")
+            if self._is_one and type(index := choice.get("index")) is int and index > 0:
+                continue  # nobody has asked for it
+            yield choice
+
+    def token(self, choice: dict[str, Any], n_told: int | None = None) -> Token | None:
+        """Return one chunk's choice as a Token, None if it carries nothing. Raises TypeError for what cannot be read.
+
+        `n_told` tokens the answer has with this chunk, by a usage block that came with it.
+        """
+        state = self._one if self._is_one else self._of(choice)
+        if state is None:
+            return None
+        found = self._said(choice, state)
+        if self._ids_back:
+            found = self._with_ids(found, choice)
+        if choice.get("finish_reason"):
+            self._note_end(choice, state)
+        if found is None:
+            return None
+        if n_told is not None:
+            found = self._with_count(found, n_told - self.n_tokens)
+        self.n_tokens += found.n_tokens
+        state.has_begun = True
+        return found if self._is_one else self._numbered(found, state)
+
+    def ends(self, *, is_done: bool) -> list[Token | Finish]:
+        """Return the end of the answer, with what was held back for it; `is_done`: the server has said that it is.
+
+        Raises CutError for an answer that is not whole, and TypeError for one that cannot be read.
+        """
+        begun = [*self._ended, *(one for one in self._choices if one.has_begun and not one.reason)] or [self._one]
+        for one in begun:
+            if not one.reason and not (is_done and self.n_tokens):
+                raise CutError("the server ended its stream without a finish_reason: the answer was cut")
+        found: list[Token | Finish] = []
+        for one in begun:
+            delta, text, reason = one.end()
+            last = one is begun[-1]
+            if not self._is_one:
+                ended = None if last else reason.value
+                found.append(Token(text, 0, delta or Delta(), index=self._choices.index(one), ended=ended))
+            elif delta or text:
+                found.append(Token(text, 0, delta))
+        return [*found, Finish(reason.value)]
+
+    # --- one chunk -----------------------------------------------------------------------------------------------
+
+    def _of(self, choice: dict[str, Any]) -> _Choice | None:
+        """Return the state of one of several choices, None for one too many. Raises TypeError if it has no number."""
+        index = choice.get("index")
+        if type(index) is not int or index < 0:
+            raise TypeError("a choice without a number")
+        return self._choices[index] if index < len(self._choices) else None
+
+    def _numbered(self, found: Token, state: _Choice) -> Token:
+        return structs.replace(found, index=self._choices.index(state), delta=found.delta or Delta())
+
+    def _note_end(self, choice: dict[str, Any], state: _Choice) -> None:
+        """Keep the server's word for why a choice ends: the last one, but none after it has failed."""
+        reason = word(choice["finish_reason"])
+        if not reason:
+            return
+        if not state.reason:
+            self._ended.append(state)
+        if not state.reason or state.reason in ENDS:
+            state.reason = reason
+
+    def _said(self, choice: dict[str, Any], state: _Choice) -> Token | None:
+        delta = choice.get("delta")
+        if type(delta) is dict and len(delta) == 1 and not choice.get("logprobs"):  # what nearly every chunk is
+            text = delta.get("content")
+            if type(text) is str and text:
+                state.has_deltas = True
+                text = text if text.isascii() and not state.text.half else state.text.joined(text)
+                return Token(text, self._count(text, None, None, state)) if text else None
+        told = _delta_of(choice, state)
+        found = None if told is None else _read(told, choice.get("logprobs"), state)
+        if found is None:
+            return None
+        text, typed, likely = found
+        return Token(text, self._count(text, typed, likely, state), typed, likely)
+
+    def _count(self, text: str, delta: Delta | None, logprobs: Json | None, state: _Choice) -> int:
+        """Return how many tokens the answer has more than before: the first one of all counts whatever it is."""
+        index = None if self._is_one else self._choices.index(state)
+        if text:
+            n = self._text.add(text) if index is None else self._others.add({"content": text}, index)
+            self._n_by_text += n
+        if delta:
+            self._n_by_text += self._others.add(_spoken(delta), index)
+        if logprobs:
+            self._n_by_name += len(logprobs["content"])
+        return max(0 if self.n_tokens else 1, max(self._n_by_text, self._n_by_name) - self.n_tokens)
+
+    def _with_ids(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
+        """The same with its ids."""
+        self._ids += _ids(choice)
+        if found is None:
+            return None
+        ids, self._ids = self._ids, ()
+        self._names = self._names or bool(ids)
+        n_tokens = found.n_tokens
+        if self._names:  # of a text whose ids are still to come at least one token has begun
+            n_tokens = max(0, len(ids) - self._unnamed) if ids else int(not self._unnamed)
+        self._unnamed = 0 if ids else self._unnamed + n_tokens
+        return Token(found.text, n_tokens, found.delta, found.logprobs, ids)
+
+    @staticmethod
+    def _with_count(found: Token, n_new: int) -> Token:
+        """Return the token with the count that the usage block adds: of text never more than it has bytes.
+
+        And never less than its text shows: not every server's blocks are running sums.
+        """
+        most = len(found.text.encode("utf-8", "replace")) if found.delta is None else 0
+        n_tokens = max(found.n_tokens, min(n_new, most))
+        return Token(found.text, n_tokens, found.delta, found.logprobs, found.ids)
+
+
+def _delta_of(choice: dict[str, Any], state: _Choice) -> dict[str, Any] | None:
+    """Return what a choice says: its delta, or a whole message, unless that repeats what came in deltas."""
+    delta = choice.get("delta")
+    if delta:
+        if not isinstance(delta, dict):
+            raise TypeError("a chunk's delta is no object")
+        state.has_deltas = state.has_deltas or any(delta.get(key) for key in _KNOWN if key != "role")
+        return delta
+    message = choice.get("message")
+    if message and not state.has_deltas:
+        if not isinstance(message, dict):
+            raise TypeError("a chunk's message is no object")
+        return message
+    if delta is None and "text" in choice:
+        return {"content": choice["text"]}
+    return None
+
+
+def _read(
+    told: dict[str, Any], logprobs: object, state: _Choice
+) -> tuple[str, Delta | None, Json | None] | None:
+    """Return what a delta says: text, what is beside it, and log-probabilities. Raises TypeError."""
+    text, thought = _content(told.get("content"))
+    named = next((told[key] for key in _THOUGHTS if told.get(key)), "")
+    text = state.text.joined(text)
+    thought = state.thought.joined(thought + named if isinstance(named, str) else thought)
+    likely = _logprobs(logprobs) if logprobs else None
+    rest = {k: v for k, v in told.items() if k not in ("content", "role") and v not in _NOTHING}
+    if not (rest or thought):
+        return (text, None, likely) if text else None
+    refusal = rest.get("refusal")
+    calls = state.calls.take(rest["tool_calls"]) if "tool_calls" in rest else []
+    if "function_call" in rest:
+        calls += state.calls.take_old(rest["function_call"])
+    others = {writable_text(k): writable(v) for k, v in rest.items() if k not in _KNOWN}
+    said = writable_text(refusal) if isinstance(refusal, str) else ""
+    delta = Delta(thought, said, tuple(calls), others or None)
+    if text or delta or state.calls.is_waiting:
+        return text, delta, likely
+    return None
+
+
+def _spoken(delta: Delta) -> dict[str, Any]:
+    """Return what of a delta is made of tokens, as `TextCounts` takes it."""
+    calls = [{"index": one.number, "name": one.name, "arguments": one.arguments} for one in delta.calls]
+    return {"reasoning_content": delta.thought, "refusal": delta.refusal, "tool_calls": calls}
+
+
+def _content(told: object) -> tuple[str, str]:
+    """Return the text and thought of content, which may be in parts, as models of Mistral's that think send it.
+
+    Raises TypeError for what is neither a text nor parts; parts that are no text say nothing here.
+    """
+    if told is None:
+        return "", ""
+    if isinstance(told, str):
+        return told, ""
+    if isinstance(told, dict):
+        told = [told]
+    if not isinstance(told, list):
+        raise TypeError("the text of a chunk is no string")
+    text = thought = ""
+    for part in told:
+        if isinstance(part, str):
+            text += part
+        elif isinstance(part, dict) and part.get("type") == "thinking":
+            thought += _content(part.get("thinking"))[0]
+        elif isinstance(part, dict) and part.get("type") in ("text", "output_text", None):
+            said = part.get("text")
+            if not isinstance(said, str | None):
+                raise TypeError("a part of a chunk has a text that is no string")
+            text += said or ""
+        elif not isinstance(part, dict | None):
+            raise TypeError("a part of a chunk is no object")
+    return text, thought
+
+
+def _logprobs(told: object) -> Json | None:
+    """Return log-probabilities in OpenAI's form, what cannot be read left out. Raises TypeError for no object."""
+    if not isinstance(told, dict):
+        raise TypeError("logprobs is no object")
+    content = told.get("content")
+    if content is None and isinstance(told.get("tokens"), list):  # as raw completions have them
+        values = told.get("token_logprobs")
+        pairs = zip(told["tokens"], values if isinstance(values, list) else (), strict=False)
+        content = [{"token": token, "logprob": value} for token, value in pairs]
+    if not isinstance(content, list):
+        return None
+    found = []
+    for told_one in content:
+        if (one := _likelihood(told_one)) is not None:
+            tops = told_one.get("top_logprobs")
+            alternatives = map(_likelihood, tops[:MAX_ALTERNATIVES] if isinstance(tops, list) else ())
+            found.append(one | {"top_logprobs": [top for top in alternatives if top is not None]})
+    return {"content": found} if found else None
+
+
+def _likelihood(told: object) -> dict[str, Any] | None:
+    """Return one token with its log-probability, None for what is none."""
+    if not isinstance(told, dict) or not isinstance(told.get("token"), str):
+        return None
+    value, raw = told.get("logprob"), told.get("bytes")
+    is_number = isinstance(value, int | float) and LEAST_LOGPROB <= value <= -LEAST_LOGPROB
+    is_bytes = isinstance(raw, list) and all(type(one) is int and 0 <= one < 256 for one in raw)
+    return {
+        "token": writable_text(told["token"]),
+        "logprob": value if is_number else LEAST_LOGPROB,
+        "bytes": raw if is_bytes else None,
+    }
+
+
+def _ids(choice: dict[str, Any]) -> tuple[int, ...]:
+    """The chunk's token ids, () if it has none that can be read: they are an extra, and no reason to fail."""
+    ids = choice.get("token_ids")
+    good = isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)
+    return tuple(ids) if good and ids else ()

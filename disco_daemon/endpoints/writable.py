@@ -1,0 +1,54 @@
+"""What a server sends, made fit to be written again: no half characters, no numbers that JSON lacks. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+MAX_DEPTH = 32  # levels of a server's own fields that are kept; those known have five
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def writable_text(text: str) -> str:
+    """Return a text whose halves of characters are joined where both are there, and replaced where one is missing."""
+    if text.isascii() or _HALF.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def writable(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """Return a JSON value that can be written; what is nested too deeply, and what is no number, is null."""
+    if isinstance(value, str):
+        return writable_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {writable_text(key): writable(one, depth - 1) for key, one in value.items()} if depth else None
+    if isinstance(value, list):
+        return [writable(one, depth - 1) for one in value] if depth else None
+    return value
+
+
+class Halves:
+    """Joins a text that comes in pieces, where a server has cut a character of two UTF-16 halves in two."""
+
+    def __init__(self) -> None:
+        self.half = ""
+
+    def joined(self, text: str) -> str:
+        """Return the next piece, with the half that was kept before it, and without one at its own end."""
+        if not self.half and (text.isascii() or _HALF.search(text) is None):
+            return text
+        if not text:
+            return ""
+        text, self.half = self.half + text, ""
+        if "\ud800" <= text[-1] <= "\udbff":
+            text, self.half = text[:-1], text[-1]
+        return writable_text(text)
+
+    def rest(self) -> str:
+        """Return what stands for a half whose other one has not come."""
+        half, self.half = self.half, ""
+        return writable_text(half)
