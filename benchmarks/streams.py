@@ -131,15 +131,17 @@ def _is_text(answer: Answer) -> bool:
 
 # --- what is done to a stream ----------------------------------------------------------------------------------------
 
+_DELTAS: tuple[Any, ...] = (
+    None, {}, {"role": "assistant"}, {"content": ""}, {"content": None, "role": None}, {"content": []},
+    {"tool_calls": None}, {"tool_calls": []}, {"tool_calls": [None]}, {"tool_calls": [{}]}, {"function_call": None},
+    {"reasoning_content": ""}, {"reasoning": None}, {"refusal": None}, {"refusal": ""}, {"audio": None},
+)  # fmt: skip
 _CHUNKS: tuple[Any, ...] = (
-    {"choices": [None]}, {"choices": []}, {"choices": None}, {}, {"usage": None}, {"object": "ping", "x": [1, {"y": 2}]},
+    {"choices": [None]}, {"choices": []}, {"choices": None}, {}, {"usage": None},
+    {"object": "ping", "x": [1, {"y": 2}]},
     {"choices": [{"index": 1, "delta": {"content": "nobody asked"}}]},
     {"choices": [{"index": 2, "delta": {"content": "for this"}, "finish_reason": "stop"}]},
-    *({"choices": [{"index": 0, "delta": delta}]} for delta in (
-        None, {}, {"role": "assistant"}, {"content": ""}, {"content": None, "role": None}, {"content": []},
-        {"tool_calls": None}, {"tool_calls": []}, {"tool_calls": [None]}, {"tool_calls": [{}]}, {"function_call": None},
-        {"reasoning_content": ""}, {"reasoning": None}, {"refusal": None}, {"refusal": ""}, {"audio": None},
-    )),
+    *({"choices": [{"index": 0, "delta": delta}]} for delta in _DELTAS),
     *({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]} for reason in ("null", "", None, "None")),
     {"choices": [{"index": 0, "delta": {}, "logprobs": {"content": None}}]},
     {"choices": [{"delta": {"content": ""}, "logprobs": {"content": [None, {"token": 3}]}}]},
@@ -222,7 +224,11 @@ class Found:
 
 def streams() -> dict[str, bytes]:
     """Return all recorded streams by the names of their files."""
-    return {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.name != "expected.json"}
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(FOLDER.iterdir())
+        if path.suffix in (".sse", ".json") and path.name != "expected.json"
+    }
 
 
 async def run(cuttings: int, seed: int) -> Figures:
@@ -239,7 +245,7 @@ async def run(cuttings: int, seed: int) -> Figures:
             data = disturbed(data, rng) if kind == "odd" else reordered(data, rng)
         answer = await read(cut(data, rng))
         found.n[kind] += 1
-        pairs = [(as_whole[name], bodies(answer))]
+        pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [(as_whole[name], bodies(answer))]
         if kind == "cut":
             pairs.append((as_sent[name], streamed(answer)))
         found.compare(f"{name}, {kind}, case {case} of seed {seed}", pairs)
@@ -254,8 +260,8 @@ async def run(cuttings: int, seed: int) -> Figures:
 
 def _table(figures: Figures) -> str:
     return (
-        f"{figures['streams']} streams of {figures['providers']} providers, {figures['cuttings']} times in other pieces,"
-        f" over {figures['shapes']} shapes: {figures['differences']} differences"
+        f"{figures['streams']} streams of {figures['providers']} providers, {figures['cuttings']} times in other "
+        f"pieces, over {figures['shapes']} shapes: {figures['differences']} differences"
     )
 
 

@@ -189,8 +189,9 @@ class Calls:
         at = self._last if said.index is None else self._by_index.get(said.index)
         if said.id:
             return self._by_its_id(said, at)
-        if said.index is None and place is not None and not said.name:  # the n-th of a list goes on with the n-th call
-            return self._all[place] if place < len(self._all) else None
+        if said.index is None and place is not None:  # the n-th of a list goes on with the n-th call
+            at = self._all[place] if place < len(self._all) else None
+            return at if at is not None and said.name in ("", at.name) and not at.is_whole else None
         if at is None and not said.name and self._last is not None and self._last.index is None:
             return self._last  # its index comes late
         if at is not None and said.name and at.is_whole and said.arguments.lstrip()[:1] == "{":

@@ -233,9 +233,7 @@ def _delta_of(choice: dict[str, Any], state: _Choice) -> dict[str, Any] | None:
     return None
 
 
-def _read(
-    told: dict[str, Any], logprobs: object, state: _Choice
-) -> tuple[str, Delta | None, Json | None] | None:
+def _read(told: dict[str, Any], logprobs: object, state: _Choice) -> tuple[str, Delta | None, Json | None] | None:
     """Return what a delta says: text, what is beside it, and log-probabilities. Raises TypeError."""
     text, thought = _content(told.get("content"))
     named = next((told[key] for key in _THOUGHTS if told.get(key)), "")

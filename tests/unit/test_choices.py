@@ -116,7 +116,7 @@ def test_a_servers_choices_keep_their_numbers() -> None:
     assert one.ends(is_done=True) == [Finish("stop")]
 
 
-SAID = [chunk(0, "a"), chunk(1, "c"), chunk(1, reason="length"), chunk(0, "b"), chunk(0, reason="stop")]
+SAID = [chunk(0, "a"), chunk(1, "c"), chunk(1, reason="length"), chunk(0, " b"), chunk(0, reason="stop")]
 
 
 async def test_a_server_gets_n_as_it_is_and_its_choices_are_relayed() -> None:
@@ -139,7 +139,7 @@ async def test_a_server_gets_n_as_it_is_and_its_choices_are_relayed() -> None:
         events = [event async for event in server.generate(request, usage)]
     assert (heard[0]["n"], heard[0]["seed"]) == (2, 1)
     tokens = [event for event in events if isinstance(event, Token)]
-    assert ["".join(t.text for t in tokens if t.index == i) for i in range(2)] == ["ab", "c"]
+    assert ["".join(t.text for t in tokens if t.index == i) for i in range(2)] == ["a b", "c"]
     assert [t.ended for t in tokens if t.index == 1] == [None, "length"]
     assert events[-1] == Finish("stop")
     assert (usage.prompt_tokens, usage.completion_tokens) == (7, 3)

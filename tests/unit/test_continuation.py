@@ -220,7 +220,7 @@ def test_a_server_takes_no_raw_prompt_and_cannot_be_held() -> None:
 def test_chunks_of_both_kinds_are_the_same_tokens() -> None:
     reader = Reader()
     assert reader.token({"index": 0, "delta": {"role": "assistant", "content": "a"}}) == Token("a")
-    assert reader.token({"index": 0, "text": "a", "finish_reason": None}) == Token("a")
+    assert reader.token({"index": 0, "text": " a", "finish_reason": None}) == Token(" a")
     assert reader.token({"index": 0, "text": "", "finish_reason": "stop"}) is None
     assert reader.token({"index": 0, "delta": {"content": ""}}) is None
     with pytest.raises(TypeError):
