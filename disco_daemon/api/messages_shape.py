@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ..errors import DiscoError
-from ..types import CallPiece, FinishReason, ObjectScan, Outcome, Side, Token
+from ..types import CallPart, FinishReason, ObjectScan, Outcome, Side, Token
 from .events import named_event
 from .shapes import AnswerShape, Ids
 
@@ -37,7 +37,7 @@ _THOUGHT: Event = {"type": "thinking", "thinking": "", "signature": ""}
 class _Block:
     """One block of an answer: text, a thought or a call. `waiting` are the pieces that have not been sent."""
 
-    def __init__(self, head: Event, key: str, call: CallPiece | None = None) -> None:
+    def __init__(self, head: Event, key: str, call: CallPart | None = None) -> None:
         self.head, self.key, self.call = head, key, call
         self.pieces: list[str] = []
         self.waiting: list[str] = []
@@ -115,7 +115,7 @@ class _Blocks:
                 self._blocks.append(_Block(head, key))
             self._blocks[-1].add(text)
 
-    def _called(self, piece: CallPiece) -> None:
+    def _called(self, piece: CallPart) -> None:
         block = self._calls.get(piece.number)
         if block is None:
             head = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}

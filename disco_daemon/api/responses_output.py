@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import CallPiece
+from ..types import CallPart
 from .responses_items import CUSTOM_INPUT, carried
 
 Event = dict[str, Any]
@@ -198,7 +198,7 @@ class Output:
         """Return the events of more of a thought."""
         return self._add(ThoughtItem, "reasoning_text", text, {})
 
-    def called(self, piece: CallPiece) -> Iterator[Event]:
+    def called(self, piece: CallPart) -> Iterator[Event]:
         """Yield the events of a piece of a call."""
         item = self._calls.get(piece.number)
         if item is None:
@@ -235,7 +235,7 @@ class Output:
         yield self._open.begin()
         yield from self._open.add(part, text, more)
 
-    def _begin(self, piece: CallPiece) -> Generator[Event, None, CallItem]:
+    def _begin(self, piece: CallPart) -> Generator[Event, None, CallItem]:
         """Yield the event that a call is there, and return it."""
         yield from self._close_text()
         index = len(self._items)

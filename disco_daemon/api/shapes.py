@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import DiscoError
-from ..types import CallForm, CallPiece, Delta, Outcome, Side, TextLogprobs, Token
+from ..types import CallForm, CallPart, Delta, Outcome, Side, TextLogprobs, Token
 from .events import DONE, KEEP_ALIVE, comment, event
 
 Ids = Sequence[int]
@@ -175,9 +175,9 @@ class ChatShape(OpenAIShape):
         return {"message": message, "logprobs": _joined_logprobs(tokens)}
 
 
-def joined_calls(deltas: Iterable[Delta]) -> list[CallPiece]:
+def joined_calls(deltas: Iterable[Delta]) -> list[CallPart]:
     """Return the calls of an answer, each as one piece."""
-    pieces = defaultdict[int, list[CallPiece]](list)
+    pieces = defaultdict[int, list[CallPart]](list)
     for delta in deltas:
         for piece in delta.calls:
             pieces[piece.number].append(piece)
@@ -201,7 +201,7 @@ def _delta(delta: Delta) -> dict[str, Any]:
     return {**delta.others, **found} if delta.others else found
 
 
-def _calls(pieces: Sequence[CallPiece], *, indexed: bool) -> dict[str, Any]:
+def _calls(pieces: Sequence[CallPart], *, indexed: bool) -> dict[str, Any]:
     """Return calls, or pieces of them, which have an index, as a chat has them."""
     if pieces[0].form is CallForm.OLD:
         named = {"name": "".join(piece.name for piece in pieces)} if pieces[0].name else {}
@@ -209,7 +209,7 @@ def _calls(pieces: Sequence[CallPiece], *, indexed: bool) -> dict[str, Any]:
     return {"tool_calls": [_call(piece, indexed=indexed) for piece in pieces]}
 
 
-def _call(piece: CallPiece, *, indexed: bool) -> dict[str, Any]:
+def _call(piece: CallPart, *, indexed: bool) -> dict[str, Any]:
     key, text = ("custom", "input") if piece.form is CallForm.CUSTOM else ("function", "arguments")
     inner = {"name": piece.name} if piece.id else {}
     return {

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import CallForm, CallPiece, Json, ObjectScan
+from ..types import CallForm, CallPart, Json, ObjectScan
 from .writable import Halves, writable, writable_text
 
 _FUNCTION_CALL = -1  # the index of the one call in the older form: no server's own
@@ -124,30 +124,30 @@ class Calls:
         """Whether a call has begun whose beginning is not given out."""
         return self._last is not None and self._last.number is None
 
-    def take(self, entries: object) -> list[CallPiece]:
+    def take(self, entries: object) -> list[CallPart]:
         """Return the pieces that a list of a server's makes certain. Raises TypeError for what cannot be read."""
         if isinstance(entries, dict):  # one call in place of a list of one
             entries = [entries]
         if not isinstance(entries, list):
             raise TypeError("tool_calls is no list")
         said = [found for entry in entries if entry is not None and not (found := _Said(entry)).is_empty]
-        pieces: list[CallPiece] = []
+        pieces: list[CallPart] = []
         for place, one in enumerate(said):
             pieces += self._take(one, place if len(said) > 1 else None)
         return pieces
 
-    def take_old(self, entry: object) -> list[CallPiece]:
+    def take_old(self, entry: object) -> list[CallPart]:
         """Return the pieces of a `function_call`, as it was before there were tools. Raises TypeError."""
         said = _Said({"index": 0, "function": entry})
         said.index, said.form = _FUNCTION_CALL, CallForm.OLD
         return [] if said.is_empty else self._take(said, None)
 
-    def end(self, *, is_cut: bool) -> list[CallPiece]:
+    def end(self, *, is_cut: bool) -> list[CallPart]:
         """Return what is left to give out at the end of the choice; a function without arguments has an empty object.
 
         Raises TypeError for a call without a name, unless the answer was cut.
         """
-        pieces: list[CallPiece] = []
+        pieces: list[CallPart] = []
         for call in self._all:
             if call.number is None and not call.name:
                 if call.has_arguments and not is_cut:
@@ -157,8 +157,8 @@ class Calls:
             pieces += self._given(call)
         return pieces
 
-    def _take(self, said: _Said, place: int | None) -> list[CallPiece]:
-        pieces: list[CallPiece] = []
+    def _take(self, said: _Said, place: int | None) -> list[CallPart]:
+        pieces: list[CallPart] = []
         call = self._call_of(said, place)
         if call is None:
             pieces = self._begin_others()
@@ -209,21 +209,21 @@ class Calls:
             return known
         return at if at is not None and at.id in ("", said.id) else None  # two calls with one id
 
-    def _begin_others(self) -> list[CallPiece]:
+    def _begin_others(self) -> list[CallPart]:
         """Return the beginnings of earlier calls that wait for arguments: their order is that in which they came."""
         return [piece for call in self._all if call.number is None and call.name for piece in self._given(call)]
 
-    def _given(self, call: _Call) -> list[CallPiece]:
+    def _given(self, call: _Call) -> list[CallPart]:
         """Return what has come of a call since the last time, with its beginning if that is due."""
         text, others = "".join(call.to_give), call.others
         call.to_give, call.others = [], None
         if call.number is not None:
-            return [CallPiece(call.number, text, form=call.form, others=others)] if text or others else []
+            return [CallPart(call.number, text, form=call.form, others=others)] if text or others else []
         call.number, self._n_begun = self._n_begun, self._n_begun + 1
         made_up = not call.id or call.id in self._ids
         call_id = f"call_{self._name}_{call.number}" if made_up else call.id
         self._ids.add(call_id)
-        return [CallPiece(call.number, text, call_id, call.name, call.form, others)]
+        return [CallPart(call.number, text, call_id, call.name, call.form, others)]
 
 
 def _number(told: object) -> int | None:

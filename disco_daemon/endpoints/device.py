@@ -17,7 +17,7 @@ from ..errors import EndpointError
 from ..tools.format import ToolError
 from ..tools.formats import GENERIC
 from ..types import (
-    CallPiece,
+    CallPart,
     Capabilities,
     CaughtUp,
     Continuation,
@@ -332,7 +332,7 @@ def _token(piece: wire.TextPiece) -> Token:
 def _call_token(piece: wire.CallPiece) -> Token:
     """Return a piece of a call; the first one has the call's id and name."""
     call_id = f"call_{secrets.token_hex(12)}" if piece.name else ""
-    return Token("", piece.n_tokens, Delta(calls=(CallPiece(piece.index, piece.arguments, call_id, piece.name),)))
+    return Token("", piece.n_tokens, Delta(calls=(CallPart(piece.index, piece.arguments, call_id, piece.name),)))
 
 
 def _readable(request: GenerationRequest) -> GenerationRequest:

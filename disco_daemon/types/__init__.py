@@ -3,7 +3,7 @@
 from .capabilities import UNKNOWN, Capabilities, Capability, Tools, together
 from .choices import choice_of, most_tokens, n_choices
 from .content import is_text, text_of
-from .delta import CallForm, CallPiece, Delta, FinishReason, ObjectScan
+from .delta import CallForm, CallPart, Delta, FinishReason, ObjectScan
 from .drawing import AS_USUAL, Drawing, drawing_of
 from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
@@ -40,7 +40,7 @@ __all__ = [
     "Append",
     "Attempt",
     "CallForm",
-    "CallPiece",
+    "CallPart",
     "Capabilities",
     "Capability",
     "CaughtUp",

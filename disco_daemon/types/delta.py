@@ -34,7 +34,7 @@ class CallForm(StrEnum):
     OLD = "function_call"
 
 
-class CallPiece(msgspec.Struct, frozen=True):
+class CallPart(msgspec.Struct, frozen=True):
     """A piece of the call `number`, from 0. The first one of each, and no other, has its id and its whole name.
 
     `arguments` are text, as much as came; all of a function's together are to be a JSON object. `others` are a
@@ -54,7 +54,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     thought: str = ""
     refusal: str = ""
-    calls: tuple[CallPiece, ...] = ()
+    calls: tuple[CallPart, ...] = ()
     others: Json | None = None
 
     def __bool__(self) -> bool:

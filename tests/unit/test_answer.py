@@ -28,7 +28,7 @@ from disco_daemon.answer import (
 )
 from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.errors import EndpointError, Unavailable
-from disco_daemon.types import BOTH, CallPiece, Continuation, Delivery, Delta, Finish, Plan, Side, Token
+from disco_daemon.types import BOTH, CallPart, Continuation, Delivery, Delta, Finish, Plan, Side, Token
 from tests.fixtures.answer import (
     CALL,
     DEVICE,
@@ -55,7 +55,7 @@ from tests.fixtures.answer import (
 texts = st.sampled_from(
     ["", "a", "Once", "Once upon a time", ", there", "Once upon a time, there", " was", "👍", "🏽", "\r"]
 )
-tokens = st.builds(Token, texts, st.integers(0, 2), st.sampled_from([None, None, None, Delta(calls=(CallPiece(0),))]))
+tokens = st.builds(Token, texts, st.integers(0, 2), st.sampled_from([None, None, None, Delta(calls=(CallPart(0),))]))
 causes = st.sampled_from(["cost", "stall"])
 
 

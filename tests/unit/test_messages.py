@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from disco_daemon.api.messages_request import BILLING, to_chat
 from disco_daemon.api.messages_shape import MessagesShape, error_body
 from disco_daemon.errors import EndpointError, RequestError, Unavailable
-from disco_daemon.types import Attempt, CallPiece, Delta, Outcome, Plan, Side, Token, Usage
+from disco_daemon.types import Attempt, CallPart, Delta, Outcome, Plan, Side, Token, Usage
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=4)
 WON = Attempt(Side.SERVER, "big", 0.0, 0.1, censored=False, usage=USAGE)
@@ -231,7 +231,7 @@ def gathered(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def call(index: int, arguments: str, **head: Any) -> Token:
     """A piece of a call; the first one of each has an `id`, which is its name as well."""
-    return Token("", 1, Delta(calls=(CallPiece(index, arguments, head.get("id", ""), head.get("id", "")),)))
+    return Token("", 1, Delta(calls=(CallPart(index, arguments, head.get("id", ""), head.get("id", "")),)))
 
 
 WORDS = st.text("ab \n<>é👩", min_size=1, max_size=4)

@@ -15,7 +15,7 @@ from disco_daemon.api.ollama_request import to_chat, to_generation, to_inputs
 from disco_daemon.api.ollama_shape import ChatLines, GenerateLines, OllamaShape, error_body, rfc3339
 from disco_daemon.api.openai import parse_chat
 from disco_daemon.errors import DiscoError, RequestError, Unavailable
-from disco_daemon.types import Attempt, CallPiece, Delta, Outcome, Plan, Side, Token, Usage
+from disco_daemon.types import Attempt, CallPart, Delta, Outcome, Plan, Side, Token, Usage
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=4, load_s=0.25)
 WON = Attempt(Side.DEVICE, "small", 0.5, 1.0, censored=False, usage=USAGE, load_s=0.2)
@@ -256,7 +256,7 @@ def gathered(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def call(index: int, arguments: str, **head: Any) -> Token:
     """A piece of a call; the first one of each has an `id`, which is its name as well."""
-    return Token("", 1, Delta(calls=(CallPiece(index, arguments, head.get("id", ""), head.get("id", "")),)))
+    return Token("", 1, Delta(calls=(CallPart(index, arguments, head.get("id", ""), head.get("id", "")),)))
 
 
 WORDS = st.text("ab \n<>é👩", min_size=1, max_size=4)

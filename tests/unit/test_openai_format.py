@@ -21,7 +21,7 @@ from disco_daemon.types import (
     BOTH,
     Attempt,
     CallForm,
-    CallPiece,
+    CallPart,
     Delivery,
     Delta,
     GenerationRequest,
@@ -397,11 +397,11 @@ def test_what_the_server_says_of_thoughts_cache_and_cost_comes_through() -> None
 
 
 def call(index: int, arguments: str) -> Delta:
-    return Delta(calls=(CallPiece(index, arguments),))
+    return Delta(calls=(CallPart(index, arguments),))
 
 
 def opened(index: int, name: str) -> Delta:
-    return Delta(calls=(CallPiece(index, "", f"call_{index}", name),))
+    return Delta(calls=(CallPart(index, "", f"call_{index}", name),))
 
 
 def test_tool_calls_come_together_from_their_pieces() -> None:
@@ -419,11 +419,11 @@ def test_tool_calls_come_together_from_their_pieces() -> None:
 
 
 def test_calls_in_the_older_form_and_of_text_tools_are_written_as_they_came() -> None:
-    old = [CallPiece(0, '{"a":', "x", "add", CallForm.OLD), CallPiece(0, "1}", form=CallForm.OLD)]
+    old = [CallPart(0, '{"a":', "x", "add", CallForm.OLD), CallPart(0, "1}", form=CallForm.OLD)]
     message = whole(*(Token("", delta=Delta(calls=(one,))) for one in old))["choices"][0]["message"]
     assert message["function_call"] == {"name": "add", "arguments": '{"a":1}'}
     assert "tool_calls" not in message
-    text = CallPiece(0, "1 + 1", "x", "sum", CallForm.CUSTOM, {"extra_content": {"signature": "s"}})
+    text = CallPart(0, "1 + 1", "x", "sum", CallForm.CUSTOM, {"extra_content": {"signature": "s"}})
     message = whole(Token("", delta=Delta(calls=(text,))))["choices"][0]["message"]
     custom = {"id": "x", "type": "custom", "custom": {"name": "sum", "input": "1 + 1"}}
     assert message["tool_calls"] == [custom | {"extra_content": {"signature": "s"}}]

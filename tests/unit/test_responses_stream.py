@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from disco_daemon.api.responses import to_chat
 from disco_daemon.api.responses_shape import ResponsesShape
 from disco_daemon.errors import DiscoError, EndpointError, RequestError
-from disco_daemon.types import Attempt, CallPiece, Delta, Outcome, Plan, Side, Token, Usage
+from disco_daemon.types import Attempt, CallPart, Delta, Outcome, Plan, Side, Token, Usage
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 USAGE = Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=4, reasoning_tokens=2)
@@ -53,11 +53,11 @@ def streamed(tokens: Sequence[Token], outcome: Outcome = OUTCOME, **more: Any) -
     return events_of(sent + made.ending(outcome, include_usage=False))
 
 
-def call(index: int, arguments: str = "", **more: Any) -> CallPiece:
-    return CallPiece(index, arguments, more.get("id") or "", more.get("name") or "")
+def call(index: int, arguments: str = "", **more: Any) -> CallPart:
+    return CallPart(index, arguments, more.get("id") or "", more.get("name") or "")
 
 
-def calling(*calls: CallPiece) -> Token:
+def calling(*calls: CallPart) -> Token:
     return Token("", 1, Delta(calls=calls))
 
 
@@ -229,8 +229,8 @@ SAID = st.lists(st.builds(lambda text, delta: Token(text, 1, delta), TEXTS, st.n
 @st.composite
 def answers(draw: st.DrawFn) -> list[Token]:
     """Words, thoughts and refusals, and pieces of calls by turns."""
-    pieces = [CallPiece(i, text, f"id_{i}", name) for i, (text, name) in enumerate(draw(PIECES))]
-    more = draw(st.lists(st.builds(CallPiece, st.integers(0, len(pieces) - 1), TEXTS), max_size=4)) if pieces else []
+    pieces = [CallPart(i, text, f"id_{i}", name) for i, (text, name) in enumerate(draw(PIECES))]
+    more = draw(st.lists(st.builds(CallPart, st.integers(0, len(pieces) - 1), TEXTS), max_size=4)) if pieces else []
     said = draw(SAID)
     return [*said, *map(calling, pieces), *draw(st.permutations([*said, *map(calling, more)]))]
 
