@@ -66,13 +66,11 @@ class PromptLength:
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none can be in a cycle
-    """A piece of the answer. `text` holds whole characters; `delta` is what there is beside it: a thought, a call.
+    """A piece of the answer: `text` of whole characters, beside it a `delta`; `logprobs` as OpenAI's, checked.
 
-    `logprobs` has OpenAI's form, each token in `content`, checked by whoever read it.
-
-    `ids` are the token ids in its endpoint's vocabulary, where they are known and the text up to here is exactly
-    theirs; a piece in the middle of something has none, the next one carries all since. `alone`: made by lower layers
-    alone. Of several choices each has an `index`, a `delta` (maybe empty: it stays whole), and in `ended` why it ended.
+    `ids` are its endpoint's token ids, where they are known and the text up to here is exactly theirs; else the next
+    piece has all since. `alone`: made by lower layers alone. Of several choices each has an `index`, a `delta` (maybe
+    empty: it stays whole), and in `ended` why it ended.
     """
 
     text: str
