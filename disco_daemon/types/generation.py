@@ -68,9 +68,8 @@ class PromptLength:
 class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none can be in a cycle
     """A piece of the answer: `text` of whole characters, beside it a `delta`; `logprobs` as OpenAI's, checked.
 
-    `ids` are its endpoint's token ids, where they are known and the text up to here is exactly theirs; else the next
-    piece has all since. `alone`: made by lower layers alone. Of several choices each has an `index`, a `delta` (maybe
-    empty: it stays whole), and in `ended` why it ended.
+    `ids` are its endpoint's token ids, where the text up to here is exactly theirs; the next piece has all since. Of
+    several choices each has an `index`, a `delta` (it stays whole), and in `ended` why it ended. `alone`: see `split`.
     """
 
     text: str
