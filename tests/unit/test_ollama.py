@@ -298,7 +298,7 @@ def test_why_an_answer_ended(reason: str, told: str) -> None:
     assert streamed(ChatLines, [], replace(OUTCOME, finish_reason=reason))[0]["done_reason"] == told
 
 
-def test_arguments_that_are_no_object_are_none() -> None:
+def test_calls_that_cannot_be_read_break_nothing() -> None:
     (line, _) = streamed(ChatLines, [call(0, "{not", id="a")])
     assert line["message"]["tool_calls"] == [{"id": "a", "function": {"name": "a", "arguments": {}}}]
 

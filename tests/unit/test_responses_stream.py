@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from pydantic import TypeAdapter
 
 from disco_daemon.api.responses import to_chat
 from disco_daemon.api.responses_shape import ResponsesShape
+from disco_daemon.endpoints.chunks import CutError, Reader
 from disco_daemon.errors import DiscoError, EndpointError, RequestError
 from disco_daemon.types import Attempt, CallPart, Delta, Outcome, Plan, Side, Token, Usage
 
@@ -216,6 +218,22 @@ def test_logprobs_ids_and_sides_go_with_the_words_they_are_of() -> None:
     body = made.body([Token("Hi", logprobs=told)], {0: (5,)}, OUTCOME)
     assert body["output"][0]["content"][0]["logprobs"] == delta["logprobs"]
     assert body["token_ids"] == (5,)
+
+
+ODD: list[Any] = [None, 3, "x", [None], [[]], [{}], [{"index": 0}], [{"index": 0, "function": 3}],
+                  [{"index": [], "id": 4, "function": {"name": 5, "arguments": {}}}]]  # fmt: skip
+
+
+@pytest.mark.parametrize("calls", ODD)
+def test_calls_that_cannot_be_read_break_nothing(calls: Any) -> None:
+    """They are left out where the server's stream is read, or its error: no shape sees them."""
+    reader, said = Reader(), [Token("Hi")]
+    with suppress(TypeError, CutError):
+        delta = {"tool_calls": calls, "reasoning_content": calls, "refusal": calls}
+        said += [token for token in [reader.token({"delta": delta})] if token]
+        said += [event for event in reader.ends(is_done=True) if isinstance(event, Token)]
+    events = streamed(said)
+    assert accumulated(events) == events[-1]["response"]["output"]
 
 
 # --- any stream ---------------------------------------------------------------------------------------------------
