@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,10 +44,11 @@ from disco_daemon.peer.content import credits_for
 from disco_daemon.peer.messages import PeerFrame, PeerJoined
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import Drawing, LayerRange
+from tests.fixtures.tiny_models import MODELS, tiny_model
 
-N_CELLS = 1024
+N_CELLS = 768
 N_CHATS = 500
-N_ANSWER = 16  # tokens of an answer
+N_ANSWER = 8  # tokens of an answer
 N_SEQS = 64  # as an engine has
 LEAST_FILLS = 10
 MOST = 1.3  # of the first fill's time
@@ -173,6 +174,15 @@ def split(load: wire.Load) -> Iterator[Bench]:
         upper.close()
 
 
+@contextmanager
+def tiny(kind: str, load: wire.Load) -> Iterator[Bench]:
+    """A whole tiny model of another kind than most, with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny_model(Path(folder) / f"{kind}.gguf", kind)
+        with whole(wire.Load(**{**fields_of(load), "model_path": str(path)})) as bench:
+            yield bench
+
+
 def send(queue: deque[tuple[PeerFrame, bytes]], peer: int, message: PeerFrame, payload: bytes = b"") -> None:
     assert peer == PEER
     queue.append((message, payload))
@@ -186,12 +196,13 @@ def fields_of(load: wire.Load) -> dict[str, Any]:
     return {name: getattr(load, name) for name in load.__struct_fields__}
 
 
-KINDS = {
+KINDS: dict[str, Callable[[wire.Load], AbstractContextManager[Bench]]] = {
     "whole": whole,
     "gpu": as_on_a_gpu,
     "gpu_without_host_cache": without_host_cache,
     "fleet": fleet,
     "split": split,
+    **{kind: partial(tiny, kind) for kind in MODELS},
 }  # fmt: skip
 
 
@@ -199,7 +210,7 @@ def measure(bench: Bench, n_chats: int, *, by_wall: bool) -> Figures:
     """Answer chats, and return the mean times of an iteration, ms, by fills of the cells."""
     clock = time.perf_counter if by_wall else bench.cpu_s
     n_cells, sequences = bench.cells.n_cells, bench.batcher.admission.sequences
-    fills, n_tokens, n_iterations, began = list[float](), 0, 0, clock()
+    fills, n_tokens, n_reused, n_iterations, began = list[float](), 0, 0, 0, clock()
     for number in range(n_chats):
         words = " ".join(f"{number * 7 + i}" for i in range(3))
         messages = [{"role": "user", "content": f"{number}: what do the numbers {words} mean to you?"}]
@@ -211,7 +222,8 @@ def measure(bench: Bench, n_chats: int, *, by_wall: bool) -> Figures:
         while sequences:
             bench.step()
             n_iterations += 1
-        n_tokens += len(s.tokens)
+        n_tokens += len(s.tokens) - (bench.cells.n_reused - n_reused)
+        n_reused = bench.cells.n_reused
         if n_tokens >= n_cells * (len(fills) + 1):
             fills.append(1000 * (clock() - began) / n_iterations)
             n_iterations, began = 0, clock()
