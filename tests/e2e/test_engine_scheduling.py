@@ -17,7 +17,7 @@ from disco_daemon.types import Drawing, GenerationRequest, Sampling
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
 
 N_CTX = 256
-LONG_S = 120.0
+LONG_S = 300.0
 
 
 def asks(text: str, n: int, ttft_s: float | None, pace_tps: float | None = 5.0) -> GenerationRequest:
@@ -46,7 +46,7 @@ async def test_of_two_readers_that_wait_for_the_device_the_impatient_one_is_firs
 
     try:
         async with asyncio.timeout(LONG_S), asyncio.TaskGroup() as group:
-            await engine.ready(60)
+            await engine.ready(LONG_S)
             begun = asyncio.Event()
             group.create_task(read("runs", asks("four small grey stones ", 60, 1.0, None), begun))
             await begun.wait()  # no two of them have room at the same time
