@@ -228,11 +228,10 @@ class Partner(MemberService):
         if not 0 <= asked.cut < build.n_layers:
             msg = f"the model has {build.n_layers} layers: cut it behind 1 to {build.n_layers - 1} of them"
             raise ConfigError(msg)
-        for name, cut in self._cuts.of_others(asked.name).items():
-            if cut == asked.cut:
-                continue
-            how = f"--cut {cut}" if cut else "--draft, for it has all of them"
-            msg = f"the partner has the layers from {cut} on, for {name}: join with {how}; or revoke {name} there"
+        others = [cut for cut in self._cuts.of_others(asked.name).values() if cut != asked.cut]
+        if others:  # whose they are, no other member hears
+            how = f"--cut {others[0]}" if others[0] else "--draft, for it has all of them"
+            msg = f"the partner has the layers from {others[0]} on, for another machine: use {how}, or revoke that"
             raise ConfigError(msg)
         model, layers = model_path(config.device), LayerRange(asked.cut, build.n_layers, build.n_layers)
         if self._layers != layers:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .codec import RowArray, decode_rows
+from .gbnf import check_grammar
 from .messages import (
     N_ID,
     AnswerClosed,
@@ -164,6 +165,7 @@ class ContentManager:
             return ContentChange()
         try:
             self._check_tokens((*message.answer, *message.candidates))
+            _check_rules(message)
             content.begin_drawing()
         except BadContentError as e:
             return self._fail(content, e)
@@ -374,6 +376,13 @@ class ContentManager:
 def credits_for(max_answers: int) -> int:
     """Return how many rows may be on their way from a peer with so many answers: twice what its drafts need at most."""
     return 4 * MAX_JUDGED * max_answers
+
+
+def _check_rules(message: BeginDrawing) -> None:
+    try:
+        check_grammar(message.sampling.grammar)
+    except BadFrameError as e:
+        raise BadContentError(str(e), "bad_grammar") from e
 
 
 def _credit(n: int) -> tuple[ToEdge, ...]:

@@ -37,6 +37,7 @@ N_VERSION = 64  # characters of a version, a fingerprint or a mark
 N_BUILD = 500  # characters of what says by which llama.cpp a machine computes
 MAX_COUNT = 1 << 24  # of layers, numbers of a row, tokens of a vocabulary or of a context
 MAX_WATTS = 1e5  # that a machine draws: a hundred times what one does
+MAX_FACTOR = 1e3  # of a temperature or a penalty: servers take 2
 Version = Annotated[str, Meta(max_length=N_VERSION, pattern=r"^[ -~]*\Z")]
 LlamaBuild = Annotated[str, Meta(max_length=N_BUILD, pattern=r"^[ -~]*\Z")]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -79,11 +80,11 @@ class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
     there.
     """
 
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=MAX_FACTOR)] | None = None
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-MAX_FACTOR, le=MAX_FACTOR)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-MAX_FACTOR, le=MAX_FACTOR)] | None = None
     grammar: str = ""
     drawing: Drawing = AS_USUAL
     prompt: tuple[int, ...] = ()

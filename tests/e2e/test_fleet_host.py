@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from disco_daemon.daemon.local_hosts import LocalHosts
+from disco_daemon.engine.host_door import LentSocket
 from disco_daemon.engine.hosts.home import HomeLlama
+from disco_daemon.engine.hosts.messages import (
+    MAX_BEHIND,
+    CellsSaved,
+    FrameBuffer,
+    FromHost,
+    HostReady,
+    RowsComputed,
+    SegmentLoaded,
+    decode_from_host,
+)
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.models.default import default_model_path
+from disco_daemon.peer.messages import HEADER
 from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
@@ -93,3 +112,84 @@ def test_answers_that_come_go_and_share_do_not_change_others(home: HomeLlama, ex
         core.run(disturb)
         assert {key: text for key, text in core.said.items() if not key.startswith("x")} == expected
         core.said.clear()
+
+
+# --- a host that another machine lends, and that means ill ----------------------------------------------------------
+
+Frames = list[tuple[FromHost | bytes, bytes]]
+Lie = Callable[[RowsComputed, bytes], Frames]
+
+
+def _raw(message: RowsComputed, **change: object) -> bytes:
+    return msgspec.msgpack.encode({"type": "RowsComputed"} | msgspec.structs.asdict(message) | change)
+
+
+LIES: dict[str, Lie] = {
+    "not a number": lambda m, rows: [(m, np.full(len(rows) // 4, np.nan, np.float32).tobytes())],
+    "half the rows": lambda m, rows: [(m, rows[: len(rows) // 2])],
+    "another flight's": lambda m, rows: [(replace(m, flight=m.flight + 7), rows)],
+    "another segment's": lambda m, rows: [(replace(m, segment=m.segment + 1), rows)],
+    "twice": lambda m, rows: [(m, rows), (m, rows)],
+    "a batch of 2^62": lambda m, rows: [(_raw(m, n_batch=1 << 62), rows)],
+    "more than anybody asked for": lambda m, rows: [(CellsSaved(copy=99), bytes(1 << 20)), (m, rows)],
+    "loaded once more": lambda m, rows: [(SegmentLoaded(segment=m.segment, moves_states=True), b""), (m, rows)],
+    "ready once more": lambda m, rows: [(HostReady(build="x", pid=1, shares_memory=True), b""), (m, rows)],
+    "what is no message": lambda m, rows: [(b"\x81", rows)],
+}
+
+
+class Liars:
+    """Opens hosts as another machine lends them: real ones, each of which lies once, with its third rows."""
+
+    def __init__(self, hosts: LocalHosts) -> None:
+        self.hosts, self.lies, self.told = hosts, list(LIES), list[str]()
+
+    def open(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        lie = self.lies.pop() if self.lies else ""
+        threading.Thread(target=self._carry, args=(theirs, self.hosts.open(), lie), daemon=True).start()
+        return LentSocket(fileno=ours.detach())
+
+    def _carry(self, home: socket.socket, host: socket.socket, lie: str) -> None:
+        buffer, n_rows = FrameBuffer(lambda _, __: MAX_BEHIND), 0
+        with home, host, suppress(OSError):
+            while True:
+                ready = select.select([home, host], [], [])[0]
+                if home in ready:
+                    if not (data := home.recv(1 << 17)):
+                        return
+                    host.sendall(data)
+                if host not in ready:
+                    continue
+                if not (data := host.recv(1 << 17)):
+                    return
+                buffer.feed(data)
+                while (found := buffer.take()) is not None:
+                    body, behind, epoch = found
+                    message = decode_from_host(body)
+                    said: Frames = [(message, behind)]
+                    if isinstance(message, RowsComputed) and (n_rows := n_rows + 1) == 3 and lie:
+                        said = LIES[lie](message, behind)
+                        self.told.append(lie)
+                    for one, rows in said:
+                        head = one if isinstance(one, bytes) else msgspec.msgpack.encode(one)
+                        home.sendall(HEADER.pack(len(head), len(rows), epoch) + head + rows)
+
+
+def test_a_lent_host_that_lies_costs_no_token(
+    hosts: LocalHosts, expected: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    liars = Liars(hosts)
+    home = HomeLlama(LOAD, ends_of(tmp_path_factory.mktemp("lent"), [5, 22]), AbortFlag(), liars.open)
+    try:
+        core = Core(home, HomeBatcher)
+        ask_all(core)
+        assert core.run() == expected
+        assert sorted(liars.told) == sorted(LIES)
+        assert home.n_lost == len(LIES)
+        assert not home.hosts[0].shares_memory
+        link = home.hosts[0].link
+        assert link is not None
+        assert [len(link.rows), len(link.saved)] == [0, 0]
+    finally:
+        home.close()

@@ -7,8 +7,9 @@ import hashlib
 import os
 import random
 import shutil
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ import msgspec
 import pytest
 
 from disco_daemon.bench.proxy import Proxy
-from disco_daemon.peer import join
-from disco_daemon.peer.control import Address, FileAsked, Listening, OfferFile, PairAsked, RefuseFile
+from disco_daemon.peer import join, tls
+from disco_daemon.peer.control import Address, FileAsked, Identity, Listening, OfferFile, PairAsked, RefuseFile
+from disco_daemon.peer.first_frames import TheAuthority, first_frame
 from disco_daemon.peer.pairing import Issuer, Membership, PairedPartner, answer_pair
 from disco_daemon.peer.pairing_code import PairingCode, PairingError, format_code, parse_code
 from tests.fixtures.peers import BUILD, HOST, Machine, Pairs, machine
@@ -124,6 +126,82 @@ async def test_a_machine_that_is_not_the_one_of_the_code_never_gets_the_secret(t
         assert await reason_of(PairingCode((address,), code.secret, code.fingerprint)) == "fingerprint"
         assert not [event for event in impostor.machine.events if isinstance(event, PairAsked)]
         await join.pair(code, "laptop")
+
+
+class Middle:
+    """Somebody between the two, who hears all and shows `ca` as the authority; it keeps what it could read."""
+
+    def __init__(self, identity: Identity, ca: str) -> None:
+        self.ca, self.heard = ca, bytearray()
+        self.context = tls.server_context(identity)
+        self.context.verify_mode = ssl.CERT_NONE
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                self.heard += data
+                writer.write(first_frame(TheAuthority(certificate=self.ca)))
+        writer.close()
+
+
+@pytest.mark.parametrize("shows", ["the true authority", "its own"])
+async def test_a_man_in_the_middle_never_hears_the_secret(tmp_path: Path, shows: str) -> None:
+    async with desk(tmp_path / "a") as there:
+        code = there.code()
+        true, own = there.pairs.issuer.identity(), Pairs(tmp_path / "b").issuer.identity()
+        middle = Middle(own, true.ca if shows == "the true authority" else own.ca)
+        server = await asyncio.start_server(middle.serve, HOST, 0, ssl=middle.context)
+        address = Address(host=HOST, port=server.sockets[0].getsockname()[1])
+        reason = await reason_of(PairingCode((address,), code.secret, code.fingerprint))
+        assert reason == ("certificate" if shows == "the true authority" else "fingerprint")
+        assert code.secret not in middle.heard
+        assert hashlib.sha256(code.secret).digest() not in middle.heard
+        server.close()
+        await server.wait_closed()
+        await join.pair(code, "laptop")  # it is as good as before
+
+
+async def test_what_was_said_at_a_pairing_is_of_no_use_to_who_plays_it_again(tmp_path: Path) -> None:
+    async with desk(tmp_path) as there:
+        recorded: list[bytearray] = []
+
+        async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            said = bytearray()
+            recorded.append(said)
+            up, down = await asyncio.open_connection(HOST, there.port)
+
+            async def back() -> None:
+                with suppress(OSError):
+                    while data := await up.read(1 << 16):
+                        writer.write(data)
+                writer.close()
+
+            answering = asyncio.create_task(back())
+            with suppress(OSError):
+                while data := await reader.read(1 << 16):
+                    said += data
+                    down.write(data)
+            down.close()
+            await answering
+
+        server = await asyncio.start_server(pass_on, HOST, 0)
+        code = there.code()
+        address = Address(host=HOST, port=server.sockets[0].getsockname()[1])
+        await join.pair(PairingCode((address,), code.secret, code.fingerprint), "laptop")
+        assert len(recorded) == 2
+        assert not [said for said in recorded if code.secret in said], "it goes by TLS"
+        before = there.pairs.issuer.members()
+        for said in recorded:
+            reader, writer = await asyncio.open_connection(HOST, there.port)
+            writer.write(bytes(said))
+            writer.write_eof()
+            with suppress(OSError):
+                while await reader.read(1 << 16):  # what the relay says to a stranger's hello, and then an alert
+                    pass
+            writer.close()
+        server.close()
+        assert there.pairs.issuer.members() == before
+        assert not [event for event in there.machine.events if isinstance(event, PairAsked)]
 
 
 async def test_without_a_live_code_nobody_is_paired(tmp_path: Path) -> None:

@@ -434,6 +434,37 @@ async def test_a_revoked_machine_is_cut_off_before_anything_that_is_slow_or_fail
 
 
 @undisturbed
+async def test_a_member_neither_takes_anothers_link_nor_hears_of_it(tmp_path: Path) -> None:
+    async with listening(tmp_path) as partner, serving_on(partner):
+        curious = partner.pairs.member("curious")
+        await serve_members(partner)
+        calls = await partner.connect(partner.laptop)
+        calls.write(first_frame(msgspec.structs.replace(HELLO, link="half")))
+        await calls.read()
+        told = list[str]()
+        for first in (
+            BindRows(link="half"),  # as if it were the laptop's second connection
+            BindRows(link=""),
+            msgspec.structs.replace(HELLO, cut=12),
+            msgspec.structs.replace(HELLO, build=msgspec.structs.replace(BUILD, model="b" * 64)),
+        ):
+            stream = await partner.connect(curious)
+            stream.write(first_frame(first))
+            told.append((await next_refusal(stream)).message)
+            stream.abort()
+        assert "laptop" not in " ".join(told)
+        assert "half" not in " ".join(told)
+        rows = await partner.connect(partner.laptop)
+        rows.write(first_frame(BindRows(link="half")))
+        await rows.read()
+        joined = await partner.upper.message()
+        assert isinstance(joined, PeerJoined)
+        assert joined.name == "laptop", "its link stands, with its own two connections"
+        calls.abort()
+        rows.abort()
+
+
+@undisturbed
 async def test_a_member_at_two_addresses_at_a_time_is_told_of(tmp_path: Path) -> None:
     """A stolen key is that member until it is revoked: its owner sees from where it is used."""
     async with listening(tmp_path) as partner, serving_on(partner):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import stat
 import string
+import threading
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,30 @@ def test_a_code_is_good_once_for_ten_minutes_and_only_the_latest_one(issuer: Iss
     ask(late.secret, "b")
     assert reasons == ["no_code", "wrong_code", "used_code", "expired_code", "expired_code"]
     assert [member.name for member in issuer.members()] == ["a"]
+
+
+def test_a_code_that_is_used_by_many_at_the_same_moment_is_good_for_one(issuer: Issuer, tmp_path: Path) -> None:
+    code, n = issuer.new_code(HERE, "desk"), 12
+    requests = [(new_request(f"m{i}")[1], f"m{i}") for i in range(n)]
+    at_once, said = threading.Barrier(n), list[str]()
+
+    def ask(csr: str, name: str) -> None:
+        mine = Issuer(issuer._folder.path, issuer._wall)  # as another program that looks
+        at_once.wait()
+        try:
+            mine.grant(code.secret, csr, name)
+            said.append("granted")
+        except PairingError as e:
+            said.append(e.reason)
+
+    threads = [threading.Thread(target=ask, args=one) for one in requests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(said) == ["granted"] + ["used_code"] * (n - 1)
+    assert len(issuer.members()) == 1
+    assert issuer.live_code() == b""
 
 
 def test_a_name_is_safe_unique_and_not_the_other_machines_own(issuer: Issuer) -> None:
