@@ -260,7 +260,8 @@ async def test_a_cut_that_is_none_is_refused_and_the_code_is_still_good(
         assert why in err
     status, _, err = await disco(*words, "--cut", "20", home=tmp_path, env=env)
     assert status == 1
-    assert f"from {CUT} on, for laptop: join with --cut {CUT}" in err  # the partner has one range
+    assert f"from {CUT} on, for another machine: use --cut {CUT}" in err  # the partner has one range
+    assert "laptop" not in err, "no member hears of another one"
     status, out, err = await disco(*words, "--cut", str(CUT), home=tmp_path, env=env)
     assert status == 0, err
     assert not json.loads(out)["running"]
