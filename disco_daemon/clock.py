@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
-from datetime import UTC, datetime, timezone, tzinfo
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 
 class Clock(Protocol):
@@ -35,18 +31,6 @@ class SystemClock:
     def wall(self) -> float:
         """Unix time, s."""
         return time.time()
-
-
-def local_zone() -> tzinfo:
-    """Return the user's time zone with its daylight saving; the present offset where nothing else is known."""
-    try:
-        if name := os.environ.get("TZ", "").removeprefix(":"):
-            return ZoneInfo(name)
-        with Path("/etc/localtime").open("rb") as f:
-            return ZoneInfo.from_file(f, key="localtime")
-    except (OSError, ValueError, ZoneInfoNotFoundError):
-        offset = datetime.now(UTC).astimezone().utcoffset()
-        return UTC if offset is None else timezone(offset)
 
 
 class Deadline:

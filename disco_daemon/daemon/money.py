@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
+from typing import Any
 
-from ..clock import Clock, local_zone
+from ..clock import Clock
 from ..conductor import Privacy
 from ..config.pricelist import load
 from ..config.schema import Config
 from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
-from ..money.caps import SERVER_CONTEXT, CapLimits, Caps, Spent, since
+from ..money.caps import SERVER_CONTEXT, CapLimits, Caps, Spent
 from ..money.catalog import Catalog, Price
 from ..money.prices import J_PER_WH
 from ..money.spending import CostBound, Speeds, Spending
 from ..power.sensors import Sensors, of_this_machine
 from ..store import History
+from ..store.kept_sums import KeptSums
+from ..store.migrations import DAMAGED
 from ..types import Attempt, EntryKind, LedgerEntry, Side, Usage
 from .device import n_gpu_layers
 
 log = logging.getLogger("disco.money")
 
+LEDGER_DAYS = 62  # two months: the running one, and one in front of it for clocks that were wrong
 PROBE = CostBound(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
 
 
@@ -41,7 +47,7 @@ def make_spending(config: Config, own: Path, clock: Clock, caps: Caps | None = N
     limits = limits_of(config)
     return Spending(
         price,
-        caps or Caps(limits, local_zone(), clock.wall()),
+        caps or Caps(limits, None, clock.wall(), elapsed=clock.now),
         limits=limits,
         usd_per_kwh=config.device.usd_per_kwh,
         watts=config.device.watts,
@@ -84,15 +90,72 @@ def limits_of(config: Config) -> CapLimits:
 
 
 def restore(spending: Spending, history: History, clock: Clock) -> None:
-    """Count what was spent this day and month by the ledger; blocks on disk."""
-    now = clock.wall()
-    today, first = since(now, local_zone())
+    """Count what was spent before, by the ledger and by the sums kept beside it, and keep them from now on.
+
+    One of them is enough. Where neither can be read, or what is spent cannot be kept by either, caps are closed: a
+    start would give all of a cap once more. Blocks on disk.
+    """
+    caps, sums, wrong = spending.caps, KeptSums(history.path), list[str]()
+    days: dict[date, Spent] | None = None
+    kept: dict[str, Any] | None = None
+    is_new = True  # neither of them has been there yet
     try:
-        day, month = history.spent(today, today), history.spent(first, today)
+        days = _days_of(history)
+        is_new = not history.path.parent.is_dir() or not any(
+            history.path.parent.glob(f"{history.path.name}.{DAMAGED}-*")
+        )
     except DiscoError as e:
-        log.warning("the caps start from nothing spent: %s", e)
-        return
-    spending.caps.restore(Spent(day.server_usd, month.server_usd, day.energy_j / J_PER_WH), now)
+        wrong.append(str(e))
+        is_new = not history.path.exists()
+    try:
+        kept = sums.load()
+        caps.restore(days or {}, kept or {}, clock.wall())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        wrong.append(f"{sums.path} cannot be read ({e}); if nothing was spent, remove it")
+        kept, is_new = None, False
+        caps.restore(days or {}, {}, clock.wall())
+    keeper = _SumsKeeper(caps, sums)
+    is_known = kept is not None or bool(days) or is_new
+    if is_known and (keeper.keep() or not history.error):
+        caps.keep = keeper.keep
+    else:
+        wrong.append(history.error or "the history was damaged, and begins anew")
+        caps.close(
+            f"what was spent before is not known, or cannot be kept: {'; '.join(wrong)}. Mend that and start again, or "
+            "take the cap away (`disco config set caps.NAME none`)"
+        )
+    if wrong:
+        log.warning("what was spent before: %s", "; ".join(wrong))
+
+
+def _days_of(history: History) -> dict[date, Spent]:
+    """Return the ledger's sums of the latest days. Raises Unavailable."""
+    found = {}
+    for row in history.days(LEDGER_DAYS):
+        with suppress(ValueError):  # a day that no calendar has
+            usd, wh = row["server_usd"], row["energy_j"] / J_PER_WH
+            found[date.fromisoformat(row["day"])] = Spent(max(0.0, usd), 0.0, max(0.0, wh))
+    return found
+
+
+class _SumsKeeper:
+    """Keeps the sums of caps; one that fails is told of once."""
+
+    def __init__(self, caps: Caps, sums: KeptSums) -> None:
+        self._caps, self._sums = caps, sums
+        self._failing = False
+
+    def keep(self) -> bool:
+        """Write the sums; return whether they are."""
+        try:
+            self._sums.save(self._caps.kept())
+        except (OSError, ValueError) as e:
+            if not self._failing:
+                log.warning("the sums of the caps cannot be written to %s: %s", self._sums.path, e)
+            self._failing = True
+        else:
+            self._failing = False
+        return not self._failing
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,24 @@ To require that a request's bound fits into the rest of a cap would never oversh
 the bound of a prompt without `max_tokens` is a whole context of output, a thousand times its real cost.
 
 A day and a month begin at midnight in the user's time zone. A request counts in the period in which it was reserved,
-as the ledger counts it by its creation; periods only go forward, so a clock set back opens no cap again.
-State lives in memory: after a restart it comes from the ledger's sums (`since` says from when). Requests that ran at a
-crash are in no sum.
+as the ledger counts it by its creation. What is spent is the sum over the period that it is now, whichever way clocks
+go: where one is set back, what was booked in a period that is not yet counts in the one that it is, and no longer; if
+that was the error and the clock is set right again, it counts where it was booked.
+State lives in memory, and goes to `keep` at each change: after a restart it comes from there and from the ledger's
+sums, whichever is more. Where neither can be read, a cap is closed. Requests that ran at a crash are in no sum.
 One owner, one thread: `reserve` decides and writes in one step.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, tzinfo
+from typing import Any
 
 from ..types import Side
+from .cap_account import CapAccount, KeptAccount, require_amount
 from .catalog import Price
 from .prices import J_PER_WH
 
@@ -32,6 +37,9 @@ SERVER_CONTEXT = 131_072
 PROMPT_MARGIN = 1.5
 BUSY_RETRY_S = 5.0  # closed by reservations only: one of the requests will end, and leave most of its reservation
 BATTERY_RETRY_S = 300.0  # it is not known when the machine is plugged in
+UNKNOWN_RETRY_S = 300.0  # somebody has to mend a disk, or take a cap away
+LONG = timedelta(days=90)  # a daemon that is used is not off for longer; a clock that lost its battery is
+STEP_S = 3600.0  # a wall clock that gains more than this on the other one was set; time servers slew by seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,53 +99,38 @@ def sooner(*refusals: CapRefusal) -> CapRefusal:
     return min(refusals, key=lambda refused: refused.retry_after_s)
 
 
-@dataclass(slots=True)
-class _Cap:
-    """One cap of one side: the amount spent in its period `since`, and the amount reserved by running requests."""
-
-    name: str
-    side: Side
-    unit: str
-    monthly: bool
-    limit: float | None
-    since: date
-    spent: float
-    reserved: dict[int, float] = field(default_factory=dict)
-
-    def roll(self, today: date) -> None:
-        """Begin the period of a day, unless that period is over already."""
-        period = today.replace(day=1) if self.monthly else today
-        if period > self.since:
-            self.since, self.spent = period, 0.0
-            self.reserved.clear()  # requests that run on count in the period before
-
-    @property
-    def planned(self) -> float:
-        return math.fsum((self.spent, *self.reserved.values()))
-
-    def closed(self, bound: float) -> bool:
-        return self.limit is not None and bound > 0 and self.planned >= self.limit
-
-
 class Caps:
     """Admits starts under the caps, and keeps their accounts."""
 
-    def __init__(self, limits: CapLimits, tz: tzinfo, now: float, spent: Spent = Spent()) -> None:
-        """`now` is Unix time, s; `spent` are the ledger's sums for the day and the month that `now` is in."""
+    def __init__(
+        self,
+        limits: CapLimits,
+        tz: tzinfo | None,
+        now: float,
+        spent: Spent = Spent(),
+        *,
+        elapsed: Callable[[], float] | None = None,
+    ) -> None:
+        """`now` is Unix time, s; `spent` are the ledger's sums for the day and the month that `now` is in.
+
+        Without `tz` days are those of the C library, whose zone may change while this runs. `elapsed` is a clock that
+        nobody sets, s, to tell that the other one was.
+        """
         self.limits = limits
+        self.keep: Callable[[], object] = _nobody
         self._tz = tz
+        self._elapsed = elapsed
+        self._closed = ""
         day = _today(now, tz)
+        month = day.replace(day=1)
         self._caps = (
-            _Cap("usd_per_day", Side.SERVER, "$", False, limits.usd_per_day, day, spent.usd_today),
-            _Cap(
-                "usd_per_month", Side.SERVER, "$", True, limits.usd_per_month, day.replace(day=1), spent.usd_this_month
+            CapAccount("usd_per_day", Side.SERVER, "$", False, limits.usd_per_day, day, {day: spent.usd_today}),
+            CapAccount(
+                "usd_per_month", Side.SERVER, "$", True, limits.usd_per_month, month, {month: spent.usd_this_month}
             ),
-            _Cap("wh_per_day", Side.DEVICE, "Wh", False, limits.wh_per_day, day, spent.wh_today),
+            CapAccount("wh_per_day", Side.DEVICE, "Wh", False, limits.wh_per_day, day, {day: spent.wh_today}),
         )
-        self._day = (
-            math.inf,
-            math.inf,
-        )  # the first moment of the caps' day, and of the next one; known at the first use
+        self._seen = now, 0.0 if elapsed is None else elapsed()  # when `_roll` looked last
         self._open: dict[int, Reservation] = {}
         self._made = 0
 
@@ -150,11 +143,40 @@ class Caps:
         """The number of reservations neither settled nor released."""
         return tuple(self._open.values())
 
-    def restore(self, spent: Spent, now: float) -> None:
-        """Go on from the ledger's sums for the day and the month that `now` is in; reservations stay."""
-        self._roll(now)
-        for cap, amount in zip(self._caps, (spent.usd_today, spent.usd_this_month, spent.wh_today), strict=True):
-            cap.spent = amount
+    def restore(self, days: Mapping[date, Spent], kept: Mapping[str, Any], now: float) -> None:
+        """Go on from the ledger's sums of days and from what was `kept`; where both know a period, from what is more.
+
+        Of `days` those of the day count, $ and Wh; reservations stay. Raises KeyError, TypeError and ValueError where
+        that was never kept; then nothing is changed.
+        """
+        found = {name: KeptAccount(told) for name, told in kept.items()} if kept else {}
+        for cap in self._caps:
+            sums: dict[date, float] = {}
+            for day, spent in days.items():
+                amount = spent.usd_today if cap.side is Side.SERVER else spent.wh_today
+                sums[cap.period(day)] = sums.get(cap.period(day), 0.0) + amount
+            until = max([cap.since, *sums])
+            if (told := found.get(cap.name)) is not None:
+                until = max(cap.since, told.since)  # what the ledger has behind that is moved already
+                cap.since, cap.booked, cap.steps, cap.gone = told.since, told.booked, told.steps, told.gone
+            else:
+                cap.since = until  # of a clock that was wrong, if that is not yet
+            for period, amount in sums.items():
+                if period <= until:
+                    cap.learn(period, amount)
+            # Nobody knows how long this process did not run: for months it is rather the clock that was wrong.
+            today = _today(now, self._tz)
+            cap.roll(today, stepped=today > cap.since + LONG)
+        self._seen = now, self._seen[1] if self._elapsed is None else self._elapsed()
+        self.keep()
+
+    def kept(self) -> dict[str, Any]:
+        """Return the sums as JSON, to go on from."""
+        return {cap.name: cap.kept() for cap in self._caps}
+
+    def close(self, reason: str) -> None:
+        """Admit nothing that a cap is set for: what was spent is not known, for that reason."""
+        self._closed = reason
 
     def set_limits(self, limits: CapLimits) -> None:
         """Set other caps; amounts spent and reserved count against them."""
@@ -164,8 +186,11 @@ class Caps:
 
     def check(self, side: Side, bound: float, now: float, charge: float | None = None) -> CapRefusal | None:
         """Return why a side may not start, None if it may, and reserve nothing; for a plan. See `reserve`."""
-        _amount(bound)
+        require_amount(bound)
         self._roll(now)
+        if self._closed and bound > 0 and (capped := [cap for cap in self._of(side) if cap.limit is not None]):
+            names = ", ".join(f"{cap.name} = {cap.limit:g} {cap.unit}" for cap in capped)
+            return CapRefusal(side, f"{names} is closed: {self._closed}", math.inf, UNKNOWN_RETRY_S)
         closed = [cap for cap in self._of(side) if cap.closed(bound)]
         floor = self.limits.battery_floor
         if side is Side.DEVICE and floor is not None and charge is not None and charge < floor:
@@ -185,7 +210,7 @@ class Caps:
         caps = self._of(side)
         reservation = Reservation(self._made, side, bound, tuple(cap.since for cap in caps))
         for cap in caps:
-            cap.reserved[reservation.number] = bound
+            cap.reserved[reservation.number] = cap.since, bound
         self._open[reservation.number] = reservation
         return reservation
 
@@ -194,21 +219,22 @@ class Caps:
 
         Raises ValueError if that reservation was settled or released before: money is booked once.
         """
-        _amount(real)
+        require_amount(real)
         if reservation.number not in self._open:
             msg = f"already settled or released: {reservation}"
             raise ValueError(msg)
         self._close(reservation)
         for cap, period in zip(self._of(reservation.side), reservation.periods, strict=True):
-            if cap.since == period:
-                cap.spent += real
+            cap.book(period, real)
+        self.keep()
 
     def book(self, side: Side, real: float, now: float) -> None:
         """Count a cost without a reservation: that of the daemon's own requests."""
-        _amount(real)
+        require_amount(real)
         self._roll(now)
         for cap in self._of(side):
-            cap.spent += real
+            cap.book(cap.since, real)
+        self.keep()
 
     def release(self, reservation: Reservation) -> None:
         """Give back a reservation that nothing was started with. After `settle` this does nothing."""
@@ -228,25 +254,24 @@ class Caps:
                 "unit": cap.unit,
                 "limit": cap.limit,
                 "spent": cap.spent,
-                "reserved": math.fsum(cap.reserved.values()),
+                "reserved": cap.reserved_now,
                 "reset_at": self._reset(cap),
             }
             for cap in self._caps
             if cap.limit is not None
         }
 
-    def _refusal(self, side: Side, closed: list[_Cap], now: float) -> CapRefusal:
+    def _refusal(self, side: Side, closed: list[CapAccount], now: float) -> CapRefusal:
         spent = [cap for cap in closed if cap.limit is not None and cap.spent >= cap.limit]
         reset_at = max(self._reset(cap) for cap in closed)
         wait = max((self._reset(cap) - now for cap in spent), default=min(BUSY_RETRY_S, reset_at - now))
         reason = "; ".join(
-            f"{cap.name} = {cap.limit:g} {cap.unit} is reached: {cap.spent:.4g} spent, "
-            f"{math.fsum(cap.reserved.values()):.4g} reserved"
+            f"{cap.name} = {cap.limit:g} {cap.unit} is reached: {cap.spent:.4g} spent, {cap.reserved_now:.4g} reserved"
             for cap in closed
         )
         return CapRefusal(side, reason, reset_at, max(0.0, wait))
 
-    def _of(self, side: Side) -> tuple[_Cap, ...]:
+    def _of(self, side: Side) -> tuple[CapAccount, ...]:
         return tuple(cap for cap in self._caps if cap.side is side)
 
     def _close(self, reservation: Reservation) -> None:
@@ -254,17 +279,17 @@ class Caps:
         for cap in self._caps:
             cap.reserved.pop(reservation.number, None)
 
-    def _reset(self, cap: _Cap) -> float:
+    def _reset(self, cap: CapAccount) -> float:
         return _midnight(_next_month(cap.since) if cap.monthly else cap.since + timedelta(days=1), self._tz)
 
     def _roll(self, now: float) -> None:
-        begins, ends = self._day
-        if begins <= now < ends:  # several times a request: what the calendar says takes long
-            return
-        today = _today(now, self._tz)
-        for cap in self._caps:
-            cap.roll(today)
-        self._day = _midnight(today, self._tz), _midnight(today + timedelta(days=1), self._tz)
+        (then, at), today = self._seen, _today(now, self._tz)
+        elapsed = 0.0 if self._elapsed is None else self._elapsed()
+        self._seen = now, elapsed
+        stepped = now - then > elapsed - at + STEP_S  # or nobody knows: then it counts twice rather than never
+        changed = [cap.roll(today, stepped=stepped) for cap in self._caps]
+        if any(changed):
+            self.keep()
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------
@@ -291,23 +316,15 @@ def device_bound(
     return (prefill_j * prompt_tokens + decode_j * answer * choices) / J_PER_WH
 
 
-def since(now: float, tz: tzinfo) -> tuple[date, date]:
-    """Return the running day and the first of the running month: where the ledger's sums for `Spent` begin."""
-    today = _today(now, tz)
-    return today, today.replace(day=1)
+def _nobody() -> None:
+    """Nobody keeps the sums yet."""
 
 
-def _amount(x: float) -> None:
-    if not 0 <= x < math.inf:
-        msg = f"no amount: {x}"
-        raise ValueError(msg)
-
-
-def _today(now: float, tz: tzinfo) -> date:
+def _today(now: float, tz: tzinfo | None) -> date:
     return datetime.fromtimestamp(now, tz).date()
 
 
-def _midnight(day: date, tz: tzinfo) -> float:
+def _midnight(day: date, tz: tzinfo | None) -> float:
     """Return the first moment of a day, Unix time, s. A midnight that a clock change skips is the change (PEP 495)."""
     return datetime.combine(day, time.min, tz).timestamp()
 

@@ -18,6 +18,7 @@ _log = logging.getLogger("disco.store")
 FREE_PAGES_KEPT = 256  # 1 MiB of free pages is reused by the next rows; more is given back to the file system
 WAL_LIMIT_BYTES = 4 << 20  # SQLite checkpoints at 1000 pages of 4 KiB; a larger log is cut back to this
 
+DAMAGED = "corrupt"  # in the name of a history that was moved aside
 HISTORY = FileKind(0x64736368, frozenset({"requests", "ttft_samples"}), b"CREATE TABLE requests (")
 
 
@@ -72,7 +73,7 @@ def open_database(path: Path, busy_timeout_s: float, *, thorough: bool = False) 
         except sqlite3.Error as error:
             if not is_damage(error):
                 raise
-            aside = move_aside(path, "corrupt")
+            aside = move_aside(path, DAMAGED)
             _log.warning("history: %s is unusable (%s); moved to %s, a new one starts", path, error, aside)
         return _connect(path, busy_timeout_s)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import ClassVar
 
 from hypothesis import settings
@@ -171,6 +171,81 @@ class Unbooked(Machine):
     booked_at_start = False
 
 
+DAY = 86_400.0
+WRONG = [n * DAY for n in (0, 1, -1, 3, -3, 40, -40, 400, -20_000)]  # so that midnights stay what they are
+
+
+class ClockMachine(RuleBasedStateMachine):
+    """A wall clock that is set to whatever, and right again: what a true day may cost stays what it is.
+
+    Requests begin and end at once here, so that all is known at any time. The ledger has them by the wall clock.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.true, self.wrong_by, self.elapsed = START, 0.0, 0.0
+        self.right_since = self.true
+        self.spent: defaultdict[int, float] = defaultdict(float)  # by true day, but for what a clock behind hides
+        self.hidden: defaultdict[int, float] = defaultdict(float)
+        self.ledger: defaultdict[int, float] = defaultdict(float)
+        self.caps = self._made()
+
+    def _made(self) -> Caps:
+        begun = self.elapsed
+        return Caps(CapLimits(usd_per_day=DAY_CAP), UTC, self.wall, elapsed=lambda: self.elapsed - begun)
+
+    @property
+    def wall(self) -> float:
+        return self.true + self.wrong_by
+
+    @property
+    def today(self) -> int:
+        return Machine._day(self.true)
+
+    @rule(usd=st.sampled_from([0.1, 0.3, MOST]))
+    def spend(self, usd: float) -> None:
+        answer = self.caps.reserve(Side.SERVER, usd, self.wall)
+        if isinstance(answer, Reservation):
+            if not self.wrong_by:
+                assert self.spent[self.today] < DAY_CAP, "open"
+            self.caps.settle(answer, usd)
+            self.spent[self.today] += usd if self.wrong_by >= 0 else 0.0
+            self.hidden[self.today] += usd if self.wrong_by < 0 else 0.0
+            self.ledger[Machine._day(self.wall)] += usd
+            return
+        assert 0 <= answer.retry_after_s <= DAY
+        if not self.wrong_by and Machine._day(self.right_since) < self.today:
+            assert self.spent[self.today] + self.hidden[self.today] >= DAY_CAP - SMALL, (
+                "closed for longer than the day in which it was wrong"
+            )
+
+    @rule(hours=st.floats(0, 30))
+    def wait(self, hours: float) -> None:
+        self.true += hours * 3600
+        self.elapsed += hours * 3600
+
+    @rule(wrong_by=st.sampled_from(WRONG))
+    def set_the_clock(self, wrong_by: float) -> None:
+        if self.wrong_by and not wrong_by:
+            self.right_since = self.true
+        self.wrong_by = wrong_by
+        self.caps.check(Side.SERVER, MOST, self.wall)  # somebody looks before the day is over
+
+    @rule()
+    def set_it_right(self) -> None:
+        self.set_the_clock(0.0)
+
+    @rule(hours=st.floats(0, 30), ledger=st.booleans())
+    def restart(self, hours: float, *, ledger: bool) -> None:
+        kept = self.caps.kept()
+        self.true += hours * 3600
+        self.caps = self._made()
+        days = {date.fromordinal(day): Spent(usd_today=usd) for day, usd in self.ledger.items()} if ledger else {}
+        self.caps.restore(days, kept, self.wall)
+
+
+TestClocks = ClockMachine.TestCase
+TestClocks.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestBooked = Machine.TestCase
 TestBooked.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestUnbooked = Unbooked.TestCase

@@ -1,0 +1,84 @@
+"""A small file beside the history, with the sums that caps go by: they outlive a history that cannot be read.
+
+It is written in place, each time into the other half of it, so that one of them is always whole, and so that a full
+disk has room for it. It is not synchronised: a process that ends loses nothing, a power cut the last seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HALF = 16 * 1024  # bytes; the sums of 40 days and months have 5 kB
+_BEGIN = "disco sums"  # of each half; a file that begins otherwise is somebody else's
+
+
+class KeptSums:
+    """The file. Its one owner is the daemon that has claimed the history at `history`."""
+
+    def __init__(self, history: Path) -> None:
+        self.path = history.with_name(f"{history.name}.sums")
+        self._n = 0
+
+    def load(self) -> dict[str, Any] | None:
+        """Return what was saved last; None if nothing was. Raises OSError, ValueError where no half is whole."""
+        try:
+            handle = self._open(os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            data = os.pread(handle, 2 * HALF, 0)
+        finally:
+            os.close(handle)
+        if not data.strip(b"\0"):
+            return None
+        halves = [found for half in (data[:HALF], data[HALF:]) if (found := _whole(half)) is not None]
+        if not halves:
+            msg = f"{self.path} is damaged"
+            raise ValueError(msg)
+        self._n, sums = max(halves, key=lambda half: half[0])
+        return sums
+
+    def save(self, sums: Mapping[str, Any]) -> None:
+        """Write the sums into the half that is older. Raises OSError; ValueError for more than it has room for."""
+        text = json.dumps(sums, allow_nan=False)
+        half = f"{_BEGIN} {self._n + 1} {zlib.crc32(text.encode())} {text}\n".encode()
+        if len(half) > HALF:
+            msg = f"{len(half)} bytes of sums"
+            raise ValueError(msg)
+        handle = self._open(os.O_RDWR | os.O_CREAT)
+        try:
+            if os.fstat(handle).st_size < 2 * HALF:
+                os.pwrite(handle, bytes(2 * HALF), 0)  # room for both, while there is some
+            os.pwrite(handle, half.ljust(HALF, b"\0"), HALF * ((self._n + 1) % 2))
+        finally:
+            os.close(handle)
+        self._n += 1
+
+    def _open(self, flags: int) -> int:
+        """Open it; raises OSError, also for what is not a file of ours."""
+        handle = os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        head = os.pread(handle, len(_BEGIN), 0) if stat.S_ISREG(os.fstat(handle).st_mode) else b"?"
+        if head.strip(b"\0") and head != _BEGIN.encode():
+            other = os.pread(handle, len(_BEGIN), HALF)
+            if other != _BEGIN.encode():
+                os.close(handle)
+                raise OSError(0, "it is somebody else's file", str(self.path))
+        return handle
+
+
+def _whole(half: bytes) -> tuple[int, dict[str, Any]] | None:
+    """Return the number and the sums of a half that is whole."""
+    try:
+        begin, number, check, text = half.rstrip(b"\0").decode().replace(_BEGIN, "sums", 1).split(" ", 3)
+        if begin != "sums" or int(check) != zlib.crc32(text.rstrip("\n").encode()):
+            return None
+        sums = json.loads(text)
+        return (int(number), sums) if isinstance(sums, dict) else None
+    except ValueError:
+        return None
