@@ -213,7 +213,8 @@ BOUNDS = """\
 Every wait for the outside ends, and everything that grows has a limit. This page is made by `make docs` of the numbers
 in the code and the comments beside them, so that each is written once; measurements and simulators have more. What you
 can set yourself is in [settings.md](settings.md): `server.first_token_timeout_s`, `server.token_timeout_s`,
-`handoff.stall_s`, `api.receive_timeout_s`, `history.max_rows` and others. `_S` is seconds, `_TPS` token/s.
+`server.thinking_timeout_s`, `handoff.stall_s`, `api.receive_timeout_s`, `history.max_rows` and others. `_S` is seconds,
+`_TPS` token/s.
 """
 MEASURE = ("bench", "simulate")  # rooms whose numbers describe an experiment, not the daemon
 

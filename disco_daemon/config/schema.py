@@ -155,18 +155,18 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_usage: bool = True
     """Ask for token counts at the end of a stream; turn off for servers that refuse `stream_options`."""
     context_length: Annotated[int, Meta(ge=0)] = 0
-    """Tokens that prompt and answer may have there together; 0 = as it tells, as the price lists say, or not known
-    (docs/api.md#what-each-side-can-do)."""
+    """Tokens of prompt and answer together; 0 = as it or the price lists tell (docs/api.md#what-each-side-can-do)."""
     capabilities: dict[_Capability, bool] = {}
     """What it can do, by name: tools, forced_tools, json_schema, images, logprobs, n, fim, each true or false. Of what
     is not named, what it tells counts, or else it is asked until it refuses."""
     first_token_timeout_s: _Positive = 20.0
-    """Give up on the server after this long without a first token, s."""
+    """Give up on the server after this long without a first token, or a sign of life, s."""
+    thinking_timeout_s: _Positive = 600.0
+    """Give up on one that shows signs of life, but no token, after this long, s, or sooner (docs/api.md#streams)."""
     token_timeout_s: _Positive = 15.0
     """Give up on the server after this long between two tokens, s."""
     input_usd_per_mtok: _NonNegative | None = None
-    """Price of a million input tokens, $; null = as in the price lists (docs/money.md#what-servers-charge), 0 on your
-    own machines."""
+    """Price of a million input tokens, $; null = as listed (docs/money.md#what-servers-charge), 0 on own machines."""
     output_usd_per_mtok: _NonNegative | None = None
     """Price of a million output tokens, $; null = as in the price lists."""
 

@@ -106,6 +106,7 @@ def _server(config: Config, clock: Clock, device: Endpoint | None, listed: Capab
             api_key=api_key,
             first_token_timeout_s=settings.first_token_timeout_s,
             token_timeout_s=settings.token_timeout_s,
+            thinking_timeout_s=settings.thinking_timeout_s,
             continuation=settings.continuation,
             stream_usage=settings.stream_usage,
             insecure=settings.insecure,

@@ -42,7 +42,8 @@ from .plainhttp import NotPrivateError
 from .server_capabilities import ServerCapabilities
 from .server_client import ServerClient, look_up_private
 from .server_errors import ServerErrors, refusal_of
-from .stream import Bytes, EventStream, Patience, most_bytes
+from .stream import Bytes, EventStream, most_bytes
+from .thoughts import Thoughts
 
 __all__ = ["Server", "ServerConfig"]
 
@@ -72,6 +73,7 @@ class ServerConfig:
     api_key: str = field(repr=False)
     first_token_timeout_s: float = 20.0
     token_timeout_s: float = 15.0
+    thinking_timeout_s: float = 600.0
     continuation: str = "auto"
     stream_usage: bool = True
     insecure: bool = False  # the key may go to any host by plain http
@@ -102,6 +104,7 @@ class Server:
         self.last_error: str | None = None
         self.n_failures = 0
         self._known = ServerCapabilities(self._clock, config.chosen, config.listed)
+        self._thoughts = Thoughts(config.first_token_timeout_s, config.token_timeout_s, config.thinking_timeout_s)
         self._doubted = False  # whether a bill of this server has been doubted in the log
         self.adapters: dict[str, str] = {}  # a server has models, and its own names for them
         self._tokens = tokens
@@ -149,8 +152,7 @@ class Server:
 
     async def start(self) -> None:
         """Make the client; nothing is sent."""
-        config = self.config
-        self._client = ServerClient(config.base_url, config.api_key, confined=self._confined)
+        self._client = ServerClient(self.config.base_url, self.config.api_key, confined=self._confined)
         if self._confined:
             await self._look()
 
@@ -253,8 +255,12 @@ class Server:
     def generate(
         self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
-        """Stream one answer; the stream is closed on the way out, however that is. A server cannot be held."""
-        if controls is None or (hedge := controls.hedge) is None or finds(request.extra):
+        """Stream one answer; the stream is closed on the way out, however that is. A server cannot be held.
+
+        What may be silent since it thinks is not asked a second time: both thoughts would be paid for.
+        """
+        once = finds(request.extra) or self._thoughts.thinks(request)
+        if controls is None or (hedge := controls.hedge) is None or once:
             return self.ask(request, usage, noted=True)
         return hedged(lambda own: self.ask(request, own, noted=True), usage, hedge, self._clock)
 
@@ -263,12 +269,11 @@ class Server:
     ) -> ServerEvents:
         """Generate with a continuation method to try; a failure is not `noted`. For the probe."""
         with self._note_failure(request) if noted else nullcontext(), self._errors.translate():
-            refusal = self.refuses(request) if method is None else None
-            if refusal is not None:
+            if method is None and (refusal := self.refuses(request)) is not None:
                 raise self._errors.error("no_continuation", refusal)
             began = self._clock.now()
             limit = most_tokens(request)
-            patience = Patience(self.config.first_token_timeout_s, self.config.token_timeout_s, limit)
+            patience = self._thoughts.patience(request, limit)
             async with AsyncExitStack() as stack:
                 stack.callback(patience.close)
                 async with asyncio.timeout_at(patience.until()):
@@ -281,7 +286,7 @@ class Server:
                 reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id)
                 async for chunk in chunks:
                     for token in self._read(chunk, bill, reader, began):
-                        patience.renew()
+                        patience.renew(token)
                         yield token
                     if reader.is_over:
                         break
@@ -289,6 +294,7 @@ class Server:
                     for token in more:
                         yield token
                 self._doubt(bill)
+                self._thoughts.add(request, patience.first, usage)
                 for event in self._ends(reader, is_done=stream.done):
                     if event == Finish("length") and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
                         raise self._errors.error("cut", "the server cut an answer without a limit to its own default")

@@ -37,16 +37,31 @@ def most_bytes(max_tokens: int | None) -> int:
 class Patience:
     """The time to wait for the server's next bytes: until a first token, then from token to token, s.
 
-    Comments and empty chunks do not prolong it; the time a slow reader takes does, since it is not the server's. All
-    waits together may take MAX_ANSWER_S, and with `max_tokens` no longer than so many tokens may. `close` it.
+    A sign of life, which is any whole line, begins that time anew up to the first token, and later as well of a server
+    that `thinks`: its silence behind a sign may be a thought. Without a token it ends after `alive_s`, signs or not.
+    The time a slow reader takes prolongs it, since it is not the server's. All waits together may take MAX_ANSWER_S,
+    and with `max_tokens` no longer than so many tokens may. `first` tells after how long the first token came, s, and
+    whether it was more than text: a thought, a call. `close` it.
     """
 
-    def __init__(self, first_token_s: float, token_s: float, max_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        first_token_s: float,
+        token_s: float,
+        max_tokens: int | None = None,
+        *,
+        alive_s: float = 0.0,
+        thinks: bool = False,
+    ) -> None:
         self._now = asyncio.get_running_loop().time
-        self._token_s = token_s
+        self._token_s, self._sign_s = token_s, math.inf if thinks else first_token_s
+        self._alive_s, self._thinks = alive_s, thinks
+        self.first: tuple[float, bool] | None = None
+        self._began = self._now()
         self._until = self._now() + first_token_s
-        self._heard = False
-        most_s = math.inf if max_tokens is None else first_token_s + token_s * max_tokens
+        self._alive_until = self._now() + max(first_token_s, alive_s)
+        self._heard = self._signed = self._begun = False
+        most_s = math.inf if max_tokens is None else max(first_token_s, alive_s) + token_s * max_tokens
         self._most_s = self._left_s = min(MAX_ANSWER_S, most_s)
         self._deadline = Deadline()
 
@@ -54,14 +69,26 @@ class Patience:
         """Nothing is waited for any more."""
         self._deadline.close()
 
-    def renew(self) -> None:
+    def renew(self, token: Token) -> None:
         """A token has come."""
         self._heard = True
+        if self.first is None:
+            self.first = (self._now() - self._began, not token.text)
+
+    def sign(self) -> None:
+        """A sign of life has come."""
+        self._signed = True
 
     def until(self) -> float:
         """Deadline of a wait that begins now, in the event loop's time."""
         if self._heard:
-            self._heard, self._until = False, self._now() + self._token_s
+            now = self._now()
+            self._heard, self._signed, self._begun = False, False, True
+            self._until, self._alive_until = now + self._token_s, now + max(self._token_s, self._alive_s)
+        elif self._signed:
+            self._signed = False
+            if self._thinks or not self._begun:
+                self._until = min(self._alive_until, max(self._until, self._now() + self._sign_s))
         return self._until
 
     async def read(self, body: Bytes) -> bytes | None:
@@ -94,6 +121,7 @@ class EventStream:
     def __init__(self, body: Bytes, patience: Patience, max_bytes: int = MAX_ANSWER) -> None:
         self._body = body
         self._patience = patience
+        patience.sign()  # the response has begun
         self._max_bytes = max_bytes
         self._held: list[bytes] = []  # lines of an event that is not whole yet
         self._ends_in_return = False  # what was read: a line feed may follow, which is of the same line end
@@ -109,6 +137,8 @@ class EventStream:
             n_bytes += len(data)
             if self._ends_in_return or b"\r" in data:
                 data = self._with_line_feeds(data)
+            if b"\n" in data:
+                self._patience.sign()
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
                 if not line and not self._held:

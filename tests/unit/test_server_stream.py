@@ -100,7 +100,7 @@ async def test_a_server_that_dribbles_is_given_up_and_a_slow_reader_is_not_its_f
     async def listen() -> None:
         nonlocal heard
         async for _ in EventStream(dribbling(), patience).objects():
-            patience.renew()
+            patience.renew(Token("x"))
             heard += 1
             await asyncio.sleep(0.04)  # a reader who takes longer than the server
 

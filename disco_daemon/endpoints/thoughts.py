@@ -1,0 +1,69 @@
+"""How long a server's model may think before its first text, while it shows that it is alive.
+
+Some models think unseen for minutes. Meanwhile a server sends comments, a first chunk with nothing but a role, empty
+chunks, or nothing at all behind its headers; it bills the thoughts, and whoever gives up and asks again pays for them
+again. So signs of life are waited with, up to a limit that follows what the model has been seen to take, by how hard it
+was asked to think.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from ..estimation.silence import Silences
+from ..types import GenerationRequest, Usage
+from ..types.needs import template_args
+from .stream import Patience
+
+MAX_EFFORTS = 16  # kinds of requests that are told apart; the one that was longest not asked for is forgotten
+LEAST_S = 120.0  # with signs of life, however quick the model was till then: one hard question takes it that long
+
+Effort = tuple[object, object]  # whether to think, and how hard, as far as the request says it
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of one effort: the times to the first text, s, and whether it was thought of before, unseen."""
+
+    silences: Silences = field(default_factory=Silences)
+    thinks: bool = False
+
+
+class Thoughts:
+    """The patience with one server; `most_s` is the longest that anybody waits for a token of it."""
+
+    def __init__(self, first_token_s: float, token_s: float, most_s: float) -> None:
+        self._first_token_s, self._token_s, self._most_s = first_token_s, token_s, most_s
+        self._seen: OrderedDict[Effort, _Seen] = OrderedDict()
+
+    def patience(self, request: GenerationRequest, max_tokens: int | None) -> Patience:
+        """Return the patience with the answer to a request, which may have so many tokens."""
+        alive_s, thinks = self.limit_s(request), self.thinks(request)
+        return Patience(self._first_token_s, self._token_s, max_tokens, alive_s=alive_s, thinks=thinks)
+
+    def limit_s(self, request: GenerationRequest) -> float:
+        """Return how long the first text may take, or the next one, as long as there are signs of life, s."""
+        return min(self._most_s, max(LEAST_S, self._of(request).silences.bound_s))
+
+    def thinks(self, request: GenerationRequest) -> bool:
+        """Whether a long silence behind a sign of life may be a thought: it was asked for, or is known to come."""
+        asked = template_args(request.extra).get("enable_thinking")
+        return asked is True or (asked is None and self._of(request).thinks)
+
+    def add(self, request: GenerationRequest, first: tuple[float, bool] | None, usage: Usage) -> None:
+        """Take the end of an answer whose first token came so many s after the request, as more than text or not."""
+        if first is not None:
+            first_s, shown = first
+            seen = self._of(request)
+            seen.silences.add(first_s)
+            seen.thinks = usage.reasoning_tokens > 0 and not shown
+
+    def _of(self, request: GenerationRequest) -> _Seen:
+        args = template_args(request.extra)
+        effort = (str(args.get("enable_thinking")), str(args.get("reasoning_effort")))
+        seen = self._seen.setdefault(effort, _Seen())
+        self._seen.move_to_end(effort)
+        while len(self._seen) > MAX_EFFORTS:
+            self._seen.popitem(last=False)
+        return seen
