@@ -16,6 +16,7 @@ import regex
 LONGEST_TOKEN = 20  # characters of one word that are taken for one token; vocabularies have hardly any longer
 WIDE_CHARS = 2  # ideographs, kana or syllables to a token, in scripts without spaces; hardly any has four
 LONGEST_RUN = 128  # spaces, or marks in a row, that are taken for one token: indents and lines of dashes
+SHORT = 12  # characters of a piece that are looked at one by one, if it is no word: more are quicker by an expression
 MAX_DEPTH = 4  # levels of a delta that are looked at: tool_calls[0].function.arguments
 MAX_TEXTS = 256  # of one answer that are counted apart: calls, thoughts, choices; those beyond are taken for one
 
@@ -25,6 +26,8 @@ _RUN = regex.compile(rf"([{_WORD}]+)|(\s+)|([{_JOINS}]+)|([^\s{_WORD}{_JOINS}]+)
 _WIDE = regex.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
 _SPOKEN = frozenset({"content", "reasoning_content", "reasoning", "thinking", "refusal", "arguments", "name", "text"})
 _WORDS, _SPACE, _JOINER, _MARKS = 1, 2, 3, 4  # groups of _RUN; the text ends with the first, the second or the last
+_LONGEST = {_WORDS: LONGEST_TOKEN, _SPACE: LONGEST_RUN, _MARKS: LONGEST_RUN}
+_ASCII = {c: found.lastindex or _SPACE for c in map(chr, range(128)) if (found := _RUN.match(c))}
 
 
 class TextCount:
@@ -39,19 +42,45 @@ class TextCount:
     def add(self, piece: str) -> int:
         """Take the next piece; return how many tokens begin in it."""
         word = piece[1:] if piece[:1] == " " else piece
-        if word.isascii() and word.isalpha():  # what most pieces are
-            if word is not piece:
-                self._kind, self._length = _SPACE, 0
+        if not word.isascii():
+            return self._add_runs(piece)
+        if word.isalnum():  # what most pieces are
+            if word is not piece or self._kind == _SPACE:
+                self._kind, self._length = _WORDS, len(word)
+                return 1 if len(word) <= LONGEST_TOKEN else _upwards(len(word), LONGEST_TOKEN)
             return self._add_word(len(word))
-        return sum(self._add_run(found.lastindex or _SPACE, found[0]) for found in _RUN.finditer(piece))
+        return self._add_ascii(piece) if len(piece) <= SHORT else self._add_runs(piece)
 
-    def _add_run(self, kind: int, run: str) -> int:
-        if kind == _WORDS or (kind == _JOINER and self._kind == _WORDS):
-            n_wide = 0 if run.isascii() else len(_WIDE.findall(run))
-            return self._add_word(len(run) + n_wide * (LONGEST_TOKEN // WIDE_CHARS - 1))
-        kind = _SPACE if kind == _SPACE else _MARKS
+    def _add_ascii(self, piece: str) -> int:
+        """Take a short piece, character by character: in a third of the time."""
+        n, before, length = 0, self._kind, self._length
+        for character in piece:
+            kind = _ASCII[character]
+            if kind == _JOINER:
+                kind = _WORDS if before == _WORDS else _MARKS
+            if kind == before:
+                length += 1
+                n += (length if kind == _SPACE else length - 1) % _LONGEST[kind] == 0
+            else:
+                n += kind == _MARKS or (kind == _WORDS and not (before == _MARKS and length == 1))
+                before, length = kind, 1
+        self._kind, self._length = before, length
+        return n
+
+    def _add_runs(self, piece: str) -> int:
+        n = 0
+        for found in _RUN.finditer(piece):
+            kind, run = found.lastindex or _SPACE, found[0]
+            if kind == _WORDS or (kind == _JOINER and self._kind == _WORDS):
+                n_wide = 0 if run.isascii() else len(_WIDE.findall(run))
+                n += self._add_word(len(run) + n_wide * (LONGEST_TOKEN // WIDE_CHARS - 1))
+            else:
+                n += self._add_run(_SPACE if kind == _SPACE else _MARKS, len(run))
+        return n
+
+    def _add_run(self, kind: int, length: int) -> int:
         before = self._length if self._kind == kind else 0
-        self._kind, self._length = kind, before + len(run)
+        self._kind, self._length = kind, before + length
         if kind == _SPACE:
             return self._length // LONGEST_RUN - before // LONGEST_RUN
         return _upwards(self._length, LONGEST_RUN) - _upwards(before, LONGEST_RUN)

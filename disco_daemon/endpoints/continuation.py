@@ -195,7 +195,8 @@ def completion(request: GenerationRequest, prompt: str | tuple[int, ...], *, ids
 def _sampling(request: GenerationRequest) -> dict[str, Any]:
     s = request.sampling
     every = {
-        "temperature": s.temperature, "top_p": s.top_p, "seed": s.seed, "stop": list(s.stop) or None,
+        "temperature": s.temperature, "top_p": s.top_p, "seed": s.seed,
+        "stop": [text for text in s.stop if text] or None,
         "frequency_penalty": s.frequency_penalty, "presence_penalty": s.presence_penalty,
     }  # fmt: skip
     return {k: v for k, v in every.items() if v is not None}

@@ -13,20 +13,23 @@ MAX_RETRY_S = 86_400.0  # the longest Retry-After that a client gets; a server t
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
     """Seconds after `now`, Unix time, from `Retry-After`, or the finer `retry-after-ms` of OpenAI and Azure.
 
-    The header has a number of seconds or a date. None for what is neither; never below 0 or above MAX_RETRY_S.
+    The header has a number of seconds or a date, by the server's clock: that one's `Date` counts, where it tells it,
+    and ours may be wrong. None for what is neither; never below 0 or above MAX_RETRY_S.
     """
     if (ms := _number(headers.get("retry-after-ms"))) is not None:
         return _clamp(ms / 1000)
     told = headers.get("retry-after")
     if (seconds := _number(told)) is not None:
         return _clamp(seconds)
-    return _until(told, now)
+    until, there = _at(told), _at(headers.get("date"))
+    return None if until is None else _clamp(until - (now if there is None else there))
 
 
-def _until(date: str | None, now: float) -> float | None:
+def _at(date: str | None) -> float | None:
+    """Return a date as Unix time, s; None for what is none."""
     try:
         at = parsedate_to_datetime(date or "")
-        return _clamp((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError, TypeError, IndexError):
         return None
 

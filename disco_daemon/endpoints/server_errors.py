@@ -86,7 +86,7 @@ class ServerErrors:
             raise self.error("endless", f"the server's answer has no end: {e}") from e
         except (aiohttp.ClientError, OSError) as e:
             raise self.error("cut", f"the connection to the server broke: {self._brief(e)}") from e
-        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError) as e:
+        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as e:
             raise self.error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}") from e
 
     def _connection_error(self, e: aiohttp.ClientError) -> EndpointError:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ..clock import Deadline
+from ..types import Token
 
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 MAX_JOINED = 256 * 1024  # bytes of an event in several lines, and how many: each is tried anew with every line

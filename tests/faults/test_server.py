@@ -95,3 +95,19 @@ async def collect(server: Server, request: GenerationRequest, into: list[Token |
     async with aclosing(server.ask(request, Usage(), "text")) as answer:
         async for event in answer:
             into.append(event)
+
+
+async def test_a_list_of_models_that_is_nested_too_deeply_tells_nothing_and_is_not_asked_for_again() -> None:
+    n_asked, nested = 0, b'{"data":' * 100_000
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal n_asked
+        await reader.readuntil(b"\r\n\r\n")
+        n_asked += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(nested), nested))
+        await writer.drain()
+
+    async with serving(handle) as server:
+        await server.inquire()
+        assert server.should_inquire is False
+    assert n_asked == 1

@@ -61,6 +61,14 @@ def test_the_answer_so_far_is_the_last_message_and_each_method_says_so_in_its_ow
         assert "continue_final_message" not in bodies[method]
 
 
+@pytest.mark.parametrize(("stop", "sent"), [(("",), None), (("", "END"), ["END"]), ((), None)])
+def test_an_empty_stop_string_is_not_passed_on(stop: tuple[str, ...], sent: list[str] | None) -> None:
+    """Some servers refuse it, others would end at once; here it means nothing."""
+    request = replace(REQUEST, sampling=replace(REQUEST.sampling, stop=stop))
+    for asked in (chat(request, "assistant"), completion(request, "x")):
+        assert asked.body.get("stop") == sent
+
+
 def test_a_chat_keeps_the_parameters_and_the_client_s_name_of_the_limit() -> None:
     asked = chat(REQUEST, "assistant")
     assert asked.path == CHAT

@@ -215,6 +215,13 @@ NOW = 1_700_000_000.0
         ({"retry-after-ms": "250", "retry-after": "1"}, 0.25),
         ({"retry-after": formatdate(NOW + 90, usegmt=True)}, 90.0),
         ({"retry-after": formatdate(NOW - 90, usegmt=True)}, 0.0),
+        # By the server's clock, however wrong it is, or ours.
+        *(
+            ({"retry-after": formatdate(NOW + off + 90, usegmt=True), "date": formatdate(NOW + off, usegmt=True)}, 90.0)
+            for off in (-86_400, -600, 600, 86_400, 1_000_000_000)
+        ),
+        ({"retry-after": formatdate(NOW + 90, usegmt=True), "date": "soon"}, 90.0),
+        ({"retry-after": "7", "date": formatdate(NOW + 600, usegmt=True)}, 7.0),
         ({"retry-after": "nan"}, None),
         ({"retry-after": "inf"}, MAX_RETRY_S),
         ({"retry-after": "1e400"}, MAX_RETRY_S),
