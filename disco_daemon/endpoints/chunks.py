@@ -189,7 +189,8 @@ class Reader:
             self._n_by_text += self._others.add(_spoken(delta), index)
         if logprobs:
             self._n_by_name += len(logprobs["content"])
-        return max(0 if self.n_tokens else 1, max(self._n_by_text, self._n_by_name) - self.n_tokens)
+        n = max(self._n_by_text, self._n_by_name)
+        return n - self.n_tokens if n > self.n_tokens else int(not self.n_tokens)
 
     def _with_ids(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
         """The same with its ids."""

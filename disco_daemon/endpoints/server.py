@@ -34,7 +34,7 @@ from ..types import (
 from . import told
 from .base import Controls, Resumption
 from .bill import Bill, finds
-from .chunks import CutError, Reader
+from .chunks import Reader
 from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
 from .gaps import fill, refuses_gap
 from .hedge import ServerEvents, hedged
@@ -295,7 +295,7 @@ class Server:
                         yield token
                 self._doubt(bill)
                 self._thoughts.add(request, patience.first, usage)
-                for event in self._ends(reader, is_done=stream.done):
+                for event in reader.ends(is_done=stream.done):
                     if event == Finish("length") and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
                         raise self._errors.error("cut", "the server cut an answer without a limit to its own default")
                     yield event
@@ -310,13 +310,6 @@ class Server:
         except EndpointError as e:
             log.debug("no usage after the answer: %s", e)
             return None
-
-    def _ends(self, reader: Reader, *, is_done: bool) -> list[Token | Finish]:
-        """Return the end of an answer. Raises EndpointError where it is none: what was cut is not whole."""
-        try:
-            return reader.ends(is_done=is_done)
-        except CutError as e:
-            raise self._errors.error("cut", self._errors.show(str(e))) from None
 
     async def _compose(self, request: GenerationRequest, method: str | None) -> Ask:
         """Compose the request. Raises EndpointError when the device cannot give what the method needs."""

@@ -14,6 +14,7 @@ from ..errors import EndpointError
 from ..net import in_the_clear, origin, pointed_to
 from ..plain import MAX_LINE, masked, one_line
 from ..types import Side
+from .chunks import CutError
 from .kept_connections import KeptDrop
 from .plainhttp import NotPrivateError
 from .retry import retry_after_s
@@ -82,6 +83,8 @@ class ServerErrors:
             raise self.error("dropped", f"the server closed a kept connection unheard: {self._brief(e)}") from e
         except StatusError as e:
             raise self._status_error(e) from e
+        except CutError as e:
+            raise self.error("cut", self.show(str(e))) from None
         except Endless as e:
             raise self.error("endless", f"the server's answer has no end: {e}") from e
         except (aiohttp.ClientError, OSError) as e:
