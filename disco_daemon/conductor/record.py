@@ -92,18 +92,20 @@ class Recorder:
             delivery=delivery.mode,
             arrivals_s=arrivals,
             reason=self._why,
-            ignored=self._ignored(),
+            ignored=self._ignored(is_whole=reason is not None),
             choices=n_choices(request.extra),
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)
         return outcome
 
-    def _ignored(self) -> list[str]:
-        """Return the fields that some part of the answer does not heed."""
+    def _ignored(self, *, is_whole: bool) -> list[str]:
+        """Return the fields that some part of the answer does not heed: `n` as well, where fewer choices came."""
+        n_said = len({piece.index for piece in self._answer.generated.pieces})
+        fewer = ["n"] if is_whole and 0 < n_said < n_choices(self._request.extra) else []
         sides = [side for side, n in self._answer.tokens.items() if n] or [Side.SERVER]
         endpoints = (self._context.endpoints.get(side) for side in sides)
-        return sorted({name for endpoint in endpoints for name in ignored_by(endpoint, self._request)})
+        return sorted({*fewer, *(name for endpoint in endpoints for name in ignored_by(endpoint, self._request))})
 
     def trace(self, outcome: Outcome) -> Trace:
         """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""

@@ -6,7 +6,7 @@ read and may say something is an error, which names the server. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -77,19 +77,20 @@ class Reader:
         self._unnamed = 0  # tokens given out since the last ids
         self._names = False  # it has told ids: what comes without is a part of the next ones' text
         self.n_tokens = 0
+        self.is_over = False  # whether all choices have told why they end; more of them may come nevertheless
         self._text, self._others = TextCount(), TextCounts()
         self._n_by_text = self._n_by_name = 0
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all choices have told why they end. More of them may come nevertheless."""
-        return len(self._ended) == len(self._choices)
-
-    def choices(self, chunk: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the choices of a chunk that were asked for. Raises TypeError for what is no list of choices."""
+    def choices(self, chunk: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+        """Return the choices of a chunk that were asked for. Raises TypeError for what is no list of choices."""
         told = chunk.get("choices")
         if not told:
-            return
+            return ()
+        if type(told) is list and len(told) == 1 and type(told[0]) is dict and not told[0].get("index"):
+            return told  # what nearly every chunk has
+        return list(self._asked_for(told))
+
+    def _asked_for(self, told: object) -> Iterator[dict[str, Any]]:
         if not isinstance(told, list):
             raise TypeError("the choices are no list")
         for choice in told:
@@ -161,6 +162,7 @@ class Reader:
             return
         if not state.reason:
             self._ended.append(state)
+            self.is_over = len(self._ended) == len(self._choices)
         if not state.reason or state.reason in ENDS:
             state.reason = reason
 

@@ -356,7 +356,7 @@ class Server:
             if token is not None:
                 bill.count_token(token, reader.n_tokens, counted=told is not None)
                 yield token
-            if error := choice.get("error"):
+            elif error := choice.get("error"):
                 raise self._reported(error)
 
     def _reported(self, error: object) -> EndpointError:

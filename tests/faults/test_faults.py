@@ -98,6 +98,29 @@ async def test_device_carries_on_when_the_server_breaks_off(fault: str, n: int, 
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("reason", ["network_error", "insufficient_system_resource", "a new word"])
+async def test_device_carries_on_when_the_servers_end_is_none(reason: str, both: Any) -> None:
+    """And where it may not, each API says that the answer failed: half of it is never given out as whole."""
+    upstream, daemon = both
+    with upstream.chunks("red ", "green ", reason=reason):
+        heard = await ask(daemon, "red green blue yellow", max_tokens=12)
+        assert heard.text.startswith("red green ")
+        assert (heard.disco["handoffs"], heard.disco["tokens"]["server"]) == (1, 2)
+        assert heard.disco["endpoints"]["server"]["error"] == "cut"
+        said: dict[str, Any] = {"messages": [{"role": "user", "content": "red"}], "max_tokens": 12}
+        bodies = {
+            "/v1/chat/completions": said, "/v1/messages": said, "/api/chat": said | {"stream": False},
+            "/v1/responses": {"input": "red"},
+        }  # fmt: skip
+        for path, body in bodies.items():
+            url = daemon.url.removesuffix("/v1") + path
+            async with daemon.session.post(url, json=body | {"model": "disco/server"}) as response:
+                assert response.status == 502, path
+                told = await response.text()
+            assert reason in told
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("noise", ["with_comments", "split_utf8", "close_without_done"])
 async def test_noise_on_the_wire_changes_nothing(noise: str, both: Any) -> None:
     upstream, daemon = both

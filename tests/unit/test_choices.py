@@ -169,6 +169,7 @@ async def test_choices_stay_on_the_side_that_began_them() -> None:
     assert (text, record.error, server.asked) == ("a b c d", "engine_gone", [])
     text, record = await played(context(Scripted(Side.DEVICE, [gone]), server), asked(n=2))
     assert (text, record.winner) == ("x", Side.SERVER), "before the first token the other side may begin"
+    assert "n" in record.ignored, "it gave one choice of two, and that is told"
 
 
 TOKENS = (Token("a", 1, Delta(), ids=(1,)), Token("c", 1, Delta(), ids=(3,), index=1), Token("b", 1, Delta(), ids=(2,)),

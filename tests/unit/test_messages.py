@@ -252,6 +252,35 @@ def test_a_stream_says_what_a_body_says(said: list[Token], called: list[dict[str
     assert [block["input"] for block in whole["content"] if block["type"] == "tool_use"] == called
 
 
+@pytest.mark.parametrize("between", ["", "\n", "\n\n "])
+def test_calls_by_turns_and_white_space_between_their_pieces_break_no_block(between: str) -> None:
+    """A block cannot be opened again: what comes of another call waits until the open one is whole."""
+    space = [Token(between)] if between else []
+    heads = [call(0, '{"a":', id="a"), *space, call(1, '{"b":', id="b")]
+    tokens = [Token("I look."), *heads, *space, call(0, " 1"), *space, call(1, "2"), call(0, "}"), *space, call(1, "}")]
+    message = gathered(streamed(tokens))
+    assert message == json.loads(json.dumps(MessagesShape("r", 1, "disco").body(tokens, {}, OUTCOME)))
+    assert [(b["type"], b.get("name"), b.get("input")) for b in message["content"]] == [
+        ("text", None, None), ("tool_use", "a", {"a": 1}), ("tool_use", "b", {"b": 2}),
+    ]  # fmt: skip
+
+
+def test_a_call_that_is_whole_is_closed_when_the_next_one_begins() -> None:
+    made = MessagesShape("r", 1, "disco")
+    sent = b"".join(made.token(one, None, first=False) for one in (call(0, "{}", id="a"), call(1, "{", id="b")))
+    assert [event["type"].removeprefix("content_block_") for event in events_of(sent)[1:]] == [
+        "start", "delta", "stop", "start", "delta",
+    ]  # fmt: skip
+    sent = made.token(Token("and "), None, first=False) + made.token(Token("so on"), None, first=False)
+    assert sent == b"", "text waits until the call is whole"
+    rest = events_of(made.token(call(1, "}"), None, first=False))
+    assert "".join(event["delta"].get("text", "") for event in rest if "delta" in event) == "and so on"
+
+
+def test_a_refusal_is_text() -> None:
+    assert gathered(streamed([Token("", 1, Delta(refusal="No."))]))["content"] == [{"type": "text", "text": "No."}]
+
+
 def test_usage_has_what_came_from_a_cache_beside_the_input() -> None:
     assert gathered(streamed([Token("Hi")]))["usage"] == {
         "input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0, "output_tokens": 5,
