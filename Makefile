@@ -83,7 +83,7 @@ screenshots: .venv/.stamp
 docs: .venv/.stamp
 	$(BIN)/python docs/generate.py
 
-model: .venv/.stamp
+model: .venv/.stamp .venv/.kernels
 	$(BIN)/disco models fetch
 
 # One executable with all in it, dist/disco: docs/binary.md. NATIVE=1: for this very processor, and minutes sooner.
@@ -103,6 +103,11 @@ test-binary:
 	$(PIP) install --no-compile --require-hashes --no-build-isolation -r requirements-dev.lock
 	$(PIP) install --no-compile --no-deps --no-build-isolation -e .
 	mkdir -p .venv/names && ln -sfn ../../tui .venv/names/disco_tui
+	@touch $@
+
+# An environment, and pip's cache, may have llama.cpp as it was compiled before our kernels in .ci changed.
+.venv/.kernels: .venv/.stamp .ci/current_kernels.py $(wildcard .ci/*.h .ci/*.cpp)
+	$(BIN)/python .ci/current_kernels.py --no-compile --require-hashes --no-build-isolation -r requirements-dev.lock
 	@touch $@
 
 .venv/tools/.stamp: requirements-tools.lock .venv/.stamp

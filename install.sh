@@ -285,6 +285,7 @@ import hashlib, os, pathlib, sys
 source = pathlib.Path(sys.argv[1])
 names = ("pyproject.toml", "README.md", "LICENSE", "install.sh", sys.argv[2], "requirements-build.lock")
 files = [source / name for name in names]
+files += sorted(path for path in (source / ".ci").glob("*.*") if path.is_file()) # what the engine is compiled with
 for folder in ("disco_daemon", "tui", "profiles"):
     files += sorted(path for path in (source / folder).rglob("*") if path.suffix != ".pyc")
 digest = hashlib.sha256((sys.version + os.environ.get("CMAKE_ARGS", "")).encode())
@@ -363,7 +364,7 @@ show_failure() {
 }
 
 # All comes from the lock files, by their hashes: first the tools that build, which go again at the end, then what is needed,
-# then this checkout, which fetches nothing. In one process, so that a signal ends whatever it is at.
+# anew where the engine was compiled before a mend, then this checkout, which fetches nothing. In one process, so that a signal ends whatever it is at.
 PIP_STEPS='
 import subprocess, sys
 source, copy, packages, forced = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
@@ -372,6 +373,8 @@ install = [*pip, "install", "-v", "--no-input", "--disable-pip-version-check"]
 for step in (
     [*install, "--require-hashes", "-r", f"{source}/requirements-build.lock"],
     [*install, *forced, "--require-hashes", "--no-build-isolation", "-r", f"{source}/{packages}"],
+    [sys.executable, f"{source}/.ci/current_kernels.py", *install[4:], "--require-hashes", "--no-build-isolation",
+        "-r", f"{source}/{packages}"],
     [*install, "--no-deps", "--no-build-isolation", copy],
     [*pip, "uninstall", "--yes", "--disable-pip-version-check", "cmake", "ninja", "scikit-build-core"],
 ):

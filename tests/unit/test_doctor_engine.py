@@ -32,6 +32,7 @@ BUILT = Bindings("0.3.36", ["AVX2", "FMA"], 0)
         (None, DeviceSettings(), WRONG, "died of signal 4"),
         (Bindings("0.3.35", ["AVX2"], 0), DeviceSettings(), WRONG, "0.3.36 is needed"),
         (Bindings("0.3.36", ["SSE3"], 0), DeviceSettings(), WARN, "without AVX2"),
+        (Bindings("0.3.36", ["AVX2"], 0, [], "it is wrong"), DeviceSettings(), WRONG, "it is wrong"),
         (BUILT, DeviceSettings(n_gpu_layers=12), WARN, "device.n_gpu_layers = 12"),
         (BUILT, DeviceSettings(n_gpu_layers=0), OK, ""),
         (Bindings("0.3.36", ["AVX2"], 8 * GIB), DeviceSettings(n_gpu_layers=-1), OK, "8.0 GiB free on the GPU"),

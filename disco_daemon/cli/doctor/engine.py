@@ -124,6 +124,8 @@ def llama_cpp(settings: DeviceSettings, seen: Examined, pinned: str) -> Finding:
     if pinned and found.version != pinned:
         mend = f"{again}: with another one memory layouts differ, and the engine crashes"
         return wrong(name, f"{build}; {pinned} is needed", mend)
+    if found.fault:
+        return wrong(name, f"{build}: {found.fault}", f"run ./install.sh again, in a checkout `make test`, or {again}")
     if platform.machine().lower() in ("x86_64", "amd64") and "AVX2" not in found.features:
         return warn(name, f"{build}: built without AVX2, prompts are read slowly", f"{again}, if the processor has it")
     if settings.n_gpu_layers not in ("auto", 0) and not found.gpu_bytes:

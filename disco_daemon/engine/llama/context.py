@@ -7,6 +7,7 @@ from typing import Any
 import llama_cpp
 
 from ..wire import Load
+from .library import usable_threads
 from .metadata import Metadata
 
 GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
@@ -19,7 +20,7 @@ def context_params(load: Load, header: Metadata) -> Any:
     params = llama_cpp.llama_context_default_params()
     params.kv_unified = True  # separate buffers abort on partial sequence copies (GGML_ASSERT)
     params.flash_attn_type = FLASH_ATTN[load.flash_attn]
-    params.n_threads = params.n_threads_batch = load.n_threads
+    params.n_threads = params.n_threads_batch = usable_threads(load.n_threads)
     # Without it a GPU build computes large batches on the GPU even if no layer is there, and rounds them differently.
     params.op_offload = load.n_gpu_layers != 0
     if load.kv_type == "q8_0":

@@ -11,6 +11,7 @@ import llama_cpp
 import numpy as np
 
 from ..wire import Load
+from .library import usable_threads
 from .memory import available_bytes, too_large
 from .model import AbortFlag, Llama
 from .refusals import ModelError
@@ -82,7 +83,7 @@ class DraftModel:
         params.n_batch = params.n_ubatch = CATCH_UP
         params.n_seq_max = N_TEXTS
         params.kv_unified = True
-        params.n_threads = params.n_threads_batch = load.n_threads
+        params.n_threads = params.n_threads_batch = usable_threads(load.n_threads)
         params.abort_callback = abort.callback
         params.abort_callback_data = abort.data
         ctx = llama_cpp.llama_init_from_model(self._model, params)

@@ -19,7 +19,7 @@ from .context import context_params
 from .embedding import EmbeddingContext, EmbeddingError
 from .grammar import GrammarError, grammar_of
 from .hidden import FloatRows, HiddenRows
-from .library import kernels, show_errors
+from .library import kernels, show_errors, usable_threads
 from .likelihood import likeliest, log_probabilities
 from .marks import changes, skip_s
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
@@ -189,7 +189,7 @@ class Llama(Sequences):
         # As for exact answers: a text's vector does not depend on how the text was cut in pieces.
         exactly = msgspec.structs.replace(self._load, exact=True, kv_type="auto", flash_attn=None)
         params = context_params(exactly, Metadata(self._model))
-        params.n_ctx, params.n_threads_batch = n_ctx, self.n_threads_batch
+        params.n_ctx, params.n_threads_batch = n_ctx, usable_threads(self.n_threads_batch)
         params.abort_callback, params.abort_callback_data = self._abort.callback, self._abort.data
         return EmbeddingContext(self._model, params, self.vocabulary.n_tokens)
 
@@ -203,7 +203,7 @@ class Llama(Sequences):
         began = time.perf_counter()
         n_threads = self.n_threads_batch if len(rows) >= PREFILL_ROWS else self.n_threads
         if n_threads != self._n_computing:
-            llama_cpp.llama_set_n_threads(self._ctx, n_threads, n_threads)
+            llama_cpp.llama_set_n_threads(self._ctx, usable_threads(n_threads), usable_threads(n_threads))
             self._n_computing = n_threads
         # With a row wanted, a range without logits would compute the whole head, for nothing.
         rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows, hidden, with_logits=self.has_logits))

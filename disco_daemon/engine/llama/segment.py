@@ -14,6 +14,7 @@ from ...types import LayerRange
 from ..wire import Load
 from .context import context_params
 from .hidden import FloatRows, HiddenRows
+from .library import usable_threads
 from .metadata import Metadata
 from .model import N_BATCH
 from .refusals import ModelError
@@ -60,7 +61,7 @@ class SegmentModel(Sequences):
 
     def use_threads(self, n: int) -> None:
         """Compute by so many threads from the next batch on."""
-        llama_cpp.llama_set_n_threads(self._ctx, n, n)
+        llama_cpp.llama_set_n_threads(self._ctx, usable_threads(n), usable_threads(n))
 
     def close(self) -> None:
         """Free model and context; nothing else may be called afterwards."""

@@ -14,6 +14,7 @@ from ...confine import Access, confine, try_forbidden
 from ...program import end_with_stdin
 from ..llama import gpu
 from ..llama import model as llama
+from ..llama.library import FAULT
 from ..llama.memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
 from ..llama.metadata import KV_BYTES
 from .checkup_messages import Bindings, CheckupReply, CheckupRequest, Confined, Fit, decode_request, encode
@@ -23,7 +24,7 @@ def bindings() -> Bindings:
     """Report llama.cpp's version, features and GPUs."""
     version, _, system = llama.build().partition(" ")
     backends = re.findall(r"(?:^|\| )(\w+) : ", system)
-    return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes(), backends)
+    return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes(), backends, FAULT)
 
 
 def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:

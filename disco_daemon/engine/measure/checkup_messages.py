@@ -38,13 +38,15 @@ class Confined(msgspec.Struct, tag=True, frozen=True):
 class Bindings(msgspec.Struct, tag=True, frozen=True):
     """llama.cpp as it is built here; `gpu_bytes` are free on the GPUs that it would use, 0 if it uses none.
 
-    `backends` are those that it is built with, by llama.cpp's names: CPU, CUDA, Vulkan …
+    `backends` are those that it is built with, by llama.cpp's names: CPU, CUDA, Vulkan … `fault`: what this build
+    computes wrong, "" where it is right.
     """
 
     version: str
     features: list[str]
     gpu_bytes: int
     backends: list[str] = []
+    fault: str = ""
 
 
 class Fit(msgspec.Struct, tag=True, frozen=True):
