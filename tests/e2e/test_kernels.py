@@ -12,6 +12,9 @@ import pytest
 
 from benchmarks.ggml import F32, Graph
 from benchmarks.kernels import Check, installed
+from disco_daemon.engine import wire
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from tests.fixtures.tiny_models import MODELS, tiny_model
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 300.0  # it takes 3 s on an idle machine
@@ -70,3 +73,22 @@ def test_a_wrong_expectation_is_told_for_each_number_of_threads() -> None:
     for n in (1, 3):
         assert [name for name, _ in graph.compute(n)] == [graph.operations[1].name]
     graph.close()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_of_any_kind_gives_the_same_bits_by_any_number_of_threads(kind: str, tmp_path: Path) -> None:
+    """With several answers at a time, which some models multiply in slices of one operation."""
+    path = tiny_model(tmp_path / f"{kind}.gguf", kind)
+    load = wire.Load(model_path=str(path), n_ctx=64, n_threads=1, n_gpu_layers=0, n_cells=512, exact=True)
+    llama = Llama(load, AbortFlag(), warm=False)
+    found = []
+    for n_threads in (1, 2, 3, 4):
+        llama.n_threads = llama.n_threads_batch = n_threads
+        llama.clear()
+        for at in (0, 1, 2):
+            assert llama.decode([(100 + 31 * seq + 7 * at, at, seq, True) for seq in range(4)]) == 0
+        found.append(np.stack([llama.logits(seq).copy() for seq in range(4)]))
+    llama.close()
+    assert np.isfinite(found[0]).all()
+    for others in found[1:]:
+        assert np.array_equal(others, found[0])
