@@ -1,36 +1,27 @@
 """Bounds on a `response_format`, or on tools, checked before use; without llama.cpp, for both processes. Pure.
 
-A schema of a hundred characters may ask for a grammar of gigabytes (`"minLength": 1000000000`), so its numbers are
-added up before the first rule is written. The bounds are llama.cpp's where it has one: it refuses more than 2,000
-repetitions. OpenAI's own for structured outputs are of the same order (1,000 enum values, 10 levels).
+What is larger than a grammar can be is refused before the first rule is written. OpenAI's own bounds for structured
+outputs are of the same order (1,000 enum values, 10 levels).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 MAX_SCHEMA = 64 * 1024  # characters; grammars grow with their schema, and so does the time that a token takes
 MAX_TOOLS = 256 * 1024  # characters of the schemas of all tools; an agent's come to 60,000 with their descriptions
 MAX_DEPTH = 64  # levels of a response format; people's schemas have 10
-MAX_REPEATS = 2000  # of one count, as llama.cpp's MAX_REPETITION_THRESHOLD
-MAX_REPEATS_IN_ALL = 10_000  # of all counts together: each is a rule of the grammar
+MAX_LEAST = 1_000_000  # of what an answer has to have: no model writes more
 MAX_CHOICES = 1000  # in one list or object: values of an enum, properties, alternatives
 MAX_OPTIONAL = 100  # properties of one object that may be left out: the grammar grows with their square
 MAX_INT = 2**63 - 1  # integers to the engine have 64 bits
 MAX_PATTERN = 1000  # characters of a schema's regular expression
-MAX_LOOSE = 24  # places in a pattern where an answer may go on in two ways: each may double the work of a token
 
 _COUNTS = {"minLength": "maxLength", "maxLength": "", "minItems": "maxItems", "maxItems": ""}
 _DATA = frozenset({"const", "enum", "default", "examples"})  # their values are no schemas
 _NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})  # names to schemas
-_QUANTIFIER = re.compile(r"\{\s*(\d*)\s*(?:(,)\s*(\d*)\s*)?\}")
-_IN_PATTERN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[*+?|{]", re.DOTALL)
-
-_CLOSED = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}", re.DOTALL)
-_CLOSING = re.compile(r"[\]}]")
 
 
 class SchemaError(ValueError):
@@ -46,7 +37,6 @@ class _Sum:
     lenient: bool = False  # what only a grammar cannot have is noted in `is_costly`, and not refused
     is_costly: bool = False
     characters: int = 0
-    repeats: int = 0
 
     @property
     def title(self) -> str:
@@ -66,19 +56,6 @@ class _Sum:
             raise SchemaError(msg)
         self.is_costly = True
 
-    def repeat(self, keyword: str, n: int) -> None:
-        """Count the `n` repetitions that a keyword asks for."""
-        if n > MAX_REPEATS:
-            self.costs(f"'{keyword}' is {_show(n)} in {self.whose}'s schema; at most {MAX_REPEATS} is possible.")
-            return
-        self.repeats += n
-        if self.repeats > MAX_REPEATS_IN_ALL:
-            msg = (
-                f"The counts in {self.whose}'s schema, up to '{keyword}', add up to more than "
-                f"{MAX_REPEATS_IN_ALL}: lower them."
-            )
-            self.costs(msg)
-
 
 def check(response_format: Mapping[str, Any]) -> None:
     """Refuse a response format that would cost too much to obey. Takes microseconds. Raises SchemaError."""
@@ -87,6 +64,8 @@ def check(response_format: Mapping[str, Any]) -> None:
     schema = shape.get("schema") if isinstance(shape, Mapping) else None
     # The schema's place is known: only what is there is read as a schema, all the rest as data.
     rest = {name: value for name, value in response_format.items() if name != "json_schema"}
+    if isinstance(rest.get("schema"), Mapping):  # beside json_object
+        _walk(rest.pop("schema"), "schema", 0, found)
     if isinstance(shape, Mapping):
         rest["json_schema"] = {name: value for name, value in shape.items() if name != "schema"}
     else:
@@ -104,11 +83,10 @@ def check_tools(schemas: Mapping[str, Any], *, lenient: bool = False) -> frozens
     """
     found, costly = _Sum(most=MAX_TOOLS, lenient=lenient), set()
     for name, schema in schemas.items():
-        found.whose, found.is_costly, before = f"the tool {name}", False, found.repeats
+        found.whose, found.is_costly = f"the tool {name}", False
         _walk(schema, "parameters", 0, found)
         if found.is_costly:
             costly.add(name)
-            found.repeats = before  # the others may still have theirs
     return frozenset(costly)
 
 
@@ -196,12 +174,15 @@ def _many(keyword: str, n: int, found: _Sum) -> None:
 
 
 def _count(name: str, value: Any, schema: Mapping[str, Any], found: _Sum) -> None:
-    """Add up one of _COUNTS."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    """Look at one of _COUNTS."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != value // 1:
         msg = f"'{name}' is {_show(value)} in {found.whose}'s schema: it has to be an integer of at least 0."
         found.costs(msg)
         return
-    found.repeat(name, value)
+    if isinstance(value, int) and value > MAX_INT:
+        _leaf(value, name, found)
+    if name.startswith("min") and value > MAX_LEAST:
+        found.costs(f"'{name}' is {_show(value)} in {found.whose}'s schema; at most {MAX_LEAST} is possible.")
     most = schema.get(_COUNTS[name])
     if isinstance(most, int) and value > most:
         msg = f"'{name}' is {value} in {found.whose}'s schema, and '{_COUNTS[name]}' only {_show(most)}."
@@ -209,36 +190,10 @@ def _count(name: str, value: Any, schema: Mapping[str, Any], found: _Sum) -> Non
 
 
 def _pattern(pattern: str, found: _Sum) -> None:
-    """Add up a regular expression; its repetitions are written out in the grammar."""
+    """Look at a regular expression."""
     if len(pattern) > MAX_PATTERN:
         msg = f"'pattern' has {len(pattern)} characters in {found.whose}'s schema; {MAX_PATTERN} are possible."
         found.costs(msg)
-        return
-    if _CLOSING.search(_CLOSED.sub("", pattern)):  # llama.cpp's converter waits there for ever
-        msg = f"'pattern' in {found.whose}'s schema has a ']' or '}}' that closes nothing: put \\ before."
-        found.costs(msg)
-    loose = 0
-    for sign, at in _signs(pattern):
-        if sign == "{" and (times := _QUANTIFIER.match(pattern, at)):
-            least, comma, most = (part or "" for part in times.groups())
-            for number in filter(None, (least, most)):
-                found.repeat("pattern", int(number) if len(number) < 10 else MAX_INT)
-            loose += bool(comma)
-        else:
-            loose += sign in "*+?|"
-    if loose > MAX_LOOSE:
-        msg = (
-            f"'pattern' leaves {loose} choices (*, +, ?, | and the like) in {found.whose}'s schema; at most "
-            f"{MAX_LOOSE} are possible: make it simpler."
-        )
-        found.costs(msg)
-
-
-def _signs(pattern: str) -> Iterator[tuple[str, int]]:
-    """Yield signs that repeat or choose, with their places; escaped or in brackets they are text."""
-    for found in _IN_PATTERN.finditer(pattern):
-        if len(found[0]) == 1:
-            yield found[0], found.start()
 
 
 def _show(value: object) -> str:

@@ -193,10 +193,10 @@ def test_definitions_of_one_name_in_two_tools_are_two() -> None:
 
 def test_a_schema_that_no_grammar_can_say_leaves_the_arguments_free_unless_the_call_is_forced() -> None:
     strange = [tool("a", x={"type": "nonsense"}), tool("b", x={"type": "integer"})]
-    with pytest.raises(GrammarError, match="cannot be turned into a grammar"):
+    with pytest.raises(GrammarError, match="it has to be one of JSON's types"):
         grammar_of_calls(HERMES.grammar(strange, parallel=False))
     loose = grammar_of_calls(HERMES.grammar(strange, parallel=False), lenient=True)
-    assert '"\\"x\\"" space ":" space integer' in loose
+    assert '"\\"x\\"" space ":" space call-value-2-integer' in loose or '"\\"x\\"" space ":" space integer' in loose
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))

@@ -48,16 +48,15 @@ def test_a_tools_schema_has_the_bounds_of_a_forms_where_a_call_is_forced() -> No
     wide = {"type": "object", "properties": {"x": {"type": "string", "minLength": 10**9}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": wide}}]
     refusal = device().refuses(asked(tools=tools, tool_choice="required"))
-    assert refusal == "'minLength' is 1000000000 in the tool f's schema; at most 2000 is possible."
+    assert refusal == "'minLength' is 1000000000 in the tool f's schema; at most 1000000 is possible."
     assert device().refuses(asked(tools=tools)) is None
 
 
 @pytest.mark.parametrize(
     "costly",
     [
-        {"type": "string", "maxLength": 524_288},  # of a tool of Claude Code
         {"type": "array", "minItems": -1},
-        {"type": "string", "pattern": "a]"},
+        {"type": "string", "pattern": "a" * 1001},
         {"type": "string", "enum": [str(i) for i in range(2000)]},
     ],
 )
@@ -66,7 +65,7 @@ def test_a_tool_that_no_grammar_can_have_keeps_its_names_and_types_where_no_call
 ) -> None:
     schemas = {
         "f": {"type": "object", "properties": {"x": costly, "y": {"type": "integer"}}, "required": ["y"]},
-        "g": {"type": "object", "properties": {"z": {"type": "string", "maxLength": 2000}}},
+        "g": {"type": "object", "properties": {"z": {"type": "string", "maxLength": 524_288}}},  # of Claude Code
     }
     tools = [{"type": "function", "function": {"name": name, "parameters": s}} for name, s in schemas.items()]
     use = at_engine(asked(tools=tools)).tools
@@ -79,11 +78,8 @@ def test_a_tool_that_no_grammar_can_have_keeps_its_names_and_types_where_no_call
     assert g.parameters == schemas["g"]
 
 
-def test_tools_share_the_counts_of_one_grammar() -> None:
-    long = {"type": "object", "properties": {"x": {"type": "string", "maxLength": 2000}}}
-    costly = check_tools(dict.fromkeys("abcdef", long), lenient=True)
-    assert costly == {"f"}
-    with pytest.raises(SchemaError, match="larger than"):  # no tool may be as long as it likes
+def test_no_tool_may_be_as_long_as_it_likes() -> None:
+    with pytest.raises(SchemaError, match="larger than"):
         check_tools({"a": {"type": "object", "description": "x" * 300_000}}, lenient=True)
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from llama_cpp.llama_grammar import JSON_GBNF, RESERVED_NAMES
-
 from ...tools.grammar import Grammar, gbnf
+from ..json_schema.characters import literal
+from ..json_schema.reading import GrammarError as GrammarError  # where everybody looks for it
+from ..json_schema.rules import MAX_GRAMMAR as MAX_GRAMMAR
+from ..json_schema.rules import SHARED, rules_of
 from ..schema import SchemaError, check
-from .converter import ESCAPE, WHOLE, Converter, literal, resolve
-from .converter import MAX_GRAMMAR as MAX_GRAMMAR
-from .converter import GrammarError as GrammarError  # where everybody looks for it
-from .patterns import PatternError
 from .readings import MAX_READINGS, noted, readings
 from .recursion import bounded
 
@@ -28,11 +25,6 @@ AMBIGUOUS = (
 )
 
 _ANY = {"type": "object"}
-# llama.cpp's grammar of JSON, one rule a line.
-_ANY_OBJECT = re.sub(r" ?(\w+) ::= ?", r"\n\1 ::= ", re.sub(r"(?:#.*)?\s+", " ", str(JSON_GBNF))).strip()
-_ANY_OBJECT = _ANY_OBJECT.replace(ESCAPE, WHOLE)
-# Rules that are the same in each grammar of a schema.
-_SHARED = (RESERVED_NAMES - {"root"}) | {"space"}
 # A word of a rule's body: the name of a rule, or something in quotes or brackets.
 _WORD = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\{[^}]*\}|[A-Za-z0-9-]+', re.DOTALL)
 
@@ -44,10 +36,12 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
     except SchemaError as e:
         raise GrammarError(str(e)) from e
     match response_format:
-        case {"type": "json_object"}:
-            return _written_out(_ANY_OBJECT)
-        case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
+        case {"type": "json_object", "schema": dict() as schema}:
             return _of_schema(schema)
+        case {"type": "json_object"}:
+            return _of_schema(_ANY)
+        case {"type": "json_schema", "json_schema": {"schema": dict() as schema} as shape}:
+            return _of_schema(schema, lenient=shape.get("strict") is not True)
         case {"type": "choice", "choice": [*texts]}:
             return _of_choice(texts)
         case {"type": "json_schema"}:
@@ -65,12 +59,10 @@ def _of_choice(texts: list[Any]) -> str:
     return grammar
 
 
-def _of_schema(schema: dict[str, Any]) -> str:
+def _of_schema(schema: dict[str, Any], *, lenient: bool = True) -> str:
     with strange_schemas():
-        converter = Converter()
-        # As `json_schema_to_gbnf`: the converter writes into what it reads, so it gets a copy.
-        converter.visit(resolve(converter, json.loads(json.dumps(schema))), "")
-        grammar = str(converter.format_grammar())
+        rules, _ = rules_of(schema, lenient=lenient)
+        grammar = "\n".join(f"{name} ::= {body}" for name, body in rules.items())
         too_many = readings(grammar) > MAX_READINGS
     if too_many:
         raise GrammarError(AMBIGUOUS)
@@ -104,7 +96,7 @@ def _joined(calls: Grammar, rules_of: Callable[[Mapping[str, Any]], dict[str, st
 
     def name_of(schema: Mapping[str, Any], name: str) -> str:
         rules = rules_of(schema)
-        names = {rule: rule if rule in _SHARED else f"{name}-{rule}" for rule in rules}
+        names = {rule: rule if rule in SHARED else f"{name}-{rule}" for rule in rules}
         for rule, body in rules.items():
             lines[names[rule]] = _WORD.sub(lambda word: names.get(word[0], word[0]), body)
         return names["root"]
@@ -119,14 +111,12 @@ def _joined(calls: Grammar, rules_of: Callable[[Mapping[str, Any]], dict[str, st
 
 def _rules_of(schema: Mapping[str, Any]) -> dict[str, str]:
     with strange_schemas():
-        converter = Converter()
-        converter.visit(resolve(converter, json.loads(json.dumps(schema))), "")
-        return converter.rules
+        return rules_of(schema)[0]
 
 
 def _any_if_strange(schema: Mapping[str, Any]) -> dict[str, str]:
     try:
-        return _rules_of(schema)
+        return rules_of(schema, lenient=True)[0]
     except GrammarError:
         return _rules_of(_ANY)
 
@@ -146,8 +136,6 @@ def strange_schemas() -> Iterator[None]:
         yield
     except GrammarError:
         raise
-    except PatternError as e:
-        raise GrammarError(str(e)) from e
     except Exception as e:  # KeyError, RecursionError, AssertionError …
         msg = f"The JSON schema cannot be turned into a grammar: {type(e).__name__}: {str(e)[:MAX_REASON]}"
         raise GrammarError(msg) from e

@@ -20,6 +20,9 @@ MAX_WORK = 60_000  # stacks looked at, in all walks of one grammar; 0.1 s
 MAX_KNOWN = 16  # grammars whose walks need not be taken again; 4 MiB at most
 WIDE = 4  # readings that may begin alike in a grammar whose walks were not finished
 
+MAX_WRITTEN_OUT = 10  # repetitions that are walked one by one: those that large counts are made of
+
+_BOUNDS = re.compile(r"\{(\d{1,3})(?:,(\d{1,3}))?\}")
 _NOTE = re.compile(r" # readings: (\d+)\Z")  # no text of a client's ends so: it would be in quotes or brackets
 _SIGN = re.compile(
     r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z0-9-]+\s*::=|[A-Za-z0-9-]+|\{[^}]*\}|[()|*+?.]', re.DOTALL
@@ -228,14 +231,19 @@ class _Rules:
         """Add a repetition as llama.cpp writes it: `?` is once or nothing, `*` is once and again, or nothing."""
         if sign == "?":
             return (self.anonymous([what, ()]),)
-        name = self.anonymous([()])
+        if (bounds := _BOUNDS.fullmatch(sign)) and int(most := bounds[2] or bounds[1]) <= MAX_WRITTEN_OUT:
+            more: tuple[Item, ...] = ()
+            for _ in range(int(most) - int(bounds[1])):
+                more = (self.anonymous([(*what, *more), ()]),)
+            return (*what * int(bounds[1]), *more)
+        name = self.anonymous([()])  # also what may be there more often: it is walked as if it had no end
         self.add(name, [(*what, name)])
         return (*what, name) if sign == "+" else (name,)
 
 
-def _parse(grammar: str) -> tuple[dict[str, list[int]], list[tuple[Item, ...]]]:
+def _parse(grammar: str, into: _Rules | None = None) -> tuple[dict[str, list[int]], list[tuple[Item, ...]]]:
     """Parse a grammar into rules and alternatives; if it is none, llama.cpp will refuse it."""
-    rules = _Rules()
+    rules = into or _Rules()
     name = ""
     groups: list[list[list[tuple[Item, ...]]]] = [[[]]]  # for each open bracket its alternatives, of pieces
     for sign in _SIGN.findall(grammar):
@@ -250,8 +258,8 @@ def _parse(grammar: str) -> tuple[dict[str, list[int]], list[tuple[Item, ...]]]:
             groups[-1][-1].append((rules.anonymous(map(_join, inner)),))
         elif sign == "|":
             groups[-1].append([])
-        elif sign[0] in "*+?{" and pieces:  # a bounded repetition is walked as one without an end
-            pieces[-1] = rules.repeat(pieces[-1], "*" if sign[0] == "{" else sign)
+        elif sign[0] in "*+?{" and pieces:
+            pieces[-1] = rules.repeat(pieces[-1], sign)
         elif sign[0] in '"[.':
             pieces.append(_terminals(sign))
         elif sign[0] not in ")*+?{":

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from llama_cpp.llama_grammar import SchemaConverter
 
+from disco_daemon.engine.llama.grammar import grammar_of_calls
 from disco_daemon.engine.llama.vocabulary import Vocabulary
 from disco_daemon.tools.format import Arguments, CallBegun, CallEnded, Tool, ToolFormat, WrittenCall
 from disco_daemon.tools.formats import BY_NAME
@@ -180,15 +179,8 @@ def test_whatever_a_grammar_lets_through_is_calls_by_their_schemas(known: ToolFo
 
 
 def written(grammar: Grammar) -> str:
-    """The text of a grammar with the rules of its schemas, as llama.cpp makes them."""
-    converter = SchemaConverter(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
-
-    def name_of(schema: Mapping[str, Any], name: str) -> str:
-        copy = json.loads(json.dumps(schema))
-        converter.resolve_refs(copy, name)
-        return str(converter.visit(copy, name))
-
-    return gbnf(grammar, name_of) + str(converter.format_grammar())
+    """The text of a grammar with the rules of its schemas."""
+    return grammar_of_calls(grammar)
 
 
 class Matcher:
