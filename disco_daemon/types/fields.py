@@ -114,7 +114,7 @@ _TABLE = (
     # The form of the answer.
     Field(
         "response_format", _H, stays=True, nothing=({"type": "text"},), capability=Capability.JSON_SCHEMA,
-        note="`json_object`, also with a `schema`, `json_schema`; what contains itself nests up to 24 levels on the device",
+        note="`json_object`, perhaps with `schema`, `json_schema`; what contains itself nests up to 24 levels",
     ),
     *_all("json_schema guided_json", _H, stays=True, capability=Capability.JSON_SCHEMA),
     Field("guided_choice", _H, stays=True),
