@@ -59,8 +59,8 @@ class Patience:
         self._alive_s, self._thinks = alive_s, thinks
         self.first: tuple[float, bool] | None = None
         self._began = self._now()
-        self._until = self._now() + first_token_s
-        self._alive_until = self._now() + max(first_token_s, alive_s)
+        self._until = self._began + first_token_s
+        self._alive_until = self._began + max(first_token_s, alive_s)
         self._heard = self._signed = self._begun = False
         most_s = math.inf if max_tokens is None else max(first_token_s, alive_s) + token_s * max_tokens
         self._most_s = self._left_s = min(MAX_ANSWER_S, most_s)

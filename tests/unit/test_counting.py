@@ -107,12 +107,13 @@ def test_one_text_has_one_end_however_it_is_cut(text: str, cuts: list[int], limi
     """One that ends itself is heard to its end; one that knows no limit is cut at the number."""
 
     def heard(pieces: list[str]) -> tuple[str, str | None]:
-        reader, limits, shown, reason = Reader(), Limits(limit, ()), "", None
+        reader, limits, shown, n_shown, reason = Reader(), Limits(limit, ()), "", 0, None
         for piece in pieces:
             token = reader.token(chunk(piece))
             assert token is not None
-            kept, reason = limits.take(token, tokens_in(shown), shown.__str__)
+            kept, reason = limits.take(token, n_shown, shown.__str__)
             shown += "".join(part.text for part in kept)
+            n_shown += sum(part.n_tokens for part in kept)
             if reason is not None:
                 return shown, reason
         return shown + "".join(part.text for part in limits.rest()), None
