@@ -33,6 +33,7 @@ from .endpoint_run import EndpointRun, PromptSize
 from .plan import reason_of
 from .runs import EndpointRuns
 
+TURNS = "messages.order"  # named as ignored where the device's model has them in another one
 GAP = "▮"  # where the answer stands, in the history's text of a prompt with a suffix
 
 
@@ -105,7 +106,10 @@ class Recorder:
         fewer = ["n"] if is_whole and 0 < n_said < n_choices(self._request.extra) else []
         sides = [side for side, n in self._answer.tokens.items() if n] or [Side.SERVER]
         endpoints = (self._context.endpoints.get(side) for side in sides)
-        return sorted({*fewer, *(name for endpoint in endpoints for name in ignored_by(endpoint, self._request))})
+        found = {*fewer, *(name for endpoint in endpoints for name in ignored_by(endpoint, self._request))}
+        if self._prompt.rearranged and Side.DEVICE in sides:
+            found.add(TURNS)
+        return sorted(found)
 
     def trace(self, outcome: Outcome) -> Trace:
         """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""

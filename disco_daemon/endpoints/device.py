@@ -161,7 +161,9 @@ class Device:
     async def count(self, request: GenerationRequest) -> PromptLength | None:
         """Prompt length; None while loading."""
         counted = await self._engine.count(_readable(request)) if request.text_only else None
-        return PromptLength(counted.n_tokens, counted.n_cached) if counted is not None else None
+        if counted is None:
+            return None
+        return PromptLength(counted.n_tokens, counted.n_cached, rearranged=counted.rearranged)
 
     async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
         """Token ids of the prompt and the answer so far, by this model's vocabulary; None while loading."""

@@ -215,6 +215,7 @@ class Counted(Message, frozen=True, kw_only=True):
     """Prompt length in tokens, `n_cached` of them computed already; if asked for, `ids` and `text` with answer so far.
 
     There is no text for messages that spell control tokens: its reader would take them for control tokens.
+    `rearranged`: the model's template refuses the order of the messages, and turns were joined or filled in.
     """
 
     id: str
@@ -222,6 +223,7 @@ class Counted(Message, frozen=True, kw_only=True):
     ids: tuple[int, ...] = ()
     text: str = ""
     n_cached: int = 0
+    rearranged: bool = False
 
 
 class PrefillProgress(Message, tag="Progress", frozen=True, kw_only=True):

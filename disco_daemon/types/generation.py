@@ -58,11 +58,15 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """Length of a prompt, tokens; `cached` are in the device's KV cache. Not `counted`: estimated, nobody could."""
+    """Length of a prompt, tokens; `cached` are in the device's KV cache. Not `counted`: estimated, nobody could.
+
+    `rearranged`: the device's model takes the turns of the messages in another order only, see `engine.llama.turns`.
+    """
 
     tokens: int
     cached: int = 0
     counted: bool = True
+    rearranged: bool = False
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none can be in a cycle

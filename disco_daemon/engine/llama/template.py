@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 
 from .sandbox import Sandbox, TooMuch
+from .turns import has_all, orders
 
 # Used for a model without a template, such as a base model: plain roles, readable by any model.
 PLAIN_TEMPLATE = (
@@ -27,7 +28,6 @@ _FAULTS = (
 )  # fmt: skip
 
 
-INSTRUCTIONS = frozenset({"system", "developer"})  # roles
 _PLAIN = re.compile(r"[\w.:/-]*", re.ASCII)  # a name of which no control token can be made
 MAX_DATE = 200  # characters of a format for the date
 _SAMPLE = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"})
@@ -67,17 +67,36 @@ class ChatTemplate:
     def render(self, messages: Messages, args: Mapping[str, Any] = _NO_ARGS, tools: Tools = None) -> str:
         """Render the prompt, up to where the answer begins; `args` are for the template. Raises TemplateError.
 
-        Where the template refuses instructions that are not one system message at the begin, they are made that.
+        Where the template refuses their order, it is one that it takes, see `turns`.
         """
         try:
             return self._render(messages, args, tools)
         except TemplateUnfit:
             raise
-        except TemplateError:
-            merged = with_one_system(messages)
-            if merged is None:
+        except TemplateError as e:
+            refused = e
+        less = ""
+        for order in orders(messages) if messages else ():
+            try:
+                text = self._render(order, args, tools)
+            except TemplateUnfit:
                 raise
-        return self._render(merged, args, tools)
+            except TemplateError:
+                continue
+            if has_all(text, messages):
+                return text
+            less = less or text
+        if not less:
+            raise refused
+        return less
+
+    def takes(self, messages: Messages, args: Mapping[str, Any] = _NO_ARGS, tools: Tools = None) -> bool:
+        """Whether the template takes these messages in the order that they have."""
+        try:
+            self._render(messages, args, tools)
+        except TemplateError:
+            return False
+        return True
 
     def _render(self, messages: Messages, args: Mapping[str, Any], tools: Tools) -> str:
         try:
@@ -127,19 +146,6 @@ class ChatTemplate:
         for mark, content in marks.items():
             parts = [piece for part in parts for piece in _split(part, mark, content)]
         return [part for part in parts if part[0]]
-
-
-def with_one_system(messages: Messages) -> list[Mapping[str, Any]] | None:
-    """Return the messages with all instructions in one system message at the begin; None if they are so already.
-
-    Clients put several there, and `developer` ones between the turns.
-    """
-    said = [m for m in messages if m.get("role") in INSTRUCTIONS]
-    if not said or (len(said) == 1 and messages[0].get("role") == "system"):
-        return None
-    texts = [content for m in said if isinstance(content := m.get("content"), str)]
-    rest = [m for m in messages if m.get("role") not in INSTRUCTIONS]
-    return [{"role": "system", "content": "\n\n".join(texts)}, *rest]
 
 
 def _mark(text: str, marks: dict[str, str]) -> str:

@@ -26,6 +26,7 @@ from .refusals import PromptError as PromptError  # where everybody looks for it
 from .template import ChatTemplate, TemplateError
 from .text import TextStream
 from .thinking import NO_THOUGHT, OPEN, TAGS, ThinkingText, is_answer, opens_thought, within
+from .turns import may_be_refused
 
 ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
 
@@ -90,6 +91,17 @@ class Vocabulary:
             while len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
         return tokens
+
+    def rearranges(self, request: Count) -> bool:
+        """Whether the template refuses the order of these messages, so that turns are joined or filled in."""
+        if request.prompt is not None:
+            return False
+        has_system = any(message.get("role") == "system" for message in request.messages)
+        if not may_be_refused(request.messages) and (self._takes_system or not has_system):
+            return False  # as nearly all are, and to render a long one takes milliseconds
+        use, calling = request.tools, self.calling
+        messages = calling.messages(request.messages, use)
+        return not self._template.takes(messages, request.template_args, calling.shown(use))
 
     def _check_messages(self, request: Generate | Count) -> None:
         """Refuse what cannot fit, judging by the number of messages and their size. Raises PromptTooLong."""
@@ -156,6 +168,11 @@ class Vocabulary:
         """Return an upper bound of the bytes of a token."""
         texts = (llama_cpp.llama_vocab_get_text(self.handle, token) for token in range(self.n_tokens))
         return max((len(text) for text in texts if text), default=1)
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template takes a system message in front."""
+        return self._template.takes([{"role": "system", "content": "Hi"}, {"role": "user", "content": "Hi"}])
 
     @cached_property
     def _least(self) -> int:
