@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,10 +24,22 @@ _ERRORS = {
 }  # fmt: skip
 
 
+_TOO_LONG = "context_length_exceeded"
+# As the daemon, its engine and OpenAI say it. Agents make a conversation shorter at Anthropic's words only.
+_LENGTHS = re.compile(
+    r"maximum context length is (\d+) tokens.*?(?:has|have|resulted in|requested) (?:about )?(\d+)", re.DOTALL
+)
+    r"maximum context length is (\d+) tokens.*?(?:has|resulted in|requested|have) (?:about )?(\d+)", re.DOTALL
+)
+
+
 def error_body(error: DiscoError) -> dict[str, Any]:
     """Return an error in Anthropic's shape, with our own code beside it: it tells what this API has no type for."""
     kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    told = {"type": kind, "message": str(error)} | ({} if error.code is None else {"code": error.code})
+    text = str(error)
+    if error.code == _TOO_LONG and (lengths := _LENGTHS.search(text)):
+        kind, text = "invalid_request_error", f"prompt is too long: {lengths[2]} tokens > {lengths[1]} maximum. {text}"
+    told = {"type": kind, "message": text} | ({} if error.code is None else {"code": error.code})
     return {"type": "error", "error": told}
 
 

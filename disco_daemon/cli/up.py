@@ -65,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     import asyncio
     import gc
+    import signal
 
+    hangups: list[int] = []  # that come before there is a daemon, which would end this process
+    signal.signal(signal.SIGHUP, lambda number, _: hangups.append(number))
     gc.disable()  # all that is loaded now stays: to look for what does not is an eighth of a start
     from ..config.layers import config_path, load
     from ..daemon import logs
@@ -91,11 +94,13 @@ def run(args: argparse.Namespace) -> int:
     if not is_loopback(config.api.host) and not config.api.key:
         msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
         raise ConfigError(msg)
-    asyncio.run(_serve(args, config, args.config or config_path(), flags))
+    asyncio.run(_serve(args, config, args.config or config_path(), flags, hangups))
     return 0
 
 
-async def _serve(args: argparse.Namespace, config: Config, path: Path, flags: dict[str, Any]) -> None:
+async def _serve(
+    args: argparse.Namespace, config: Config, path: Path, flags: dict[str, Any], hangups: list[int]
+) -> None:
     """Load the daemon's modules while its engine's process loads those of its own; then serve."""
     import gc
 
@@ -123,7 +128,7 @@ async def _serve(args: argparse.Namespace, config: Config, path: Path, flags: di
             early=early,
         )
         announce = announce_json if args.json else _announce
-        await run_until_signal(daemon, announce, until_eof=args.until_eof)
+        await run_until_signal(daemon, announce, until_eof=args.until_eof, hangups=hangups)
 
 
 @contextlib.contextmanager

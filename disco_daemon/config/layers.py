@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
+import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from ..net import (
 from .one_device import check_device
 from .schema import LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
+LOCK_S = 10.0  # for another program that writes settings, which takes milliseconds
 MAX_FILE = 1024 * 1024  # bytes of config.toml; one with all settings and comments has 10 kB
 SCHEMA, NEWEST = "schema", 1  # the number's name in the file, above all tables, and the number that this version writes
 
@@ -77,6 +80,47 @@ def set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config],
     None goes back to the default where that is "none". All are written, or none if one is wrong or if `check` of the
     new settings raises: ConfigError.
     """
+    with _changing(path):
+        return _set_values(path, changes, check)
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """Keep other programs from writing this file meanwhile: what they have set would be lost. Raises ConfigError.
+
+    It is the folder that is locked, for the file is another one behind each write. Where the file system knows no
+    locks there is none, as where the folder cannot be read.
+    """
+    folder = path.resolve().parent
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        yield
+        return
+    try:
+        until = time.monotonic() + LOCK_S
+        while not _is_locked(handle):
+            if time.monotonic() > until:
+                msg = f"{path} is being changed by another program: nothing was written, try again"
+                raise ConfigError(msg)
+            time.sleep(0.005)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks here
+        return True
+    return True
+
+
+def _set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config], None]) -> Config:
     import tomlkit  # for whom writes settings
 
     values = _read_file(path)

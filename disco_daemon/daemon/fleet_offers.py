@@ -43,13 +43,20 @@ class MemberPlaces:
         self._places: dict[str, int] = {}
 
     def load(self) -> dict[str, int]:
-        """Return the place of each machine; a damaged file has none."""
+        """Return the place of each machine; those known last where the file cannot be read now."""
+        try:
+            return self._load()
+        except OSError:
+            return self._places
+
+    def _load(self) -> dict[str, int]:
+        """Return the place of each machine; a damaged file has none. Raises OSError for one that cannot be read."""
         try:
             stat = self._path.stat()
             if self._read_at != (stat.st_mtime_ns, stat.st_ino):
                 self._places = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
                 self._read_at = stat.st_mtime_ns, stat.st_ino
-        except (OSError, msgspec.MsgspecError):
+        except (FileNotFoundError, msgspec.MsgspecError):
             return {}
         return self._places
 
@@ -59,7 +66,7 @@ class MemberPlaces:
 
     def keep(self, names: Sequence[str]) -> None:
         """Let those machines have a place, and no others. Raises OSError."""
-        before = self.load()
+        before = self._load()  # or each machine would be dealt another's layers
         places = {name: place for name, place in before.items() if name in names}
         for name in names:
             taken = set(places.values())
@@ -69,7 +76,7 @@ class MemberPlaces:
 
     def drop(self, name: str) -> None:
         """Forget a machine. Raises OSError."""
-        self._save({other: place for other, place in self.load().items() if other != name})
+        self._save({other: place for other, place in self._load().items() if other != name})
 
     def _save(self, places: dict[str, int]) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

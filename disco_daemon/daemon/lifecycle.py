@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import ConfigError
@@ -24,11 +24,14 @@ SWITCH_INTERVAL_S = 0.001  # a fit in its thread gives way to the loop within th
 STDIN = 0
 
 
-async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, until_eof: bool = False) -> None:
+async def run_until_signal(
+    daemon: Daemon, announce: Callable[[str], None], *, until_eof: bool = False, hangups: Sequence[int] = ()
+) -> None:
     """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once.
 
     With `until_eof` the end of stdin asks for the same, however the parent process has ended. It does not count as a
-    signal: a parent that sends one and closes its end of the pipe asks once.
+    signal: a parent that sends one and closes its end of the pipe asks once. `hangups` are the SIGHUPs that came before
+    this began to listen to them.
     """
     stop, signalled_before = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -64,6 +67,8 @@ async def run_until_signal(daemon: Daemon, announce: Callable[[str], None], *, u
     async with daemon.serving() as url, contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(lambda: cancel_all(list(reloads)))
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
+        if hangups:
+            on_hangup()
         # Objects of the imports live for ever: they are frozen, or each full collection would walk all of them and stop
         # every stream for tens of milliseconds. The few of them that are garbage, some 3,000, are not looked for: that
         # takes a tenth of a start.
@@ -90,6 +95,8 @@ async def _reload(daemon: Daemon) -> None:
         await daemon.reload()
     except ConfigError as e:
         log.warning("the configuration was not taken up, the old one stays: %s", e)
+    except Exception:
+        log.exception("the configuration was not taken up, the old one stays")
     finally:
         daemon.manager.ready(f"listens on {daemon.url}")
 

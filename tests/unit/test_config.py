@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -482,3 +483,19 @@ def test_setting_says_what_a_running_daemon_needs_for_it(
     said = capsys.readouterr().out
     assert "at its next start" in said
     assert ("disco config reload" in said) == by_reload
+
+
+def test_two_that_write_settings_at_once_lose_none(tmp_path: Path) -> None:
+    """Processes in turn, as threads have file handles, and so locks, of their own as well."""
+    path = tmp_path / "config.toml"
+    keys = ["caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "delivery.pace_tps", "device.usd_per_kwh"]
+
+    def write(n: int, key: str) -> None:
+        layers.set_values(path, {key: float(n)})
+
+    for n in range(1, 9):
+        with ThreadPoolExecutor(len(keys)) as pool:
+            for done in [pool.submit(write, n, key) for key in keys]:
+                done.result()
+        found = config.load(path, {})
+        assert [config.get_value(found, key) for key in keys] == [float(n)] * len(keys)

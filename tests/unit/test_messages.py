@@ -310,3 +310,22 @@ def test_errors_have_this_apis_types() -> None:
     assert error_body(Unavailable("no"))["error"]["type"] == "overloaded_error"
     assert error_body(EndpointError(Side.SERVER, "rate_limited", "no"))["error"]["type"] == "rate_limit_error"
     assert error_body(RequestError("no", status=404))["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("The maximum context length is 4096 tokens at the device, but the prompt has 6031.", "6031 > 4096"),
+        ("This model's maximum context length is 512 tokens, but the prompt has about 600. Shorten it.", "600 > 512"),
+        ("This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
+         "9000 > 8192"),
+        ("The maximum context length is 512 tokens at the device and 12800 tokens at the server, but the prompt has 30000.",
+         "30000 > 512"),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_is_too_long_is_told_in_words_by_which_agents_compact(said: str, told: str) -> None:
+    body = error_body(RequestError(said, code="context_length_exceeded"))["error"]
+    n, most = told.split(" > ")
+    assert body["type"] == "invalid_request_error"
+    assert body["message"] == f"prompt is too long: {n} tokens > {most} maximum. {said}"
+    assert error_body(RequestError("odd", code="context_length_exceeded"))["error"]["message"] == "odd"
