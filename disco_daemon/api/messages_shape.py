@@ -29,8 +29,6 @@ _TOO_LONG = "context_length_exceeded"
 _LENGTHS = re.compile(
     r"maximum context length is (\d+) tokens.*?(?:has|have|resulted in|requested) (?:about )?(\d+)", re.DOTALL
 )
-    r"maximum context length is (\d+) tokens.*?(?:has|resulted in|requested|have) (?:about )?(\d+)", re.DOTALL
-)
 
 
 def error_body(error: DiscoError) -> dict[str, Any]:

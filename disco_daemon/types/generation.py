@@ -41,10 +41,9 @@ class Plan:
 class Readiness:
     """What an endpoint would meet a request with right now.
 
-    `load_s` until it can begin (a model that is still loading), `n_busy` answers it is working on already, `down_s`
-    for which it asks not to be asked at all (a rate limit's Retry-After). `prefill_tps` is what it measured, token/s.
-    `cached` tokens of the prompt in question are in its KV cache. Prompt and answer together may have `n_ctx` tokens;
-    None where that is not known. `hedgeable`: a slow request may be sent again while it waits.
+    `load_s` until it can begin (a model that is loading), `n_busy` answers it is working on, `down_s` for which it asks
+    to be left alone (Retry-After). `prefill_tps` is measured, token/s. `cached` tokens of the prompt are in its
+    KV cache. `n_ctx` tokens may have prompt and answer, if known. `hedgeable`: a slow request may be sent again.
     """
 
     load_s: float = 0.0
@@ -58,15 +57,12 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """Length of a prompt, tokens; `cached` are in the device's KV cache. Not `counted`: estimated, nobody could.
-
-    `rearranged`: the device's model takes the turns of the messages in another order only, see `engine.llama.turns`.
-    """
+    """Length of a prompt, tokens; `cached` are in the device's KV cache. Not `counted`: estimated, nobody could."""
 
     tokens: int
     cached: int = 0
     counted: bool = True
-    rearranged: bool = False
+    rearranged: bool = False  # its model takes the turns in another order only
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none can be in a cycle

@@ -491,7 +491,7 @@ def test_two_that_write_settings_at_once_lose_none(tmp_path: Path) -> None:
     keys = ["caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "delivery.pace_tps", "device.usd_per_kwh"]
 
     def write(n: int, key: str) -> None:
-        layers.set_values(path, {key: float(n)})
+        config.set_values(path, {key: float(n)})
 
     for n in range(1, 9):
         with ThreadPoolExecutor(len(keys)) as pool:

@@ -319,8 +319,8 @@ def test_errors_have_this_apis_types() -> None:
         ("This model's maximum context length is 512 tokens, but the prompt has about 600. Shorten it.", "600 > 512"),
         ("This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
          "9000 > 8192"),
-        ("The maximum context length is 512 tokens at the device and 12800 tokens at the server, but the prompt has 30000.",
-         "30000 > 512"),
+        ("The maximum context length is 512 tokens at the device and 900 tokens at the server, but it has 3000.",
+         "3000 > 512"),
     ],
 )  # fmt: skip
 def test_a_prompt_that_is_too_long_is_told_in_words_by_which_agents_compact(said: str, told: str) -> None:
