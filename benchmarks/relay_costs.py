@@ -88,7 +88,8 @@ STEPS = (
     ),
     Step(
         "chunks of its answer, the first one too",
-        r"/endpoints/(stream|counting|bill|gaps|told)\.py|server\.py:(_read|_settle)|/aiohttp/(client_proto|streams)\.py",
+        r"/endpoints/(stream|chunks|calls|writable|finish_reasons|bill|gaps|told)\.py|/delivery/counting\.py|"
+        r"server\.py:(_read|_behind|_ends)|/aiohttp/(client_proto|streams)\.py",
         130.0, 7.4,
     ),
     Step(
