@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.streams import FOLDER, Answer, bodies, read, run, streamed, streams
+from benchmarks.server_streams import FOLDER, Answer, bodies, read, run, streamed, streams
 from disco_daemon.endpoints.finish_reasons import CUTS, ENDS
 from disco_daemon.types import FinishReason
 
@@ -51,7 +51,7 @@ async def test_a_recorded_stream_is_read_as_its_provider_means_it(name: str) -> 
 
 
 async def test_no_cutting_no_odd_event_and_no_order_changes_an_answer_in_any_shape() -> None:
-    """A short run of `python -m benchmarks.streams`, which makes 10,000."""
+    """A short run of `python -m benchmarks.server_streams`, which makes 10,000."""
     figures = await run(190, seed=7)
     assert (figures["differences"], figures["shapes"]) == (0, 5)
     assert figures["streams"] >= 30
