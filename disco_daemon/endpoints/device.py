@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ..engine import schema, wire
+from ..engine.json_schema.left_out import left_out
 from ..engine.supervisor import Engine, EngineState
 from ..engine.tool_rules import offered
 from ..errors import EndpointError
@@ -130,7 +131,10 @@ class Device:
 
     def ignores(self, request: GenerationRequest) -> list[str]:
         """Return the fields that the engine does not know, or that nobody heeds."""
-        return ignored(request.extra, on_device=True, is_raw=request.prompt is not None)
+        found = ignored(request.extra, on_device=True, is_raw=request.prompt is not None)
+        use = tool_use(request.extra)
+        tools = use.tools if use is not None and not use.forced else ()  # a forced call is held, or refused
+        return found + left_out(response_format(request.extra), tools)
 
     def may_serve(self) -> bool:
         """Whether the engine is up, loading or about to be."""
