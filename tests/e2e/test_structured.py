@@ -73,7 +73,7 @@ async def test_an_answer_by_a_schema_that_contains_itself_ends(device: DaemonPro
 
 
 async def test_a_schema_that_cannot_be_obeyed_is_the_clients_fault(device: DaemonProcess) -> None:
-    with pytest.raises(openai.BadRequestError, match="cannot be turned into a grammar"):
+    with pytest.raises(openai.BadRequestError, match="it has to be one of JSON"):
         await asked(device, response_format=formatted({"type": "nonsense"}))
     with pytest.raises(openai.BadRequestError, match="json_object or json_schema"):
         await asked(device, response_format={"type": "xml"})
