@@ -14,7 +14,7 @@ from disco_daemon.engine.hang import HANG_S
 from tests.e2e.test_bounds import refused
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.unit.test_grammar import schema
-from tests.unit.test_readings import FULL, LIST, held
+from tests.unit.test_readings import LIST, held
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -80,15 +80,25 @@ async def streamed(device: DaemonProcess, wanted: Any) -> None:
 async def test_ten_alternatives_that_hold_themselves_are_refused_at_once(
     device: DaemonProcess, neighbour: Neighbour
 ) -> None:
-    found = [await refused(device, response_format=schema(held(*[LIST] * 10))) for _ in range(3)]
+    wanted: Any = schema(held(*[LIST | {"maxItems": 50 + i} for i in range(10)]))
+    found = [await refused(device, response_format=wanted) for _ in range(3)]
     for error, _ in found:
         assert error["param"] == "response_format"
         assert "too many readings" in error["message"]
     assert min(took_s for _, took_s in found) < HANG_S / 3  # a busy machine may hold one of them up
 
 
+def deep(n: int) -> dict[str, Any]:
+    """Lists within each other, so many; each may be one of four, which begin alike."""
+    levels: dict[str, Any] = {f"l{n}": {"const": 1}}
+    for i in range(n):
+        one = {"type": "array", "items": {"$ref": f"#/$defs/l{i + 1}"}, "minItems": 1}
+        levels[f"l{i}"] = {"anyOf": [one | {"maxItems": 50 + j} for j in range(4)]}
+    return {"type": "object", "properties": {"n": {"$ref": "#/$defs/l0"}}, "required": ["n"], "$defs": levels}
+
+
 async def test_an_answer_whose_readings_multiply_ends_alone(device: DaemonProcess, neighbour: Neighbour) -> None:
-    wanted: Any = schema(held(*[FULL] * 4))  # within the bounds, and nothing but [ is allowed
+    wanted: Any = schema(deep(20))  # within the bounds, and nothing but [ is allowed
     error, took_s = await refused(device, response_format=wanted, max_tokens=60)
     assert error["param"] == "response_format"
     assert "takes too long" in error["message"]
