@@ -2,7 +2,8 @@
 
 An end that is not in the table is no end: a new word of a server may mean that it was cut, and half an answer is never
 given out as a whole one. Ends that say so themselves are in no table either, but for the words in `CUTS`, which tell
-the reader what happened. Sources, read 2026-11-28:
+the reader what happened. Where each provider tells its words (Gemini's, Mistral's, watsonx's and OpenRouter's page were
+looked at on 2026-11-28):
 
 - OpenAI, Azure, Groq, Fireworks, xAI, llama-server: platform.openai.com/docs/api-reference/chat-streaming
 - Anthropic, and gateways that pass its words on: docs.anthropic.com/en/api/handling-stop-reasons
