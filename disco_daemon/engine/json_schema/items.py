@@ -15,7 +15,7 @@ MAX_UNIQUE = 6  # values of which arrays have each at most once, in any order; o
 MAX_VALUES = 200  # values that are told one by one
 
 
-class Writer(Protocol):
+class RuleWriter(Protocol):
     """Whoever writes the rules of a grammar."""
 
     reading: SchemaReading
@@ -28,7 +28,7 @@ class Writer(Protocol):
     def repeated(self, rule: str, least: int, most: int | None) -> str: ...  # noqa: D102
 
 
-def array_rule(rules: Writer, kind: Arrays) -> str:
+def array_rule(rules: RuleWriter, kind: Arrays) -> str:
     """Return the body of the rule for arrays of a kind. Raises GrammarError."""
     layout = laid_out(rules.reading, kind)
     if layout is None:
@@ -47,7 +47,7 @@ def array_rule(rules: Writer, kind: Arrays) -> str:
     return " ".join(filter(None, ['"["', space, inner, '"]"', space]))
 
 
-def _plain(rules: Writer, layout: Layout) -> str:
+def _plain(rules: RuleWriter, layout: Layout) -> str:
     """Return items of which each has its place only."""
     space = rules.shared("space")
     inner = ""
@@ -71,7 +71,7 @@ def _plain(rules: Writer, layout: Layout) -> str:
     return inner
 
 
-def _unique(rules: Writer, layout: Layout, values: list[Any]) -> str:
+def _unique(rules: RuleWriter, layout: Layout, values: list[Any]) -> str:
     """Return some of these values, each at most once."""
     space = rules.shared("space")
     texts = [f"{literal(json.dumps(value, ensure_ascii=False))} {space}" for value in values]
@@ -98,7 +98,7 @@ def _unique(rules: Writer, layout: Layout, values: list[Any]) -> str:
     return after(0, 0)
 
 
-def _containing(rules: Writer, layout: Layout) -> str:
+def _containing(rules: RuleWriter, layout: Layout) -> str:
     """Return items of which some are what the array has to contain."""
     space, reading = rules.shared("space"), rules.reading
     n_first = len(layout.first)

@@ -17,7 +17,7 @@ MAX_PATTERNS = 4  # whose combinations are told apart; of more, a name has exact
 MAX_PLACES = 1000  # items that are told apart by their place or by what the array has to contain
 
 
-class Reader(Protocol):
+class SchemaReader(Protocol):
     """Whoever knows what schemas allow."""
 
     def shapes(self, parts: Parts) -> tuple[ValueShape, ...]: ...  # noqa: D102 — as SchemaReading's
@@ -68,7 +68,7 @@ class Layout:
     contained: tuple[Contained, ...]
 
 
-def planned(reading: Reader, kind: Objects) -> MemberPlan | None:
+def planned(reading: SchemaReader, kind: Objects) -> MemberPlan | None:
     """Return the members of objects of a kind; None if there can be no such object."""
     listed = dict.fromkeys(name for members in kind.members for name, _ in members.named)
     listed |= dict.fromkeys(kind.required)
@@ -93,7 +93,7 @@ def planned(reading: Reader, kind: Objects) -> MemberPlan | None:
     return MemberPlan(tuple(named), free, kind.least, kind.most)
 
 
-def _free(reading: Reader, kind: Objects, taken: frozenset[str], *, with_others: bool) -> Iterator[Free]:
+def _free(reading: SchemaReader, kind: Objects, taken: frozenset[str], *, with_others: bool) -> Iterator[Free]:
     """Yield members that are not named: by which patterns their names have, and which they have not."""
     patterns = list(dict.fromkeys(pattern for members in kind.members for pattern, _ in members.patterns))
     sizes = range(0 if with_others else 1, (len(patterns) if len(patterns) <= MAX_PATTERNS else 1) + 1)
@@ -113,7 +113,7 @@ def _free(reading: Reader, kind: Objects, taken: frozenset[str], *, with_others:
                 yield Free(key, parts_of)
 
 
-def laid_out(reading: Reader, kind: Arrays) -> Layout | None:
+def laid_out(reading: SchemaReader, kind: Arrays) -> Layout | None:
     """Return the items of arrays of a kind; None if there can be no such array."""
     contained = tuple(of for of in kind.contained if of.least or of.most is not None)
     least = max([kind.least, *(of.least for of in contained)])
