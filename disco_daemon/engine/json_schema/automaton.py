@@ -14,7 +14,7 @@ from .characters import Ranges, ranges
 
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
 MAX_STATES = 4000  # of one automaton: 2,000 repetitions of something, or a pattern with a length; some 100 KB of rules
-MIN_STATES = 300  # beyond it states that are alike are not looked for: the search is quadratic, and finds few
+MAX_ROUNDS = 24  # in which states that are alike are looked for: numbers take one a digit, and of a chain none are
 
 
 State = TypeVar("State", bound=Hashable)
@@ -149,10 +149,8 @@ def _least(automaton: Automaton) -> Automaton:
     Source: Moore (1956), "Gedanken-experiments on sequential machines".
     """
     n = len(automaton.steps)
-    if n > MIN_STATES:
-        return automaton
     kind = [int(i in automaton.ends) for i in range(n)]
-    while True:
+    for _ in range(MAX_ROUNDS):
         seen: dict[Hashable, int] = {}
         found = []
         for i, step in enumerate(automaton.steps):
@@ -164,6 +162,8 @@ def _least(automaton: Automaton) -> Automaton:
         if len(seen) == len(set(kind)):
             break
         kind = found
+    else:
+        return automaton
     kind = found
     steps: list[dict[int, Ranges]] = [{} for _ in seen]
     for i, step in enumerate(automaton.steps):

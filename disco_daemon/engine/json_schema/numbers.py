@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from .automaton import Automaton, explored
@@ -219,7 +220,9 @@ class _Writing:
                 n=DIGITS - 1 - min(self.n_decimals - state.n - 1, DIGITS - state.n - state.n_whole - 1),
                 n_whole=0,
             )
-        rest = tuple((r * 10 + digit) % factor for r, factor in zip(state.rest, self.factors, strict=True))
+        rest = tuple(
+            _alike((r * 10 + digit) % factor, factor) for r, factor in zip(state.rest, self.factors, strict=True)
+        )
         is_zero = state.is_zero and not digit
         return replace(state, n=state.n + 1, sides=tuple(sides), rest=rest, is_zero=is_zero)
 
@@ -263,6 +266,12 @@ class _Writing:
 
 def _one(sign: str) -> Ranges:
     return ((ord(sign), ord(sign)),)
+
+
+@lru_cache(MAX_DIVISOR)
+def _alike(rest: int, factor: int) -> int:
+    """Return the least remainder after which all digits lead to the same, and which is as much an end."""
+    return next(r for r in range(rest + 1) if (r == 0) == (rest == 0) and r * 10 % factor == rest * 10 % factor)
 
 
 def _places(value: Fraction) -> int | None:

@@ -59,6 +59,7 @@ class SchemaReading:
         self._open: set[SchemaPart] = set()  # those that are being read
         self._possible: dict[Parts, bool] = {}
         self._tried: set[Parts] = set()
+        self._wide: set[Parts] = set()  # of which nothing of a likely type would end
         self._automata: dict[Kind | tuple[str, bool], Automaton] = {}
         self._made: list[Any] = []  # schemas that stand in no document; kept, since they are known by their ids
 
@@ -220,11 +221,25 @@ class SchemaReading:
         self.step()
         is_outermost = not self._tried
         self._tried.add(parts)
-        found = any(self.is_some(kind) for shape in self.shapes(parts) for kind in shape.kinds.values())
+        found = self._is_any(parts, wide=False)
+        if not found and self._is_any(parts, wide=True):
+            found = True
+            self._wide.add(parts)
         self._tried.discard(parts)
         if found or is_outermost:
             self._possible[parts] = found
         return found
+
+    def _is_any(self, parts: Parts, *, wide: bool) -> bool:
+        return any(
+            self.is_some(shape.kinds[type_])
+            for shape in self.shapes(parts)
+            for type_ in (shape.kinds if wide else shape.likely())
+        )
+
+    def likely(self, parts: Parts, shape: ValueShape) -> Iterable[str]:
+        """Return the types that a value by a shape is written with: the likely ones, where any of these can end."""
+        return shape.kinds if parts in self._wide else shape.likely()
 
     def is_some(self, kind: Kind) -> bool:
         """Whether a grammar can say anything of a kind, one that ends."""

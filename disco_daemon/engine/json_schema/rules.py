@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...tools.references import Document
@@ -16,7 +16,6 @@ from .plans import MemberPlan, planned
 from .reading import TOO_LARGE, GrammarError, SchemaReading
 from .shapes import (
     BLANK,
-    TYPES,
     Arrays,
     Booleans,
     Kind,
@@ -25,7 +24,6 @@ from .shapes import (
     SchemaPart,
     Strings,
     Values,
-    ValueShape,
 )
 
 MAX_GRAMMAR = 256 * 1024  # characters of what a schema is turned into; llama.cpp reads that in milliseconds
@@ -139,9 +137,11 @@ class Rules:
         return self._names[parts]
 
     def _body(self, parts: Parts, name: str, *, is_root: bool) -> str:
+        self.reading.is_possible(parts)  # from here on it is known which types end
         kinds: dict[Kind, str] = {}
         for shape in self.reading.shapes(parts):
-            for type_ in _likely(shape, is_root=is_root):
+            is_free = is_root and not shape.is_typed and not shape.touched and "object" in shape.kinds
+            for type_ in ["object"] if is_free else self.reading.likely(parts, shape):
                 if self.reading.is_some(shape.kinds[type_]):
                     kinds[shape.kinds[type_]] = type_
         if set(BLANK.values()) <= kinds.keys():
@@ -267,16 +267,6 @@ class Rules:
 
 EMPTY = '""'
 _IMPOSSIBLE = "what it requires is forbidden elsewhere in it, or nested without an end, or no grammar can tell."
-
-
-def _likely(shape: ValueShape, *, is_root: bool) -> Iterable[str]:
-    """Return the types of a shape. Where no schema says the type, it is the one that keywords say something of."""
-    if shape.is_typed:
-        return shape.kinds
-    named = [type_ for type_ in TYPES if type_ in shape.kinds and type_ in shape.touched]
-    if is_root and not named and "object" in shape.kinds:
-        return ["object"]
-    return named or shape.kinds
 
 
 class _MemberRules:

@@ -133,6 +133,12 @@ class ValueShape:
     is_typed: bool = False  # whether a schema says the type
     touched: frozenset[str] = frozenset()  # types of which keywords say something
 
+    def likely(self) -> Iterable[str]:
+        """Return the types. Where no schema says the type, it is the one that keywords say something of."""
+        if self.is_typed:
+            return self.kinds
+        return [type_ for type_ in TYPES if type_ in self.kinds and type_ in self.touched] or self.kinds
+
     def key(self) -> tuple[object, ...]:
         """Return what is the same for shapes that are the same."""
         return (self.is_typed, self.touched, tuple(sorted(self.kinds.items(), key=lambda item: item[0])))
