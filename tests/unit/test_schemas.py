@@ -71,6 +71,9 @@ def text(value: Any) -> str:
         ({"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
                     {"properties": {"b": {"type": "string"}}}], "unevaluatedProperties": False},
          [{"a": 1}, {"a": 1, "b": "c"}], [{"b": "c"}, {"a": 1, "c": 2}]),
+        ({"oneOf": [{"oneOf": [{"required": ["c"], "properties": {"c": True}}, {"required": ["d"]}]},
+                    {"required": ["a"], "properties": {"a": True}}], "unevaluatedProperties": False},
+         [{"a": 1}, {"c": 1}], [{"a": 1, "c": 1, "d": 1}, {"a": 1, "c": 1}]),
     ],
 )  # fmt: skip
 def test_what_is_written_is_what_is_meant(of: Any, yes: list[Any], no: list[Any]) -> None:

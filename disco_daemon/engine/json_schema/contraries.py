@@ -30,6 +30,7 @@ from .shapes import (
     of_type,
     of_values,
     only,
+    unseen,
 )
 
 Schema = Mapping[str, Any]
@@ -44,7 +45,7 @@ def contrary(reading: SchemaReading, schema: Schema) -> Shapes:
     for make in _CONTRARIES:
         with suppress(GrammarError):
             found += make(reading, schema)
-    return tuple({shape.key(): shape for shape in found}.values())[:MAX_CONTRARY]
+    return tuple({shape.key(): shape for shape in map(unseen, found)}.values())[:MAX_CONTRARY]
 
 
 def _contrary_references(reading: SchemaReading, schema: Schema) -> Iterator[ValueShape]:

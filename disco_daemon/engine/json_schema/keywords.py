@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from .formats import FORMATS
@@ -134,17 +133,7 @@ def _not(reading: SchemaReading, schema: Schema) -> Shapes:
     found = reading.shapes((contrary_of(part),))
     if not found and isinstance(part.schema, Mapping) and not _is_anything(part.schema):
         return reading.unsayable(schema, "not", "forbids what no grammar can tell: leave it out.")
-    return tuple(map(_unseen, found))
-
-
-def _unseen(shape: ValueShape) -> ValueShape:
-    """Return a shape whose schemas evaluate nothing: what is within a `not` does not, twice neither."""
-    kinds = dict(shape.kinds)
-    if isinstance(arrays := kinds.get("array"), Arrays):
-        kinds["array"] = replace(arrays, places=tuple(replace(p, evaluates=False) for p in arrays.places))
-    if isinstance(objects := kinds.get("object"), Objects):
-        kinds["object"] = replace(objects, members=tuple(replace(m, evaluates=False) for m in objects.members))
-    return ValueShape(kinds, shape.is_typed, shape.touched)
+    return found
 
 
 def _is_anything(schema: Schema) -> bool:

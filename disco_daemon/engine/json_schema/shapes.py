@@ -247,3 +247,13 @@ def _strings(one: Strings, other: Strings) -> Strings:
 
 def _joined(one: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]:
     return tuple(dict.fromkeys((*one, *other)))
+
+
+def unseen(shape: ValueShape) -> ValueShape:
+    """Return a shape whose schemas evaluate nothing: what is within a `not` does not, twice neither."""
+    kinds = dict(shape.kinds)
+    if isinstance(arrays := kinds.get("array"), Arrays):
+        kinds["array"] = replace(arrays, places=tuple(replace(p, evaluates=False) for p in arrays.places))
+    if isinstance(objects := kinds.get("object"), Objects):
+        kinds["object"] = replace(objects, members=tuple(replace(m, evaluates=False) for m in objects.members))
+    return ValueShape(kinds, shape.is_typed, shape.touched)
