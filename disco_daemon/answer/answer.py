@@ -68,6 +68,7 @@ class Answer:
     state: State = State.PLANNED
     source: Side | None = None
     winner: Side | None = None
+    stop_met: str | None = None  # the stop string of the client that has ended it
     moves: list[HandoffRecord] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
     generated: AnswerText = field(default_factory=AnswerText)
@@ -295,8 +296,7 @@ class Answer:
 
     def _ended(self, side: Side, finish: Finish) -> Iterable[Effect]:
         self._sides.running.discard(side)
-        handoff = self.handoff
-        if handoff is not None and side is handoff.target:
+        if (handoff := self.handoff) is not None and side is handoff.target:
             yield from self._in_handoff(handoff, Ended(side, finish))
             if handoff.state is HandoffState.JOINED and self.state is State.RELAYING:
                 yield from self._ended(side, finish)
@@ -310,22 +310,24 @@ class Answer:
         yield from self._sides.cancel(side.other)
         if self.state is State.RACING:
             self.source = self.winner = side
-        yield from self._complete(side, finish.reason)
+        yield from self._complete(side, finish.reason, finish.stop)
 
-    def _complete(self, side: Side, reason: str) -> Iterable[Effect]:
+    def _complete(self, side: Side, reason: str, stop: str | None = None) -> Iterable[Effect]:
         """End the answer where `side`, its source, has said enough."""
         yield from self._call_off("the source had finished before")
         yield from self._sides.cancel(side)
         yield from map(Deliver, self._relay.flush(self.source, self._now))
         self.state = State.DONE
-        yield Complete("length" if self._relay.limits.was_cut else reason)
+        reason = "length" if self._relay.limits.was_cut else reason
+        met = self._relay.limits.met or stop or None  # an endpoint may name what is none of the client's
+        self.stop_met = met if reason == "stop" and met in self.stop else None
+        yield Complete(reason)
 
     def _broke(self, side: Side, error: EndpointError) -> Iterable[Effect]:
         self._sides.stopped(side)
         if self.generated.pieces and error.reason == "engine_gone":
             self.failures.engine_died_midway()
-        handoff = self.handoff
-        if handoff is None:
+        if (handoff := self.handoff) is None:
             yield from self._next(side, error)
         elif side is handoff.target:
             yield from self._in_handoff(handoff, Broke(side, error))

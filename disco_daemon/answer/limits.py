@@ -22,12 +22,13 @@ class Limits:
     A text is counted from outside, and may have fewer tokens than that: what is beyond `max_tokens` waits for the end
     that the endpoint makes itself, which has the last word. `was_cut`: it said far more, or its ids tell how many
     tokens it said, and nothing more is admitted. Behind a seam (`begin_anew`) only we count the tokens, and a stop
-    string may have begun before it: text that may grow into one waits in the scan.
+    string may have begun before it: text that may grow into one waits in the scan. `met` is the one that ended it.
     """
 
     max_tokens: int | None
     stop: tuple[str, ...]
     was_cut: bool = False
+    met: str | None = None
     _counts: bool = False
     _scan: StopScan | None = None
     _beyond: list[Token] = field(default_factory=list)
@@ -67,7 +68,8 @@ class Limits:
                 return kept, "length"
             kept.append(piece)
             n_generated += piece.n_tokens
-        if stopped:
+        if stopped and self._scan is not None:
+            self.met = self._scan.stop
             return kept, "stop"
         # A text may go on with a token that is counted already; where ids come, it does not.
         return kept, "length" if self._counts and token.ids and self.is_reached(n_generated) else None

@@ -179,8 +179,8 @@ class MessagesAnswer(msgspec.Struct):
     role: Literal["assistant"]
     model: str
     content: list[Json]
-    stop_reason: Literal["end_turn", "max_tokens", "tool_use", "refusal"]
-    stop_sequence: None
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+    stop_sequence: str | None
     usage: MessagesUsage
     disco: DiscoOutcome
     token_ids: list[int] | None = None

@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import DiscoError
 from ..types import CallPart, FinishReason, ObjectScan, Outcome, Side, Token
-from .events import named_event
+from .events import KEEP_ALIVE, named_event
 from .shapes import AnswerShape, Ids
 
 Event = dict[str, Any]
@@ -168,6 +168,11 @@ class MessagesShape(AnswerShape):
         del created
         self._head = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": model}
         self._blocks, self._has_begun = _Blocks(), False
+        self._n_prompt: int | None = None
+
+    def prompt(self, n_tokens: int) -> None:
+        """Take the length of the prompt, which the begin of the message tells: clients show their context by it."""
+        self._n_prompt = n_tokens
 
     def token(self, token: Token, ids: Ids | None, *, first: bool, side: Side | None = None) -> bytes:
         """Return one token as events; where the client wants them, each delta has the `side` that made it."""
@@ -183,10 +188,9 @@ class MessagesShape(AnswerShape):
     def ending(self, outcome: Outcome, *, include_usage: bool) -> bytes:
         """Return the end of the last block, why the message ends, its usage and the `disco` object."""
         del include_usage  # a message always has it
-        delta = {"stop_reason": _stop_reason(outcome), "stop_sequence": None}
         ends = [
             *self._blocks.close(),
-            {"type": "message_delta", "delta": delta, "usage": _usage(outcome), "disco": outcome.to_json()},
+            {"type": "message_delta", "delta": _end(outcome), "usage": _usage(outcome), "disco": outcome.to_json()},
             {"type": "message_stop"},
         ]
         return self._begun() + b"".join(map(named_event, ends))
@@ -201,12 +205,17 @@ class MessagesShape(AnswerShape):
         for token in tokens:
             for _ in blocks.events(token):
                 pass  # a body has the blocks alone
-        ends = {"stop_reason": _stop_reason(outcome), "stop_sequence": None, "usage": _usage(outcome)}
+        ends = _end(outcome) | {"usage": _usage(outcome)}
         found = self._head | {"content": blocks.whole()} | ends | {"disco": outcome.to_json()}
         return found | {"token_ids": ids[0]} if 0 in ids else found
 
     def sign_of_life(self) -> bytes:
-        """Return a ping, which this API's clients know; a message begins before it."""
+        """Return a ping, which this API's clients know; a message begins before it.
+
+        It cannot begin before the prompt is counted: until then it is a comment.
+        """
+        if self._n_prompt is None:
+            return KEEP_ALIVE
         return self._begun() + named_event({"type": "ping"})
 
     def _begun(self) -> bytes:
@@ -214,22 +223,31 @@ class MessagesShape(AnswerShape):
         if self._has_begun:
             return b""
         self._has_begun = True
-        usage = {"input_tokens": 0, "output_tokens": 0}  # nobody has counted yet: the end tells
+        # Of the whole prompt: what of it comes from a cache, and whether a server counts it so, the end tells.
+        usage = _counts(self._n_prompt or 0, 0)
         message: Event = self._head | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return named_event({"type": "message_start", "message": message})
 
 
-def _stop_reason(outcome: Outcome) -> str:
-    return _STOP_REASONS.get(outcome.finish_reason, "max_tokens")  # an end that nobody knows is no whole answer
+def _end(outcome: Outcome) -> dict[str, Any]:
+    """Return why a message ended, and the client's stop sequence where it is known that this ended it."""
+    if outcome.stop_sequence is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": outcome.stop_sequence}
+    told = _STOP_REASONS.get(outcome.finish_reason, "max_tokens")  # an end that nobody knows is no whole answer
+    return {"stop_reason": told, "stop_sequence": None}
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:
     """Return Anthropic's usage, in which tokens that came from a cache are not among the input's."""
     prompt, completion = outcome.billed
     cached, written = outcome.cached_tokens, outcome.cache_write_tokens
+    return _counts(max(0, prompt - cached - written), completion, cached, written)
+
+
+def _counts(given: int, made: int, cached: int = 0, written: int = 0) -> dict[str, int]:
     return {
-        "input_tokens": max(0, prompt - cached - written),
+        "input_tokens": given,
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": written,
-        "output_tokens": completion,
+        "output_tokens": made,
     }

@@ -42,6 +42,10 @@ class AnswerShape(ABC):
     def body(self, tokens: Sequence[Token], ids: Mapping[int, Ids], outcome: Outcome) -> dict[str, Any]:
         """Return a whole answer; `ids` are there of choices of which they are known and wanted."""
 
+    def prompt(self, n_tokens: int) -> None:
+        """Take the length of the prompt, counted or estimated; most shapes tell at the end alone what is billed."""
+        del n_tokens
+
     def note(self, text: str) -> bytes:
         """Return a remark between two tokens: a comment, where the shape has such."""
         return comment(text)

@@ -124,6 +124,10 @@ class StreamSink:
         """Whether status and headers have left, or are just leaving."""
         return self.response is not None or self._signs.under_way
 
+    def prompt(self, n_tokens: int) -> None:
+        """Take the length of the prompt, for a shape whose begin tells it."""
+        self._shape.prompt(n_tokens)
+
     def route(self, side: Side, model: str, reason: Reason) -> None:
         """Take what the headers tell, if they have not left."""
         self._model, self._reason = model, reason
@@ -218,6 +222,9 @@ class BodySink:
         self._ids = _TokenIds(wanted=token_ids)
         self._known: dict[int, list[int]] = {}
         self._tokens: list[Token] = []
+
+    def prompt(self, n_tokens: int) -> None:
+        """Ignore it: the end tells what was counted."""
 
     def route(self, side: Side, model: str, reason: Reason) -> None:
         """Ignore it: the outcome has it."""

@@ -57,26 +57,21 @@ class AnswerRun:
         self._context, self._clock, self._sink = context, context.clock, sink
         self._delivery = CurrentDelivery(request.delivery or defaults.delivery, request.pace_tps or defaults.pace_tps)
         self._request = replace(
-            request,
-            delivery=self._delivery.mode,
-            pace_tps=self._delivery.pace_tps,
+            request, delivery=self._delivery.mode, pace_tps=self._delivery.pace_tps,
             expected_ttft_s=defaults.expected_ttft_s,
-        )
+        )  # fmt: skip
         self._length, self._prompt = length, PromptSize(length)
         self._inbox, self._journal = EventInbox(), Journal(context, self._request)
         self._runs = EndpointRuns(context, self._request, self._prompt, self._inbox, self._journal)
         self._answer = Answer(
-            UNPLANNED,
-            available,
-            most_tokens(request),
-            request.sampling.stop,
+            UNPLANNED, available, most_tokens(request), request.sampling.stop,
             {side: endpoint.continuation for side, endpoint in endpoints.items()},
             frozenset(side for side, endpoint in endpoints.items() if endpoint.can_hold),
             joinable=not request.needs,
             before=request.answer_so_far,
             overlap=self._runs.overlap,
             buffer=TokenBuffer(self._delivery.mode, self._delivery.pace_tps),
-        )
+        )  # fmt: skip
         self._moves = MoveAdvisor(context, self._request, self._answer, self._runs, self._prompt, self._delivery)
         self._timers = Timers(context, self._answer, self._inbox, self._runs, self._moves)
         self._recorder = Recorder(context, self._request, model, self._answer, self._runs, self._prompt, self._delivery)
@@ -97,6 +92,7 @@ class AnswerRun:
         """Answer the request, and record it whatever happens. Raises DiscoError, and a cancellation."""
         context, answer, n_tokens = self._context, self._answer, self._length.tokens
         readiness = readiness_of(context.endpoints, answer.available, self._length.cached)
+        self._sink.prompt(n_tokens)
         # Plan: budget is held from here on, until recording the answer settles it, once.
         planned = context.planner.plan(n_tokens, readiness)
         plan = planned.plan

@@ -18,6 +18,10 @@ from .traces import Traces
 class Sink(Protocol):
     """Where an answer goes: the HTTP response."""
 
+    def prompt(self, n_tokens: int) -> None:
+        """Take the length of the prompt as the plan has it, counted or estimated; once, before all else."""
+        ...
+
     def route(self, side: Side, model: str, reason: Reason) -> None:
         """Take the side and the model that begin the answer, and why it is they; before the first token."""
         ...

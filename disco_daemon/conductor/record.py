@@ -95,6 +95,7 @@ class Recorder:
             reason=self._why,
             ignored=self._ignored(is_whole=reason is not None),
             choices=n_choices(request.extra),
+            stop_sequence=answer.stop_met,
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)
@@ -113,7 +114,7 @@ class Recorder:
 
     def trace(self, outcome: Outcome) -> Trace:
         """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""
-        outcome = replace(outcome, prompt=None, answer=None, arrivals_s=())
+        outcome = replace(outcome, prompt=None, answer=None, stop_sequence=None, arrivals_s=())
         expected, pace = self._context.defaults.expected_ttft_s, self._delivery.pace_tps
         return Trace.of(outcome, self._answer.buffer, self.began, pace_tps=pace, expected_ttft_s=expected)
 

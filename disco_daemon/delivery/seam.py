@@ -170,6 +170,7 @@ class StopScan:
         self._room = longest
         self._waiting: list[Token] = []
         self.stopped = False
+        self.stop: str | None = None  # the stop string that has ended the answer
 
     @property
     def n_waiting(self) -> int:
@@ -208,7 +209,8 @@ class StopScan:
         hit = self._first(n_old)
         if hit is not None:
             self.stopped = True
-            end = max(self._shown, hit)
+            begin, self.stop = hit
+            end = max(self._shown, begin)
         else:
             end = max(self._shown, end - max(_overlap(self._text, s) for s in self._stop))
         out = self._text[self._shown : end]
@@ -216,14 +218,14 @@ class StopScan:
         self._text, self._shown = self._text[forget:], end - forget
         return out, self.stopped
 
-    def _first(self, n_old: int) -> int | None:
-        """Return where the stop string begins that is complete first, of those that end beyond character `n_old`."""
+    def _first(self, n_old: int) -> tuple[int, str] | None:
+        """Return where the stop string begins that is complete first, of those that end beyond `n_old`, and itself."""
         hits = []
         for s in self._stop:
             at = self._text.find(s, max(0, n_old - len(s) + 1))
             if at >= 0:
-                hits.append((at + len(s), at))
-        return min(hits)[1] if hits else None
+                hits.append((at + len(s), at, s))
+        return min(hits)[1:] if hits else None
 
 
 def _trimmed(token: Token, n_cut: int) -> Token:

@@ -21,6 +21,7 @@ LEAST_LOGPROB = -9999.0  # OpenAI's word for a token that is all but impossible:
 MAX_ALTERNATIVES = 64  # beside one token; nobody tells more than twenty
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a thought: the first one that has any counts
 _KNOWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", *_THOUGHTS})
+_STOPS = ("stop_reason", "matched_stop")  # the stop string that ended a choice, as vLLM and SGLang name it
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
@@ -31,12 +32,13 @@ class CutError(Exception):
 class _Choice:
     """One choice of the answer: what of it has begun and is not said yet, and the server's word for its end."""
 
-    __slots__ = ("calls", "has_begun", "has_deltas", "reason", "text", "thought")
+    __slots__ = ("calls", "has_begun", "has_deltas", "reason", "stop", "text", "thought")
 
     def __init__(self, name: str) -> None:
         self.calls = Calls(name)
         self.text, self.thought = Halves(), Halves()
         self.reason = ""
+        self.stop: str | None = None
         self.has_begun = self.has_deltas = False
 
     def end(self) -> tuple[Delta | None, str, FinishReason]:
@@ -141,7 +143,7 @@ class Reader:
                 found.append(Token(text, 0, delta or Delta(), index=self._choices.index(one), ended=ended))
             elif delta or text:
                 found.append(Token(text, 0, delta))
-        return [*found, Finish(reason.value)]
+        return [*found, Finish(reason.value, stop=begun[-1].stop if reason is FinishReason.STOP else None)]
 
     # --- one chunk -----------------------------------------------------------------------------------------------
 
@@ -165,6 +167,7 @@ class Reader:
             self.is_over = len(self._ended) == len(self._choices)
         if not state.reason or state.reason in ENDS:
             state.reason = reason
+            state.stop = next((told for key in _STOPS if isinstance(told := choice.get(key), str)), None)
 
     def _said(self, choice: dict[str, Any], state: _Choice) -> Token | None:
         delta = choice.get("delta")

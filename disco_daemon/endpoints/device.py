@@ -225,9 +225,10 @@ class Device:
                                 yield _call_token(piece)
                         case wire.PauseChange(paused=paused):
                             yield Paused(paused)
-                        case wire.Done(reason=reason):
+                        case wire.Done(reason=reason, stop=stop):
                             full = reason == wire.FULL
-                            yield Finish("length" if full else ending if reason == "stop" else reason, full=full)
+                            ended = "length" if full else ending if reason == "stop" else reason
+                            yield Finish(ended, full=full, stop=stop)
                             return
                         case wire.Failed() as failed:
                             raise self._error(failed, form_parameter(request.extra))

@@ -318,7 +318,7 @@ class Done(Message, frozen=True, kw_only=True):
     """A sequence has ended: `stop`, `length` (its `max_tokens`), FULL or `cancelled`.
 
     Counts are of tokens really computed, `busy_s` is in s. `n_cached` prompt tokens were in the KV cache already.
-    `split` tells the partner's part, where there is one.
+    `split` tells the partner's part, where there is one; `stop` the stop string that ended it.
     """
 
     id: str
@@ -328,6 +328,7 @@ class Done(Message, frozen=True, kw_only=True):
     busy_s: float
     n_cached: int = 0
     split: SplitUsage | None = None
+    stop: str | None = None
 
 
 class Failed(Message, frozen=True, kw_only=True):

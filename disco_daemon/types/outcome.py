@@ -123,7 +123,8 @@ class Outcome:
     """One finished answer, the input of history, ledger, estimators and metrics.
 
     `arrivals_s` is when each token was shown, by the clock of the daemon, s; `reason` why the winner began it, and
-    `ignored` the request's fields that nobody heeded. The history keeps none of them. It has `choices`: their tokens
+    `ignored` the request's fields that nobody heeded, `stop_sequence` the client's that ended it, where that is known.
+    The history keeps none of them. It has `choices`: their tokens
     are those of all, the reason to finish is that of the last one.
     """
 
@@ -152,6 +153,7 @@ class Outcome:
     reason: Reason | None = None
     ignored: Sequence[str] = ()
     choices: int = 1
+    stop_sequence: str | None = None
 
     @property
     def winner_model(self) -> str | None:

@@ -52,6 +52,58 @@ async def test_whole_and_streamed_it_says_what_a_chat_says(model: str, ends: End
     assert json.loads(counted)["input_tokens"] > 0
 
 
+def events_of(told: str) -> list[Any]:
+    return [json.loads(line.removeprefix("data: ")) for line in told.split("\n") if line.startswith("data: ")]
+
+
+def read_of(usage: dict[str, int]) -> int:
+    """The whole prompt: what a cache gave is not among the input's."""
+    return usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+
+
+async def test_the_device_tells_which_stop_sequence_ended_an_answer(ends: Ends) -> None:
+    _, daemon = ends
+    asked = ASKED | {"model": "disco/device", "temperature": 0}
+    said = json.loads((await post(daemon, "/v1/messages", asked))[1])["content"][0]["text"]
+    stop = said[len(said) // 2 :][:3]
+    asked["stop_sequences"] = ["never said by it", stop]
+    whole = json.loads((await post(daemon, "/v1/messages", asked))[1])
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", stop)
+    assert "".join(block["text"] for block in whole["content"]) == said[: said.index(stop)]
+    events = events_of((await post(daemon, "/v1/messages", asked | {"stream": True}))[1])
+    assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": stop}
+
+
+@pytest.mark.parametrize(
+    ("told", "ended"), [({"stop_reason": "END"}, "END"), ({"stop_reason": "other"}, None), ({}, None)]
+)
+async def test_of_a_server_that_names_the_stop_sequence_it_is_told(
+    told: dict[str, Any], ended: str | None, ends: Ends
+) -> None:
+    upstream, daemon = ends
+    choices = [{"index": 0, "delta": {"content": "Red"}}, {"index": 0, "delta": {}, "finish_reason": "stop"} | told]
+    said = (b"".join(sse({"choices": [choice]}) for choice in choices) + DONE).decode()
+    asked = ASKED | {"model": "disco/server", "stop_sequences": ["END"]}
+    with upstream.status(200, said, headers=SSE_HEADERS):
+        whole = json.loads((await post(daemon, "/v1/messages", asked))[1])
+        events = events_of((await post(daemon, "/v1/messages", asked | {"stream": True}))[1])
+    reason = {"stop_reason": "end_turn" if ended is None else "stop_sequence", "stop_sequence": ended}
+    assert {key: whole[key] for key in reason} == events[-2]["delta"] == reason
+
+
+async def test_a_message_begins_with_the_length_of_its_prompt(ends: Ends) -> None:
+    _, daemon = ends
+    for model in ("disco/device", "disco/server"):
+        events = events_of((await post(daemon, "/v1/messages", ASKED | {"model": model, "stream": True}))[1])
+        begun, ended = events[0]["message"]["usage"], events[-2]["usage"]
+        assert begun["output_tokens"] == 0
+        if model == "disco/device":
+            assert read_of(begun) == read_of(ended)
+        else:
+            n_chars = len(ASKED["messages"][0]["content"])
+            assert n_chars // 8 <= read_of(begun) <= n_chars, "an estimate of its text"
+
+
 async def test_a_call_of_a_tool_comes_as_a_block_and_its_result_goes_back(ends: Ends) -> None:
     upstream, daemon = ends
     calls = [{"index": 0, "id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at":"x"}'}}]

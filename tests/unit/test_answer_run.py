@@ -127,11 +127,15 @@ class Page:
     """A reader who takes everything."""
 
     text = ""
+    n_prompt: int | None = None
     routes: Sequence[tuple[Side, str, Reason]] = ()
 
     def token(self, token: Token, side: Side) -> None:
         del side
         self.text += token.text
+
+    def prompt(self, n_tokens: int) -> None:
+        self.n_prompt = n_tokens
 
     def route(self, side: Side, model: str, reason: Reason) -> None:
         self.routes = [*self.routes, (side, model, reason)]

@@ -9,6 +9,7 @@ from disco_daemon.answer import (
     Cancel,
     Complete,
     Deliver,
+    Ended,
     Fail,
     Feed,
     Followed,
@@ -16,7 +17,7 @@ from disco_daemon.answer import (
     Start,
     Tick,
 )
-from disco_daemon.types import Delivery, Token
+from disco_daemon.types import Delivery, Finish, Token
 from tests.fixtures.answer import (
     CALL,
     DEVICE,
@@ -88,7 +89,7 @@ def test_a_stop_string_across_the_seam_ends_the_answer() -> None:
     watch, _ = played(said(DEVICE, "one EN"), TO_SERVER, stop=("END",))
     effects = watch.on(said(SERVER, "D two"))
     assert effects[-1] == Complete("stop")
-    assert watch.shown == "one EN", "what is shown stays; nothing follows"
+    assert (watch.shown, watch.answer.stop_met) == ("one EN", "END"), "what is shown stays; nothing follows"
 
 
 def test_a_stop_string_that_begins_behind_the_seam_is_never_shown() -> None:
@@ -97,7 +98,7 @@ def test_a_stop_string_that_begins_behind_the_seam_is_never_shown() -> None:
     assert watch.shown == "one two "
     effects = watch.on(said(SERVER, "ND x"))
     assert effects == [Cancel(SERVER), Complete("stop")]
-    assert watch.shown == "one two "
+    assert (watch.shown, watch.answer.stop_met) == ("one two ", "END")
 
 
 def test_what_might_have_been_a_stop_string_is_shown_with_all_its_tokens() -> None:
@@ -117,6 +118,26 @@ def test_what_might_have_been_a_stop_string_is_shown_before_an_error_and_before_
     assert watch.shown == "one E"
     watch, _ = played(*script, Arrived(SERVER, CALL), stop=("END",))
     assert watch.shown == "one E"
+
+
+@pytest.mark.parametrize(
+    ("finish", "told"),
+    [
+        (Finish("stop", stop="END"), "END"),
+        (Finish("stop"), None),
+        (Finish("stop", stop="<|im_end|>"), None),
+        (Finish("stop", stop=""), None),
+        (Finish("tool_calls", stop="END"), None),
+        (Finish("length", stop="END"), None),
+    ],
+)
+def test_a_stop_string_is_told_where_it_is_the_clients_and_has_ended_the_answer(
+    finish: Finish, told: str | None
+) -> None:
+    for script in ([said(SERVER, "one")], [said(DEVICE, "one"), TO_SERVER, said(SERVER, " two")]):
+        watch, _ = played(*script, stop=("", "STOP", "END"))
+        assert watch.on(Ended(SERVER, finish))[-1] == Complete(finish.reason)
+        assert watch.answer.stop_met == told
 
 
 def test_a_stop_string_in_a_second_handoff_cancels_its_target() -> None:

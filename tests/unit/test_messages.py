@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disco_daemon.api.events import KEEP_ALIVE
 from disco_daemon.api.messages_request import BILLING, to_chat
 from disco_daemon.api.messages_shape import MessagesShape, error_body
 from disco_daemon.errors import EndpointError, RequestError, Unavailable
@@ -297,8 +298,35 @@ def test_why_an_answer_ended_is_told_in_this_apis_words(reason: str, told: str) 
     assert MessagesShape("r", 1, "m").body([], {}, outcome)["stop_reason"] == told
 
 
+@pytest.mark.parametrize("stop", ["END", "\n\n", "é👩"])
+def test_the_stop_sequence_that_ended_an_answer_is_told(stop: str) -> None:
+    outcome = replace(OUTCOME, stop_sequence=stop)
+    for told in (gathered(streamed([Token("Hi")], outcome)), MessagesShape("r", 1, "m").body([], {}, outcome)):
+        assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", stop)
+    other = gathered(streamed([Token("Hi")]))
+    assert (other["stop_reason"], other["stop_sequence"]) == ("end_turn", None)
+
+
+@pytest.mark.parametrize("begins", ["sign", "token", "ending", "failed"])
+def test_a_message_begins_with_the_length_of_its_prompt_whatever_begins_it(begins: str) -> None:
+    made = MessagesShape("r", 1, "disco")
+    made.prompt(7)
+    pieces: dict[str, Callable[[], bytes]] = {
+        "sign": made.sign_of_life,
+        "token": lambda: made.token(Token("Hi"), None, first=True),
+        "ending": lambda: made.ending(OUTCOME, include_usage=False),
+        "failed": lambda: made.failed(Unavailable("all is lost")),
+    }
+    sent = pieces[begins]()
+    assert events_of(sent)[0]["message"]["usage"] == {
+        "input_tokens": 7, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0, "output_tokens": 0,
+    }  # fmt: skip
+
+
 def test_a_sign_of_life_is_a_ping_within_a_message_and_a_failure_is_told_in_band() -> None:
     made = MessagesShape("r", 1, "disco")
+    assert made.sign_of_life() == KEEP_ALIVE, "a message begins with the length of its prompt, which nobody knows yet"
+    made.prompt(7)
     sent = made.sign_of_life() + made.sign_of_life() + made.token(Token("Hi"), None, first=True)
     sent += made.failed(Unavailable("all is lost"))
     kinds = [event["type"] for event in events_of(sent)]

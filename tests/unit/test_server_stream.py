@@ -27,7 +27,7 @@ from disco_daemon.endpoints.stream import (
     most_bytes,
 )
 from disco_daemon.net import pointed_to
-from disco_daemon.types import Delta, Token, Usage
+from disco_daemon.types import Delta, Finish, Token, Usage
 
 documents = st.lists(
     st.dictionaries(st.text(max_size=5), st.one_of(st.text(), st.integers(-5, 5)), max_size=3), max_size=6
@@ -248,3 +248,18 @@ def test_retry_after_is_understood_in_each_form(headers: dict[str, str], seconds
 )
 def test_where_a_redirect_leads_is_shown_without_secrets(location: str, shown: str) -> None:
     assert pointed_to("https://api.example/v1/chat/completions", location) == shown
+
+
+@pytest.mark.parametrize("name", ["stop_reason", "matched_stop"])
+@pytest.mark.parametrize(
+    ("told", "stop"), [("END", "END"), (None, None), (151645, None), (True, None), (["END"], None), ({}, None)]
+)
+def test_the_stop_string_that_a_server_names_is_a_part_of_the_end(name: str, told: object, stop: str | None) -> None:
+    """A number is the token that ended it: vLLM and SGLang tell that in the same field."""
+    reader = Reader()
+    reader.token({"delta": {"content": "Hi"}})
+    reader.token({"delta": {}, "finish_reason": "stop", name: told})
+    assert reader.ends(is_done=True) == [Finish("stop", stop=stop)]
+    cut = Reader()
+    cut.token({"delta": {"content": "Hi"}, "finish_reason": "length", name: told})
+    assert cut.ends(is_done=True) == [Finish("length")]

@@ -62,7 +62,8 @@ def test_bytes_that_are_no_text_never_break_the_stream(data: bytes) -> None:
 def test_nothing_at_or_after_the_first_stop_string_is_shown(text: str, stop: list[str], at: list[int]) -> None:
     shown, stream = run(chunked(text.encode(), at), stop)
     out, cut = "".join(shown), first_stop(text, stop)
-    assert stream.stopped == (cut is not None)
+    assert stream.stopped == (cut is not None) == (stream.stop is not None)
+    assert stream.stop is None or text.startswith(stream.stop, len(out)), "it names what it met there"
     assert not any(s in out for s in stop)
     if cut is None:
         assert out == text
@@ -91,6 +92,11 @@ def test_a_tail_is_held_only_while_it_may_become_a_stop_string(text: str, stop: 
 def test_of_overlapping_stops_the_one_complete_first_counts() -> None:
     shown, stream = run([b"xa", b"ba", b"c"], ["aba", "abac", "bac"])
     assert ("".join(shown), stream.stopped) == ("x", True)
+
+
+def test_of_two_stops_that_begin_at_one_place_the_one_complete_first_is_named() -> None:
+    for stop in (["ab", "abc"], ["abc", "ab"]):
+        assert run([b"x", b"abc"], stop)[1].stop == "ab"
 
 
 def test_a_stop_string_may_begin_again_inside_itself() -> None:

@@ -33,6 +33,7 @@ class TextStream:
         self._n_indent = n_indent
         self._column: int | None = None  # how far the line is indented that the shown text ends with; None: it has text
         self.stopped = False
+        self.stop: str | None = None  # the stop string that has ended it
         self.is_outdented = False  # whether it is the indentation that has ended it
 
     @property
@@ -71,10 +72,10 @@ class TextStream:
         if not (self._stop or self._n_indent):  # most answers, at each token
             out, self._held = self._held, ""
             return out
-        hits = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        hits = [(at, len(s), s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if hits:
             self.stopped = True
-            cut = min(hits)
+            cut, _, self.stop = min(hits)  # of two that begin at one place, the shorter was complete first
         else:
             cut = len(self._held) - max((_overlap(self._held, s) for s in self._stop), default=0)
         if self._n_indent and (end := self._outdent(self._held[:cut])) is not None:

@@ -380,4 +380,5 @@ class Sequence:
             busy_s=self.busy_s,
             n_cached=prefill.n_cached,
             split=split,
+            stop=self.unsent.text.stop if reason == "stop" else None,
         )
