@@ -399,6 +399,7 @@ async def test_a_server_that_was_away_may_be_another_one() -> None:
         with upstream.status(400, document("this model does not support tools")):
             await refusal(server, asked(tools=[TOOL]))
         async with upstream.refuse():
+            assert (await refusal(server, asked())).reason == "dropped", "the connection that was kept"
             assert (await refusal(server, asked())).reason == "unreachable"
         assert server.capabilities.tools is None
 
