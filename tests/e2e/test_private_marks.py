@@ -43,7 +43,10 @@ async def said(daemon: DaemonProcess, word: str, *, private: bool) -> None:
     client = daemon.client
     await client.chat.completions.create(model="disco", messages=messages, max_tokens=4, extra_body=body)
     await client.completions.create(model="disco", prompt=f"{word} is " * 8, max_tokens=4, extra_body=body)
-    schema: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"$ref": f"#/definitions/{word}"}}}
+    schema: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "strict": True, "schema": {"$ref": f"#/definitions/{word}"}},
+    }
     with pytest.raises(openai.APIStatusError):
         await client.chat.completions.create(
             model="disco", messages=messages, max_tokens=4, response_format=schema, extra_body=body
