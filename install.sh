@@ -364,7 +364,8 @@ show_failure() {
 }
 
 # All comes from the lock files, by their hashes: first the tools that build, which go again at the end, then what is needed,
-# anew where the engine was compiled before a mend, then this checkout, which fetches nothing. In one process, so that a signal ends whatever it is at.
+# anew where the engine was compiled before a mend, then this checkout, which fetches nothing. In one process, so that a
+# signal ends whatever it is at.
 PIP_STEPS='
 import subprocess, sys
 source, copy, packages, forced = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
