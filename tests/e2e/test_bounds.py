@@ -105,7 +105,7 @@ async def test_what_costs_too_much_is_refused_while_a_neighbour_hears_on(device:
     try:
         for of, why in OUT_OF_BOUNDS:
             if "bits" not in why and why != "larger than":  # what Python's json cannot write down
-                error, _ = await refused(device, response_format=schema(of))
+                error, _ = await refused(device, response_format=schema(of, strict=True))
                 assert error["param"] == "response_format" or "nested too deeply" in error["message"]
         for content, n in (("hi", 10_000), ("hi", 2_000), ("seven words of text " * 300_000, 1)):
             tries = [await refused(device, messages=[{"role": "user", "content": content}] * n) for _ in range(3)]
@@ -190,7 +190,7 @@ async def test_the_engine_itself_refuses_a_format_beyond_the_bounds(engine: Engi
     pid = engine.pid
     for of, why in OUT_OF_BOUNDS:
         try:
-            (failed,) = await said(engine, asked("Hi", response_format=schema(of)))
+            (failed,) = await said(engine, asked("Hi", response_format=schema(of, strict=True)))
         except EndpointError:  # it cannot even be sent
             continue
         assert isinstance(failed, wire.Failed), why

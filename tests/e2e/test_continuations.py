@@ -135,7 +135,16 @@ async def started(name: str, folder: Path) -> AsyncIterator[Server]:
 
 
 async def said(server: Server, request: GenerationRequest, method: str | None = None) -> tuple[list[Token], str]:
-    """All tokens of an answer and its finish reason."""
+    """All tokens of an answer and its finish reason; asked once more where a kept connection was closed meanwhile."""
+    try:
+        return await said_once(server, request, method)
+    except EndpointError as e:
+        if e.reason != "dropped":
+            raise
+        return await said_once(server, request, method)
+
+
+async def said_once(server: Server, request: GenerationRequest, method: str | None = None) -> tuple[list[Token], str]:
     tokens, reason = [], ""
     async with aclosing(server.ask(request, Usage(), method)) as events:
         async for event in events:

@@ -302,7 +302,7 @@ async def test_a_partner_serves_ids_or_rows_and_says_which(
     partner: Machine, edge: Machine, good: Path, tmp_path: Path
 ) -> None:
     status, said = await joining(partner, tmp_path / "rows", "--cut", "15")
-    assert (status, "join with --draft" in said) == (1, True), said
+    assert (status, "use --draft" in said) == (1, True), said
     status, said = await joining(partner, tmp_path / "ids", "--draft", str(good))
     assert (status, "drafts here" in said) == (0, True), said
 

@@ -31,7 +31,7 @@ MAX_RUN = 100  # of one repetition; llama.cpp writes a rule for each, and refuse
 STEP = 10  # repetitions that become one rule, and so many of these one again
 
 SHARED = {
-    "space": '| " " | "\\n"{1,2} [ \\t]{0,20}',
+    "space": '" "?',  # on one line: indents are tokens that nobody asked for
     "boolean": '("true" | "false") space',
     "null": '"null" space',
     "integer": '("-"? [1-9] [0-9]{0,14} | "0") space',
