@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NAME = "llama-cpp-python"
+ASK_S = 120.0  # for what takes a second on a machine with nothing else to do
+BUILD_S = 4 * 3600.0  # llama.cpp compiles in minutes on most machines, in an hour on a small one
 TOLD = re.compile(r"^DISCO_TOLD\((\w+), (\d+)\)", re.MULTILINE)  # told.h has it
 
 
@@ -51,7 +53,7 @@ def installed() -> Path:
 
 def is_current() -> bool:
     """Ask in another process: this one would keep a library that is replaced."""
-    return subprocess.call([sys.executable, __file__]) == 0
+    return subprocess.call([sys.executable, __file__], timeout=ASK_S) == 0
 
 
 def main(options: list[str]) -> int:
@@ -66,9 +68,9 @@ def main(options: list[str]) -> int:
         if is_current():
             return 0
         if again:
-            subprocess.call([*pip, "cache", "remove", NAME.replace("-", "_")])
+            subprocess.call([*pip, "cache", "remove", NAME.replace("-", "_")], timeout=ASK_S)
         for step in ([*pip, "uninstall", "--yes", NAME], [*pip, "install", *options]):
-            if code := subprocess.call(step):
+            if code := subprocess.call(step, timeout=BUILD_S):
                 return code
     return 0 if is_current() else 1
 

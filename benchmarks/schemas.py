@@ -36,6 +36,7 @@ from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
 from tests.fixtures.gbnf import Language
 
 ROOT = Path(__file__).parent.parent
+PIP_S = 600.0  # for pip to fetch half a megabyte over any line
 DRAFTS = {
     "draft4": "http://json-schema.org/draft-04/schema#", "draft6": "http://json-schema.org/draft-06/schema#",
     "draft7": "http://json-schema.org/draft-07/schema#", "draft2019-09": "https://json-schema.org/draft/2019-09/schema",
@@ -122,7 +123,7 @@ def downloaded(into: Path) -> Path:
     (into / "jsonschema.lock").write_text(found[0])
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "jsonschema", "--require-hashes",
-         "--no-build-isolation", "-d", str(into), "-r", str(into / "jsonschema.lock")], check=True
+         "--no-build-isolation", "-d", str(into), "-r", str(into / "jsonschema.lock")], check=True, timeout=PIP_S
     )  # fmt: skip
     (archive,) = into.glob("jsonschema-*.tar.gz")
     with tarfile.open(archive) as packed:

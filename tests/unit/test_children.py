@@ -23,6 +23,7 @@ ENDS = {
     "benchmarks/busy_core.py": "end_with_stdin",
     "benchmarks/tui_memory.py": "end_with_stdin",
     "benchmarks/tui_latency.py": "its terminal hangs up",
+    "benchmarks/fuzz_files.py": "a limit on its processor time",
     "benchmarks/startup.py": "once(): a program that ends by itself",
     ".ci/binary/started.py": "the build of the binary, which kills it at its end",
 }

@@ -104,7 +104,8 @@ def test_the_cache_is_asked_first_then_emptied(
     left, called = iter(answers), list[list[str]]()
     monkeypatch.setattr(script, "is_current", lambda: next(left))
 
-    def call(command: list[str]) -> int:
+    def call(command: list[str], timeout: float) -> int:
+        assert timeout > 0
         called.append(command)
         return 0
 
@@ -117,7 +118,7 @@ def test_the_cache_is_asked_first_then_emptied(
 
 def test_an_installation_that_fails_is_told(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "is_current", lambda: False)
-    monkeypatch.setattr(script.subprocess, "call", lambda command: 7 if command[4] == "install" else 0)
+    monkeypatch.setattr(script.subprocess, "call", lambda command, timeout: 7 if command[4] == "install" else 0)
     assert script.main(NEEDS_HASHES) == 7
 
 
