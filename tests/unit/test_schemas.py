@@ -82,6 +82,31 @@ def test_what_is_written_is_what_is_meant(of: Any, yes: list[Any], no: list[Any]
         assert found.allows(text(value)) is any(value is known for known in yes), value
 
 
+ROOTS: list[Any] = [
+    {"type": "object"}, {"type": "array"}, {"type": "string"}, {"type": "number"}, {"type": "integer"},
+    {"type": "boolean"}, {"type": "null"}, {"type": ["string", "null"]}, {"enum": ["a", 1, None, True, [1], {"b": 2}]},
+    {"const": {"a": [1, 2]}}, {"type": "string", "pattern": "^a+$"}, {"type": "string", "minLength": 1, "maxLength": 3},
+    {"type": "string", "format": "date"}, {"type": "number", "minimum": -1.5}, {"type": "integer", "multipleOf": 5},
+    {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, {"type": "array", "contains": {"const": 1}},
+    {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "null"}]}, {"$ref": "#/$defs/a"}, {},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+    {"anyOf": [{"type": "array", "items": {"type": "integer"}, "minItems": 2}, {"type": "object", "required": ["a"]}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("of", ROOTS)
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_an_answer_begins_and_ends_with_its_json(of: Any, is_strict: bool) -> None:
+    form = strict(of | {"$defs": {"a": {"type": "array", "items": {"type": "string"}}}})
+    form["json_schema"]["strict"] = is_strict
+    found = Language(grammar_of(form), exact=True)
+    for seed in range(8):
+        answer = found.draw(seed)
+        assert answer == answer.strip()
+        assert found.allows(answer)
+        assert not any(found.allows(padded) for padded in (f"{answer} ", f" {answer}", f"{answer}\n")), answer
+
+
 @pytest.mark.parametrize(
     ("pointer", "more"),
     [
@@ -202,4 +227,6 @@ def test_no_answer_is_one_that_validation_rejects(of: Any, shared: Any, seed: in
     validator = jsonschema.Draft202012Validator(whole)
     for _ in range(4):
         answer = found.draw(chance.randrange(10**6), n=chance.choice((5, 30)))
+        assert answer == answer.strip()
+        assert not found.allows(f"{answer} ")
         assert not list(validator.iter_errors(json.loads(answer))), answer

@@ -100,7 +100,7 @@ def joined(parts: Sequence[str]) -> list[str]:
             made[-1] = made[-1][:-1] + part[1:]
         else:
             made.append(part)
-    return made
+    return [part for part in made if part != '""'] or made
 
 
 def explored(

@@ -38,13 +38,13 @@ def array_rule(rules: RuleWriter, kind: Arrays) -> str:
     if is_unique and layout.rest is not None and not layout.first and not layout.contained:
         values = _values(rules.reading, layout.rest)
         if values is not None:
-            return f'"[" {space} {_unique(rules, layout, values)} "]" {space}'
+            return f'"[" {space} {_unique(rules, layout, values)} "]"'
     if is_unique:
         rules.reading.leave_out(
             "uniqueItems", "holds for items of an enum only: leave it out, or list what they may be."
         )
     inner = _containing(rules, layout) if layout.contained else _plain(rules, layout)
-    return " ".join(filter(None, ['"["', space, inner, '"]"', space]))
+    return " ".join(filter(None, ['"["', space, inner, '"]"']))
 
 
 def _plain(rules: RuleWriter, layout: Layout) -> str:
@@ -53,19 +53,19 @@ def _plain(rules: RuleWriter, layout: Layout) -> str:
     inner = ""
     n_first = len(layout.first)
     if layout.rest is not None and n_first:
-        more = rules.value(layout.rest)
+        more = f"{rules.value(layout.rest)} {space}"
         behind = rules.known(("behind", more), "c", f'"," {space} {more}')
         most = None if layout.most is None else layout.most - n_first
         inner = rules.repeated(behind, max(0, layout.least - n_first), most)
     elif layout.rest is not None and layout.most != 0:
-        more = rules.value(layout.rest)
+        more = f"{rules.value(layout.rest)} {space}"
         behind = rules.known(("behind", more), "c", f'"," {space} {more}')
         most = None if layout.most is None else layout.most - 1
         inner = " ".join(filter(None, [more, rules.repeated(behind, max(0, layout.least - 1), most)]))
         return inner if layout.least else f"({inner})?"
     for i in range(n_first - 1, -1, -1):
         comma = f'"," {space} ' if i else ""
-        inner = f"{comma}{rules.value(layout.first[i])} {inner}".strip()
+        inner = f"{comma}{rules.value(layout.first[i])} {space} {inner}".strip()
         if i >= layout.least:
             inner = f"({inner})?"
     return inner
@@ -121,7 +121,7 @@ def _containing(rules: RuleWriter, layout: Layout) -> str:
             comma = f'"," {space} ' if n else ""
             for wanted, then in _choices(layout, parts, counts):
                 if reading.is_possible(wanted) and (rest := after(n + 1, then)) is not None:
-                    ways.append(f"{comma}{rules.value(wanted)} {rest}")
+                    ways.append(f"{comma}{rules.value(wanted)} {space} {rest}")
         if not ways:
             made[key] = None
             return None

@@ -30,25 +30,29 @@ MAX_GRAMMAR = 256 * 1024  # characters of what a schema is turned into; llama.cp
 MAX_RUN = 100  # of one repetition; llama.cpp writes a rule for each, and refuses 2,000
 STEP = 10  # repetitions that become one rule, and so many of these one again
 
+# Between the signs of JSON there may be one space, but none before an answer or behind it: it ends where its JSON does.
+# All is on one line: indents are tokens that nobody asked for.
 SHARED = {
-    "space": '" "?',  # on one line: indents are tokens that nobody asked for
-    "boolean": '("true" | "false") space',
-    "null": '"null" space',
-    "integer": '("-"? [1-9] [0-9]{0,14} | "0") space',
-    "number": '"-"? ("0" | [1-9] [0-9]{0,14}) ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,2})? space',
+    "space": '" "?',
+    "boolean": '"true" | "false"',
+    "null": '"null"',
+    "integer": '"-"? [1-9] [0-9]{0,14} | "0"',
+    "number": '"-"? ("0" | [1-9] [0-9]{0,14}) ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,2})?',
     # What JSON writes as an escape does not stand in a string as it is. Escapes are of whole characters: a model would
     # have to complete half of one beyond U+FFFF.
     "char": r"""[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | """
     '"u" ([0-9a-cA-Ce-fE-F] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2}))',
-    "string": r'"\"" char* "\"" space',
+    "string": r'"\"" char* "\""',
     "value": "object | array | string | number | boolean | null",
-    "object": r'"{" space (string ":" space value ("," space string ":" space value)*)? "}" space',
-    "array": '"[" space (value ("," space value)*)? "]" space',
+    "object": '"{" space (member ("," space member)*)? "}"',
+    "member": 'string space ":" space value space',
+    "array": '"[" space (item ("," space item)*)? "]"',
+    "item": "value space",
 }
 _NEEDS = {
-    "boolean": ["space"], "null": ["space"], "integer": ["space"], "number": ["space"], "string": ["char", "space"],
-    "value": ["object", "array", "string", "number", "boolean", "null"], "object": ["string", "value", "space"],
-    "array": ["value", "space"],
+    "string": ["char"], "value": ["object", "array", "string", "number", "boolean", "null"],
+    "object": ["member", "space"], "member": ["string", "value", "space"], "array": ["item", "space"],
+    "item": ["value", "space"],
 }  # fmt: skip
 
 
@@ -161,9 +165,9 @@ class Rules:
             return self.shared("integer")
         match kind:
             case Booleans():
-                return " | ".join(f'"{json.dumps(value)}" {self.shared("space")}' for value in sorted(kind.values))
+                return " | ".join(f'"{json.dumps(value)}"' for value in sorted(kind.values))
             case Values():
-                return f"({' | '.join(map(literal, kind.texts))}) {self.shared('space')}"
+                return " | ".join(map(literal, kind.texts))
             case Numbers():
                 return self._once(kind, "n", name)
             case Strings():
@@ -184,19 +188,15 @@ class Rules:
 
     def _number(self, kind: Numbers) -> str:
         name = self.new_name("n")
-        for rule, body in self.reading.automaton(kind).rules(name, plainly, "", self.shared("space")).items():
+        for rule, body in self.reading.automaton(kind).rules(name, plainly, "", EMPTY).items():
             self.add(rule, body)
         return name
 
     def _string(self, kind: Strings) -> str:
-        space = self.shared("space")
+        name, quote = self.new_name("s"), '"\\""'
         if kind.is_any_text:
-            return self.add(
-                self.new_name("s"), f'"\\"" {self.repeated(self.shared("char"), kind.least, kind.most)} "\\"" {space}'
-            )
-        name = self.new_name("s")
-        quote = '"\\""'
-        for rule, body in self.reading.automaton(kind).rules(name, in_json, quote, f"{quote} {space}").items():
+            return self.add(name, f"{quote} {self.repeated(self.shared('char'), kind.least, kind.most)} {quote}")
+        for rule, body in self.reading.automaton(kind).rules(name, in_json, quote, quote).items():
             self.add(rule, body)
         return name
 
@@ -209,19 +209,19 @@ class Rules:
             raise GrammarError(msg)
         space = self.shared("space")
         members = _MemberRules(self, plan).first()
-        return " ".join(filter(None, ['"{"', space, members, '"}"', space]))
+        return " ".join(filter(None, ['"{"', space, members, '"}"']))
 
     def pair(self, name: str, parts: Parts) -> str:
         """Return the rule of a member by its name."""
         space = self.shared("space")
         key = literal(json.dumps(name, ensure_ascii=False))
-        return self.known((name, parts), "p", f'{key} {space} ":" {space} {self.value(parts)}')
+        return self.known((name, parts), "p", f'{key} {space} ":" {space} {self.value(parts)} {space}')
 
     def free_pair(self, names: Strings, parts: Parts) -> str:
         """Return the rule of a member whose name is of a kind."""
         space = self.shared("space")
         key = self.shared("string") if names == BLANK["string"] else self._once(names, "s", "")
-        return self.known((names, parts), "p", f'{key} ":" {space} {self.value(parts)}')
+        return self.known((names, parts), "p", f'{key} {space} ":" {space} {self.value(parts)} {space}')
 
     # --- repetitions ----------------------------------------------------------------------
 
