@@ -240,8 +240,15 @@ def _numbers_in(source: str) -> Iterator[tuple[str, str, str]]:
             if not isinstance(target, ast.Name) or value is None or not re.fullmatch(r"[A-Z][A-Z0-9_]+", target.id):
                 continue
             if _is_number(value):
-                shown = " ".join((ast.get_source_segment(source, value) or "").split())
+                shown = " ".join(_segment(lines, value).split())
                 yield target.id, shown, _comment(lines, node.lineno, value.end_lineno or node.lineno)
+
+
+def _segment(lines: list[str], node: ast.expr) -> str:
+    """The source of an expression. That of `ast` splits the whole file into lines each time it is asked."""
+    first, last = node.lineno - 1, node.end_lineno or node.lineno
+    part = "\n".join(lines[first:last]).encode()
+    return part[node.col_offset : len(part) - len(lines[last - 1].encode()) + (node.end_col_offset or 0)].decode()
 
 
 def _is_number(node: ast.expr) -> bool:
