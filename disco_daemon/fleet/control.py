@@ -97,7 +97,7 @@ class _Hold:
     """How long something stays undone, from `since`; each time it was undone makes it longer."""
 
     since: float
-    for_s: float = NO_REVERSAL_S
+    for_s: float
 
 
 @dataclass(slots=True)
@@ -242,7 +242,7 @@ class FleetController:
 
 def _hold(holds: dict[tuple[int, int], _Hold], key: tuple[int, int], now: float) -> None:
     before = holds.get(key)
-    holds[key] = _Hold(now, min(MAX_HOLD_S, 2 * before.for_s)) if before else _Hold(now)
+    holds[key] = _Hold(now, min(MAX_HOLD_S, 2 * before.for_s) if before else NO_REVERSAL_S)
 
 
 def _called_for(seen: FleetSeen) -> Iterator[FleetStep]:

@@ -14,7 +14,6 @@ from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
 from disco_daemon.daemon.fleet import make_fleet
 from disco_daemon.daemon.fleet_monitor import FleetMonitor, MachineLoad
 from disco_daemon.engine.config import EngineConfig
-from disco_daemon.fleet.control import NO_REVERSAL_S
 from disco_daemon.models.default import default_model_path
 from tests.e2e.test_cli import disco
 from tests.e2e.test_fleet import PROMPTS, answers, hosts_of, parts_of
@@ -27,7 +26,7 @@ pytestmark = [
 
 FLEET = {"enabled": True, "hosts": 2, "cuts": [5, 12, 22]}
 RELIEVED_S = 30.0  # in which a host has to be without what its owner takes from it
-BACK_S = NO_REVERSAL_S + RELIEVED_S  # in which layers come back once they may
+SOON = "from disco_daemon.fleet import control\ncontrol.NO_REVERSAL_S = 5.0"  # in place of a minute
 
 
 async def fleet_of(daemon: DaemonProcess) -> dict[str, Any]:
@@ -36,9 +35,9 @@ async def fleet_of(daemon: DaemonProcess) -> dict[str, Any]:
         return found
 
 
-async def until(daemon: DaemonProcess, *states: str, within_s: float = RELIEVED_S) -> dict[str, Any]:
+async def until(daemon: DaemonProcess, *states: str) -> dict[str, Any]:
     """Wait until home and hosts are in these states."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(RELIEVED_S):
         while True:
             found = await fleet_of(daemon)
             if [host["state"] for host in found["hosts"]] == list(states):
@@ -52,7 +51,7 @@ def ranges(found: dict[str, Any]) -> list[list[tuple[int, int]]]:
 
 async def test_layers_leave_a_host_that_is_drained_or_may_have_less_while_answers_go_on(tmp_path: Path) -> None:
     settings: dict[str, dict[str, Any]] = {"device": {"n_ctx": 512, "n_cells": 1024}, "fleet": FLEET}
-    async with running(tmp_path, policy="all-device", settings=settings) as daemon:
+    async with running(tmp_path, policy="all-device", settings=settings, before=SOON) as daemon:
         await daemon.device_ready()
         found = await until(daemon, "up", "up", "up")
         assert ranges(found) == [[(0, 5), (22, 30)], [(5, 12)], [(12, 22)]]
@@ -98,7 +97,7 @@ async def test_layers_leave_a_host_that_is_drained_or_may_have_less_while_answer
         set_values(tmp_path / "config.toml", {"fleet.memory_gib": 0.0})
         async with daemon.controls.post(f"{daemon.root}/disco/v1/reload") as response:
             assert (await response.json())["changed"] == ["fleet.memory_gib"]
-        found = await until(daemon, "up", "up", "up", within_s=BACK_S)
+        found = await until(daemon, "up", "up", "up")
         assert ranges(found) == [[(0, 5), (22, 30)], [(5, 12)], [(12, 22)]], "layers come back where the cuts have them"
         assert await answers(daemon) == expected
 
