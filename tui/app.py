@@ -197,7 +197,7 @@ class DiscoApp(App[None]):
             return banner.Banner("The daemon is starting; it ends with this window …")
         self._settled.set()
         if self.launcher.has_failed:
-            return banner.Banner(f"The daemon has ended: {self.launcher.last_words()} F9 tries again.", here)
+            return banner.Banner(f"The daemon has ended: {self.launcher.why_ended()} F9 tries again.", here)
         found = banner.of_error(error, self.link.root, here=here)
         if not (self._may_start and found.startable):
             return found

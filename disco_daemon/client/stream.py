@@ -254,6 +254,9 @@ class Link:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:
             self._may_wake = True
             raise not_running(self._shown, getattr(e, "os_error", "no answer")) from e
+        except aiohttp.ClientPayloadError as e:  # its own words are of chunks and lengths
+            msg = f"the connection to the daemon at {self._shown} broke before the end of its answer"
+            raise DaemonError(msg) from e
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
             msg = f"the connection to the daemon at {self._shown} broke: {e or type(e).__name__}"
             raise DaemonError(msg) from e

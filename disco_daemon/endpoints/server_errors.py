@@ -87,6 +87,8 @@ class ServerErrors:
             raise self.error("cut", self.show(str(e))) from None
         except Endless as e:
             raise self.error("endless", f"the server's answer has no end: {e}") from e
+        except aiohttp.ClientPayloadError as e:  # its own words are of chunks and lengths
+            raise self.error("cut", "the connection to the server broke before the end of its answer") from e
         except (aiohttp.ClientError, OSError) as e:
             raise self.error("cut", f"the connection to the server broke: {self._brief(e)}") from e
         except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as e:

@@ -421,16 +421,22 @@ async def test_a_key_that_is_refused() -> None:
             await exchange(app, pilot, daemon, "one", "1")
 
 
-async def test_without_a_daemon_one_can_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [("echo it cannot be; exit 3", "it cannot be"), ("echo all is well; kill -9 $$", "it was killed by signal 9")],
+)
+async def test_without_a_daemon_one_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, why: str
+) -> None:
     async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite") as (app, pilot):
         await until(pilot, lambda: "F9 starts one" in screen_text(app))
-        command = ["/bin/sh", "-c", "echo it cannot be; exit 3"]
+        command = ["/bin/sh", "-c", script]
         monkeypatch.setattr(app.launcher, "command", lambda: command)
         await pilot.press("f9")
         await until(pilot, lambda: app.launcher.has_failed)
         await app.check_daemon()
         await pilot.pause()
-        await until(pilot, lambda: "has ended: it cannot be" in screen_text(app))
+        await until(pilot, lambda: f"has ended: {why}" in screen_text(app))
         await pilot.press(*"one", "enter")
         await answered(app, pilot)
         assert app.conversations.entries[-1].finish == "error"

@@ -83,8 +83,10 @@ class DaemonLauncher:
                 await process.wait()
         return process.returncode == 0, said.decode("utf-8", "replace").strip()
 
-    def last_words(self) -> str:
-        """Return the last line of the daemon's log."""
+    def why_ended(self) -> str:
+        """Return what is known of why the daemon has ended: what killed it, or the last line of its log."""
+        if self._process is not None and (code := self._process.returncode or 0) < 0:
+            return f"it was killed by signal {-code}."
         if self._log is None:
             return ""
         with contextlib.suppress(OSError):
