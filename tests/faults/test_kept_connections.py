@@ -122,7 +122,6 @@ async def test_no_request_is_sent_twice_and_a_drop_of_a_kept_connection_is_told_
         with pytest.raises(EndpointError) as e:
             await heard(server)
         assert e.value.reason == reason
-        assert "TransferEncodingError" not in str(e.value)
         assert it.n_read == len(script), "the request was sent once"
         assert await heard(server) == HI
         assert it.n_connections == 2
