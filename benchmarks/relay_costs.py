@@ -88,8 +88,8 @@ STEPS = (
     ),
     Step(
         "chunks of its answer, the first one too",
-        r"/endpoints/(stream|chunks|calls|writable|finish_reasons|bill|gaps|told)\.py|/delivery/counting\.py|"
-        r"server\.py:(_read|_behind|_ends)|/aiohttp/(client_proto|streams)\.py",
+        r"/endpoints/(server_answer|stream|chunks|calls|writable|finish_reasons|bill|gaps|told)\.py|"
+        r"/delivery/counting\.py|/aiohttp/(client_proto|streams)\.py",
         130.0, 7.4,
     ),
     Step(

@@ -1,20 +1,27 @@
 """Recorded streams of many servers, cut anywhere and disturbed a little, against the same streams as they are.
 
-    python -m benchmarks.server_streams [--cuttings 10000] [--seed 1] [--json]
+    python -m benchmarks.server_streams [--cuttings 10000] [--seed 1] [--floods] [--json]
 
 Each stream of tests/fixtures/recorded/streams goes through the server's endpoint and is written in every shape, as a
 stream and as a body. Then it comes in other pieces of bytes: nothing may differ by a byte. With one odd event in it,
 and with events changed about where the protocol allows that, no body may differ. A difference is printed with the seed
 of its case.
+
+With `--floods` it measures instead how long others wait while a server floods: `turn_ms` is the processor's time of the
+longest turn of the loop meanwhile, for each of tests/fixtures/floods.py and for a whole answer in one chunk.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import json
 import random
 import re
+import socket
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -32,9 +39,14 @@ from disco_daemon.bench.command import Figures, at_least, print_figures, run_mea
 from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import Finish, GenerationRequest, Outcome, Plan, Side, Token, Usage
+from tests.fixtures.floods import FLOODS, OPEN, much
 
 FOLDER = Path(__file__).parents[1] / "tests/fixtures/recorded/streams"
 MAX_SHOWN = 5  # differences that are printed
+MAX_REQUEST = 65536  # bytes of a request here
+MAX_FLOOD_S = 5.0  # that a flood is listened to
+WHOLE_WORDS = 50_000  # of an answer in one chunk
+_ASKED = GenerationRequest("r", ({"role": "user", "content": "x"},))
 _BETWEEN = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
@@ -258,6 +270,57 @@ async def run(cuttings: int, seed: int) -> Figures:
     }  # fmt: skip
 
 
+# --- floods -----------------------------------------------------------------------------------------------------------
+
+
+def pour(listener: socket.socket, head: bytes, flood: bytes) -> None:
+    """Answer one request with a flood, for as long as somebody reads."""
+    connection, _ = listener.accept()
+    with connection, contextlib.suppress(OSError):
+        connection.recv(MAX_REQUEST)
+        connection.sendall(head)
+        while flood:
+            connection.sendall(flood)
+
+
+async def longest_turn_ms(head: bytes, flood: bytes) -> float:
+    """Return the longest turn of the loop while a server's flood is read, ms of the processor."""
+    longest, last = 0.0, time.thread_time()
+
+    async def turns() -> None:
+        nonlocal longest, last
+        while True:
+            now = time.thread_time()
+            longest, last = max(longest, now - last), now
+            await asyncio.sleep(0)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pouring = threading.Thread(target=pour, args=(listener, head, flood), daemon=True)
+        pouring.start()
+        server = Server(ServerConfig(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "m", "k"))
+        await server.start()
+        counting = asyncio.create_task(turns())
+        with contextlib.suppress(EndpointError, TimeoutError):
+            async with asyncio.timeout(MAX_FLOOD_S), contextlib.aclosing(server.generate(_ASKED, Usage())) as events:
+                async for _ in events:
+                    pass
+        counting.cancel()
+        await server.close()
+    return longest * 1e3
+
+
+async def run_floods() -> Figures:
+    """Return the longest turn under each flood."""
+    text = json.dumps({"choices": [{"delta": {"content": "word " * WHOLE_WORDS}, "finish_reason": "stop"}]})
+    cases = {name: (head, much(flood)) for name, (head, flood, _) in FLOODS.items()}
+    cases["a whole answer in one chunk"] = OPEN + f"data: {text}\n\n".encode(), b""
+    return {"turn_ms": {name: round(await longest_turn_ms(*case), 2) for name, case in cases.items()}}
+
+
+def _floods_table(figures: Figures) -> str:
+    return "\n".join(f"{name:40} {turn_ms:8.2f} ms" for name, turn_ms in figures["turn_ms"].items())
+
+
 def _table(figures: Figures) -> str:
     return (
         f"{figures['streams']} streams of {figures['providers']} providers, {figures['cuttings']} times in other "
@@ -270,8 +333,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuttings", type=at_least(1), default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--floods", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.floods:
+        return print_figures(run_measurement(run_floods()), _floods_table, as_json=args.json)
     figures = run_measurement(run(args.cuttings, args.seed))
     code = print_figures(figures, _table, as_json=args.json)
     return code or int(bool(figures and figures["differences"]))

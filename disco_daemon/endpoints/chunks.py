@@ -18,6 +18,7 @@ from .finish_reasons import ENDS, failed, word
 from .writable import Halves, writable, writable_text
 
 LEAST_LOGPROB = -9999.0  # OpenAI's word for a token that is all but impossible: JSON has no infinity
+MAX_PIECE = 4096  # characters of one text that are taken at a time, where a whole answer comes in one chunk
 MAX_ALTERNATIVES = 64  # beside one token; nobody tells more than twenty
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a thought: the first one that has any counts
 _KNOWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", *_THOUGHTS})
@@ -91,6 +92,28 @@ class Reader:
         if type(told) is list and len(told) == 1 and type(told[0]) is dict and not told[0].get("index"):
             return told  # what nearly every chunk has
         return list(self._asked_for(told))
+
+    def parts(self, chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield a large chunk as smaller ones that say the same, what ends it in the last one. Raises as `choices`."""
+        lasts = []
+        for choice in self.choices(chunk):
+            *firsts, last = self._cut(choice)
+            yield from ({"choices": [piece]} for piece in firsts)
+            lasts.append(last)
+        yield {**chunk, "choices": lasts}
+
+    def _cut(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield a choice with a long text as several."""
+        state = self._one if self._is_one else self._of(choice)
+        said = None if state is None else _delta_of(choice, state)
+        text = said.get("content") if said else None
+        if said and isinstance(text, str) and len(text) > MAX_PIECE:
+            index = choice.get("index", 0)
+            *firsts, last = (text[at : at + MAX_PIECE] for at in range(0, len(text), MAX_PIECE))
+            yield from ({"index": index, "delta": {"content": piece}} for piece in firsts)
+            choice = {k: v for k, v in choice.items() if k not in ("message", "text")}
+            choice["delta"] = {**said, "content": last}
+        yield choice
 
     def _asked_for(self, told: object) -> Iterator[dict[str, Any]]:
         if not isinstance(told, list):

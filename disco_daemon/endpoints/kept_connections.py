@@ -6,6 +6,9 @@ another way now, is closed before it is used; one whose other end acknowledges n
 
 And one that the server closes as a request comes says nothing about that request: it may be sent again. But the server
 may have read it, and bill it. Only whoever keeps the account may do so; here nothing is sent twice.
+
+What a server sends is parsed a little at a time, with a turn for others between: a parser makes thousands of objects of
+one read of the socket, if that is all empty answers or chunks of one byte. And what carries nothing has a bound.
 """
 
 from __future__ import annotations
@@ -18,14 +21,21 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
-from aiohttp import ServerDisconnectedError, TCPConnector
+from aiohttp import ServerDisconnectedError, StreamReader, TCPConnector
 from aiohttp.client_proto import ResponseHandler
+
+from .stream import Endless
 
 SLEPT_S = 1.0  # of sleep, after which what was kept is not trusted
 IDLE_S = 5.0  # since the last request began: before that, no route is looked up, which takes as long as a tenth of ours
 UNHEARD_S = 5  # without an acknowledgement of what was sent, or of a question whether there is still somebody
 QUIET_S = 10  # of an answer without a byte, after which the other end's kernel is asked, and each UNHEARD_S again
 N_ASKED = 3  # times, before the connection is given up: a server that thinks for minutes keeps it, a dead one does not
+
+MAX_FED = 8 * 1024  # bytes that are parsed before others have a turn
+MAX_INFORMATIONAL = 32  # answers of 1xx before the true one; nobody sends more than one or two
+MAX_FRAMING = 256 * 1024  # bytes behind a head that are not of the body, and as many more as the body has; to send
+# each token as a chunk takes a tenth of it
 
 # Names of the options by system: macOS has its own for the first two.
 _OPTIONS = (
@@ -54,10 +64,16 @@ class KeptConnections(TCPConnector):
 
 
 class KeptConnection(ResponseHandler):
-    """One connection. It has carried `_n_sent` requests, the last of them `_heard` or not."""
+    """One connection. It has carried `_n_sent` requests, the last of them `_heard` or not.
+
+    `_rest` has been read and is not parsed yet. Of the response under way so many bytes have come, and 1xx answers.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
+        self._rest, self._is_scheduled = bytearray(), False
+        self._n_bytes = self._n_informational = 0
+        self._body: StreamReader | None = None
         self._n_sent, self._heard = 0, False
         self._slept_s, self._used_at = slept_s(), time.monotonic()
 
@@ -77,12 +93,91 @@ class KeptConnection(ResponseHandler):
         """A request follows."""
         self._n_sent, self._heard = self._n_sent + 1, False
         self._slept_s, self._used_at = slept_s(), time.monotonic()
+        self._rest.clear()
+        self._n_bytes = self._n_informational = 0
+        self._body = None
         super().set_response_params(**settings)
 
+    @property
+    def should_close(self) -> bool:
+        """Whether it cannot carry another request; nor can one on which more came than was asked for."""
+        return bool(self._rest) or super().should_close
+
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
-        self._heard = True
+        """Bytes have come; none if the parser may go on with what it has."""
+        self._heard = self._heard or bool(data)
+        if not data or not (self._rest or len(data) > MAX_FED):
+            self._feed(data)
+            return
+        self._rest += data
+        self._feed_rest_soon()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """The body has room again: for what has come, then for what is in the socket."""
+        if not self._rest:
+            super().resume_reading(resume_parser)
+            return
+        self._reading_paused = False
+        if resume_parser:
+            self._feed(b"")
+        self._feed_rest_soon()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection has ended; what came before that counts, unless it was ended here."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        if rest and self.transport is not None:
+            self._feed(rest)
+        super().connection_lost(exc)
+
+    def feed_data(self, data: tuple[Any, StreamReader], size: int = 0) -> None:
+        """The parser has found a response's head; its body follows."""
+        message, self._body = data
+        if 100 <= message.code < 200 and message.code != 101:
+            self._n_informational += 1
+            if self._n_informational > MAX_INFORMATIONAL:
+                self._give_up(f"it begins with more than {MAX_INFORMATIONAL} informational answers")
+                return
+        self._n_bytes = 0
+        super().feed_data(data, size)
+
+    def _feed_rest_soon(self) -> None:
+        """Parse more in the next turn; meanwhile no more is read of the socket."""
+        if self._rest and not self._is_scheduled and self.transport is not None:
+            self._is_scheduled = True
+            self.transport.pause_reading()
+            self._loop.call_soon(self._feed_rest)
+
+    def _feed_rest(self) -> None:
+        """Parse a little more, unless the body is full: then its reader says when to go on."""
+        self._is_scheduled = False
+        if self.transport is None or self._reading_paused:
+            return
+        part = bytes(self._rest[:MAX_FED])
+        del self._rest[:MAX_FED]
+        self._feed(part)
+        if self._rest:
+            self._feed_rest_soon()
+        elif self.transport is not None and not self._reading_paused:
+            self.transport.resume_reading()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse bytes, and look how many of them were the body's."""
+        self._n_bytes += len(data)
         super().data_received(data)
+        n_body = 0 if self._body is None else self._body.total_bytes
+        if self._n_bytes - n_body > MAX_FRAMING + n_body and self._body is not None:
+            self._give_up(f"more than {MAX_FRAMING} of its bytes say nothing")
+
+    def _give_up(self, why: str) -> None:
+        """End a response that has no end, and with it the connection."""
+        self._rest.clear()
+        error = Endless(why)
+        if self._body is not None:
+            self._body.set_exception(error)
+        self.set_exception(error)
+        if self.transport is not None:
+            self.transport.abort()
 
     def set_exception(self, exc: Any, *cause: Any) -> None:
         """The connection has failed. On a kept one that was silent that is a drop."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +39,7 @@ from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last
 from .gaps import fill, refuses_gap
 from .hedge import ServerEvents, hedged
 from .plainhttp import NotPrivateError
+from .server_answer import LARGE, ServerAnswer
 from .server_capabilities import ServerCapabilities
 from .server_client import ServerClient, look_up_private
 from .server_errors import ServerErrors, refusal_of
@@ -49,11 +50,8 @@ __all__ = ["Server", "ServerConfig"]
 
 log = logging.getLogger("disco.server")
 
-USAGE_TIMEOUT_S = 1.0  # for each chunk after finish_reason: the answer is whole, only the bill is missing
 # What was wrong when a server has no list of models, or none that can be read.
 TELLS_NOTHING = ("not_found", "refused", "unauthorized", "redirected", "garbage", "endless")
-
-Chunks = AsyncIterator[dict[str, Any]]
 
 # What the device knows of a request: the token ids or the text of its rendered prompt and the answer so far. None:
 # it cannot say now.
@@ -284,32 +282,25 @@ class Server:
                 bill = Bill(usage, asked.body, limit)
                 ids_back, n = "return_token_ids" in asked.body, n_choices(request.extra)
                 reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id)
+                answer = ServerAnswer(stream, reader, bill, self._errors, self._clock, began)
                 async for chunk in chunks:
-                    for token in self._read(chunk, bill, reader, began):
+                    is_large = stream.n_bytes > LARGE
+                    for token in await answer.read_large(chunk) if is_large else answer.read(chunk):
                         patience.renew(token)
+                        stream.n_idle = 0
                         yield token
+                        if is_large:
+                            await asyncio.sleep(0)  # others have a turn
                     if reader.is_over:
                         break
-                while reader.is_over and (more := await self._behind(chunks, bill, reader, began)) is not None:
-                    for token in more:
-                        yield token
+                async for token in await stack.enter_async_context(aclosing(answer.behind(chunks))):
+                    yield token
                 self._doubt(bill)
                 self._thoughts.add(request, patience.first, usage)
                 for event in reader.ends(is_done=stream.done):
                     if event == Finish("length") and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
                         raise self._errors.error("cut", "the server cut an answer without a limit to its own default")
                     yield event
-
-    async def _behind(self, chunks: Chunks, bill: Bill, reader: Reader, began: float) -> list[Token] | None:
-        """Return what a chunk behind the end says: the bill, perhaps text. None if there is none: that is no error."""
-        try:
-            with self._errors.translate():
-                async with asyncio.timeout(USAGE_TIMEOUT_S):
-                    chunk = await anext(chunks, None)
-                return None if chunk is None else list(self._read(chunk, bill, reader, began))
-        except EndpointError as e:
-            log.debug("no usage after the answer: %s", e)
-            return None
 
     async def _compose(self, request: GenerationRequest, method: str | None) -> Ask:
         """Compose the request. Raises EndpointError when the device cannot give what the method needs."""
@@ -343,26 +334,6 @@ class Server:
         response = await self._client.stream(asked.path, body, stack)
         self._errors.exposed = False
         return response
-
-    def _read(self, chunk: dict[str, Any], bill: Bill, reader: Reader, began: float) -> Iterator[Token]:
-        """One of OpenAI's chunks as tokens; `bill` follows. The request was sent at `began`, by our clock."""
-        if error := chunk.get("error"):
-            raise self._reported(error)
-        if billed := chunk.get("usage"):
-            bill.take(billed, self._clock.now() - began)
-        for choice in reader.choices(chunk):
-            told = bill.n_billed if billed else None
-            token = reader.token(choice, told)
-            if token is not None:
-                bill.count_token(token, reader.n_tokens, counted=told is not None)
-                yield token
-            elif error := choice.get("error"):
-                raise self._reported(error)
-
-    def _reported(self, error: object) -> EndpointError:
-        """Return an error that the server tells within its answer."""
-        message = error.get("message") if isinstance(error, dict) else error
-        return self._errors.error("server_error", f"the server reports: {self._errors.show(str(message))}")
 
     def _doubt(self, bill: Bill) -> None:
         """Log once what of a bill cannot be true."""

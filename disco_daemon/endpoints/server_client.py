@@ -178,6 +178,8 @@ async def _unpack(packed: Bytes, window_bits: int) -> AsyncIterator[bytes]:
                 if found := unpacker.decompress(part, MAX_UNPACKED):
                     yield found
                 part = unpacker.unconsumed_tail
+                if part:
+                    await asyncio.sleep(0)  # a few bytes may make megabytes: others have a turn
         if rest := unpacker.flush():
             yield rest
     except zlib.error as e:

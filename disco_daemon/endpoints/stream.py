@@ -13,7 +13,8 @@ import msgspec
 from ..clock import Deadline
 from ..types import Token
 
-MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
+MAX_LINE = 1024 * 1024  # bytes of one event; a token takes a few hundred, a whole answer in one some ten thousand
+MAX_BRACKETS = 64 * 1024  # "[" and "{" in one event: each may be an object, and a decoder lets nobody else run
 MAX_JOINED = 256 * 1024  # bytes of an event in several lines, and how many: each is tried anew with every line
 MAX_JOINED_LINES = 64  # of an event in several lines
 # A whole answer, bytes as they come: a million tokens of some 250, or half as many with their alternatives. One with
@@ -21,6 +22,11 @@ MAX_JOINED_LINES = 64  # of an event in several lines
 MAX_ANSWER = 256 * 1024 * 1024
 TOKEN_BYTES = 16 * 1024  # for each token of `max_tokens`: one with twenty alternatives takes less
 SPARE_BYTES = 1024 * 1024  # for what is no token
+MAX_IDLE_LINES = 4096  # in a row without a token: comments, events that say nothing; a token has three lines around it
+IDLE_LINES_S = 64.0  # and as many more for each second: a server that thinks shows some signs of life in one
+# Bytes that are read before others have a turn, a line as so many: a token takes ten times as long as its line.
+MAX_WORK = 64 * 1024
+LINE_WORK = 1024
 MAX_ANSWER_S = 3600.0  # of waiting for the server in one answer; the longest known, with hours of thought, are no chats
 
 Bytes = AsyncIterator[bytes]
@@ -117,6 +123,9 @@ class EventStream:
     can cut a line. Comments, `id:` and `event:` lines are skipped. The lines of one event are joined, as the standard
     has it; but a line that is whole by itself is an event, since there are servers that leave out the empty line. So
     are JSON objects without `data:`, one a line, and one document over many lines, where nothing else has come.
+
+    Others have a turn after MAX_WORK. `n_bytes` has the last object; `n_idle` lines have come since the reader
+    set it to 0, for a token.
     """
 
     def __init__(self, body: Bytes, patience: Patience, max_bytes: int = MAX_ANSWER) -> None:
@@ -128,22 +137,41 @@ class EventStream:
         self._ends_in_return = False  # what was read: a line feed may follow, which is of the same line end
         self._has_events = False  # lines that begin with `data:`
         self._document: list[bytes] = []  # the lines of one that began without
+        self._n_document = 0  # its bytes
+        self._work = 0  # since others had a turn
+        self._began = asyncio.get_running_loop().time()
+        self.n_idle = 0
+        self.n_bytes = 0
         self._n_documents = 0
         self.done = False
 
     async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
         """Raises ValueError for what is no JSON, TimeoutError when patience is over, Endless for too much."""
-        buffer, n_bytes = b"", 0
+        opened, n_bytes = bytearray(), 0
         while (data := await self._patience.read(self._body)) is not None:
             n_bytes += len(data)
             if self._ends_in_return or b"\r" in data:
                 data = self._with_line_feeds(data)
             if b"\n" in data:
                 self._patience.sign()
-            *lines, buffer = (buffer + data).split(b"\n")
+                *lines, rest = (bytes(opened) + data if opened else data).split(b"\n")
+                opened.clear()
+            else:
+                lines, rest = [], data
+            opened += rest
+            self._work += LINE_WORK + len(rest)
             for line in lines:
+                self._work += LINE_WORK + len(line)
+                if self._work > MAX_WORK:
+                    self._work = 0
+                    await asyncio.sleep(0)  # others have a turn
+                self.n_idle += 1
+                if self.n_idle > MAX_IDLE_LINES:
+                    self._check_idle()
                 if not line and not self._held:
                     continue
+                if len(line) > MAX_BRACKETS:
+                    self._check(line)
                 try:  # what nearly every line is; white space around it is JSON's, too
                     found = None if self._held or line[:5] != b"data:" else _decoder.decode(line[5:])
                 except _NO_JSON:
@@ -154,18 +182,41 @@ class EventStream:
                         return
                     if found is None:
                         continue
+                self.n_bytes = len(line)
                 yield found
-            if len(buffer) > MAX_LINE:
-                msg = f"a line of more than {MAX_LINE} bytes"
-                raise ValueError(msg)
+            if self._work > MAX_WORK:
+                self._work = 0
+                await asyncio.sleep(0)
+            if len(opened) > MAX_LINE:
+                self._check(opened)
             if n_bytes > self._max_bytes:
                 msg = f"it has more than {self._max_bytes} bytes"
                 raise Endless(msg)
-        if (found := self._event(buffer)) is not None:
+        self._check(opened)
+        if (found := self._event(bytes(opened))) is not None:
+            self.n_bytes = len(opened)
             yield found
         self._settle()
         for document in self._documents():
+            self.n_bytes = self._n_document
             yield document
+
+    def _check_idle(self) -> None:
+        """Raise Endless where too many lines have come without a token; those of a document have a bound of theirs."""
+        allowed = MAX_IDLE_LINES + (asyncio.get_running_loop().time() - self._began) * IDLE_LINES_S
+        if self.n_idle - len(self._document) > allowed:
+            msg = f"it sends lines without end, and no token in more than {MAX_IDLE_LINES} of them"
+            raise Endless(msg)
+
+    @staticmethod
+    def _check(line: bytes | bytearray) -> None:
+        """Raise ValueError for a line that is too long, or would take too long to decode."""
+        if len(line) > MAX_LINE:
+            msg = f"a line of more than {MAX_LINE} bytes"
+            raise ValueError(msg)
+        if len(line) > MAX_BRACKETS and line.count(b"[") + line.count(b"{") > MAX_BRACKETS:
+            msg = f"a line with more than {MAX_BRACKETS} objects"
+            raise ValueError(msg)
 
     def _with_line_feeds(self, data: bytes) -> bytes:
         """Return what was read with line feeds in place of carriage returns, of which each alone ends a line, too."""
@@ -202,10 +253,7 @@ class EventStream:
         """Return the object in a line without `data:`; None while that is open, or for lines that say nothing."""
         bare = line.strip()
         if self._document:
-            self._document.append(line)
-            if sum(map(len, self._document)) > MAX_LINE:
-                msg = f"a document of more than {MAX_LINE} bytes"
-                raise ValueError(msg)
+            self._open_document(line)
             return None
         if bare in _DONE:
             self.done = True
@@ -215,16 +263,25 @@ class EventStream:
         try:
             found = _decode(bare)
         except _NO_JSON:
-            self._document.append(line)
+            self._open_document(line)
             return None
         self._n_documents += 1
         return found
+
+    def _open_document(self, line: bytes) -> None:
+        """Keep a line of a document that is not whole. Raises ValueError for too many."""
+        self._document.append(line)
+        self._n_document += len(line) + 1
+        if self._n_document > MAX_LINE:
+            msg = f"a document of more than {MAX_LINE} bytes"
+            raise ValueError(msg)
 
     def _documents(self) -> list[dict[str, Any]]:
         """Return the objects of a document that came in many lines. One document is a whole answer."""
         found: list[dict[str, Any]] = []
         if self._document:
             whole = b"\n".join(self._document)
+            self._check(whole)
             try:
                 found = [_decode(whole)]
             except _NO_JSON:
@@ -237,6 +294,7 @@ class EventStream:
         """One more line of an event; None while it is not whole."""
         self._held.append(payload)
         whole = b"\n".join(self._held)
+        self._work += len(whole)
         try:
             found = _decode(whole)
         except _NO_JSON:
