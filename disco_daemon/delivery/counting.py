@@ -42,13 +42,19 @@ class TextCount:
     def add(self, piece: str) -> int:
         """Take the next piece; return how many tokens begin in it."""
         word = piece[1:] if piece[:1] == " " else piece
+        if ends_in_space := word[-1:] == " ":
+            word = word[:-1]
         if not word.isascii():
             return self._add_runs(piece)
-        if word.isalnum():  # what most pieces are
-            if word is not piece or self._kind == _SPACE:
+        if word.isalnum() and (self._kind != _SPACE or self._length < LONGEST_RUN - 1):  # what most pieces are
+            if self._kind == _SPACE or piece[0] == " ":
+                n = 1 if len(word) <= LONGEST_TOKEN else _upwards(len(word), LONGEST_TOKEN)
                 self._kind, self._length = _WORDS, len(word)
-                return 1 if len(word) <= LONGEST_TOKEN else _upwards(len(word), LONGEST_TOKEN)
-            return self._add_word(len(word))
+            else:
+                n = self._add_word(len(word))
+            if ends_in_space:
+                self._kind, self._length = _SPACE, 1
+            return n
         return self._add_ascii(piece) if len(piece) <= SHORT else self._add_runs(piece)
 
     def _add_ascii(self, piece: str) -> int:

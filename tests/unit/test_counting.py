@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.answer.limits import SPARE_TOKENS, Limits
-from disco_daemon.delivery.counting import TextCount, TextCounts
+from disco_daemon.delivery.counting import LONGEST_RUN, TextCount, TextCounts
 from disco_daemon.delivery.cut import divided, words
 from disco_daemon.endpoints.bill import Bill
 from disco_daemon.endpoints.chunks import Reader
@@ -76,6 +76,7 @@ def test_no_text_has_more_tokens_than_bytes(text: str) -> None:
 TEXTS = st.one_of(
     st.text(max_size=80),
     st.text("ab1 ('.\n我们\u200d👩-'\"_\u0301é", max_size=80),
+    st.lists(st.sampled_from([" ", "  ", " a", "a ", " a ", "ab", " b1 "]), max_size=40).map("".join),
     st.lists(
         st.sampled_from(["Donaudampfschifffahrt", " don't", '{"path": "/home/', "今天天气", "====", " (self).x"])
     ).map("".join),
@@ -100,6 +101,13 @@ def test_one_text_has_one_count_however_it_is_cut(
         return reader.n_tokens
 
     assert counted(pieces_of(text, cuts)) == counted(pieces_of(text, others)) == counted(list(text))
+
+
+@pytest.mark.parametrize("n_spaces", [LONGEST_RUN - 2, LONGEST_RUN - 1, LONGEST_RUN, 2 * LONGEST_RUN - 1])
+@pytest.mark.parametrize("word", [" word", "word ", " word ", "word"])
+def test_spaces_before_a_word_count_the_same_whatever_they_come_with(n_spaces: int, word: str) -> None:
+    text = " " * n_spaces + word
+    assert tokens_in(" " * n_spaces, word) == tokens_in(*text) == tokens_in(text)
 
 
 @given(TEXTS, CUTS, st.integers(1, 12), st.booleans())
