@@ -130,7 +130,8 @@ class Caps:
             ),
             CapAccount("wh_per_day", Side.DEVICE, "Wh", False, limits.wh_per_day, day, {day: spent.wh_today}),
         )
-        self._seen = now, 0.0 if elapsed is None else elapsed()  # when `_roll` looked last
+        self._seen = now, 0.0 if elapsed is None else elapsed()  # when `_roll` looked last …
+        self._rolled = day  # … and the day to which all caps have gone on
         self._open: dict[int, Reservation] = {}
         self._made = 0
 
@@ -167,6 +168,7 @@ class Caps:
             # Nobody knows how long this process did not run: for months it is rather the clock that was wrong.
             today = _today(now, self._tz)
             cap.roll(today, stepped=today > cap.since + LONG)
+            self._rolled = today
         self._seen = now, self._seen[1] if self._elapsed is None else self._elapsed()
         self.keep()
 
@@ -224,6 +226,8 @@ class Caps:
             msg = f"already settled or released: {reservation}"
             raise ValueError(msg)
         self._close(reservation)
+        if not real:
+            return
         for cap, period in zip(self._of(reservation.side), reservation.periods, strict=True):
             cap.book(period, real)
         self.keep()
@@ -232,6 +236,8 @@ class Caps:
         """Count a cost without a reservation: that of the daemon's own requests."""
         require_amount(real)
         self._roll(now)
+        if not real:
+            return
         for cap in self._of(side):
             cap.book(cap.since, real)
         self.keep()
@@ -286,6 +292,9 @@ class Caps:
         (then, at), today = self._seen, _today(now, self._tz)
         elapsed = 0.0 if self._elapsed is None else self._elapsed()
         self._seen = now, elapsed
+        if today == self._rolled:  # several times a request
+            return
+        self._rolled = today
         stepped = now - then > elapsed - at + STEP_S  # or nobody knows: then it counts twice rather than never
         changed = [cap.roll(today, stepped=stepped) for cap in self._caps]
         if any(changed):

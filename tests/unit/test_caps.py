@@ -51,6 +51,18 @@ def test_without_caps_everything_is_admitted() -> None:
     assert free.state(NOON) == {}
 
 
+def test_sums_are_kept_whenever_something_is_booked_and_what_costs_nothing_writes_nothing() -> None:
+    one, kept = make(CapLimits()), []
+    one.keep = lambda: kept.append(one.kept())
+    one.settle(admitted(one.reserve(Side.SERVER, 0.5, NOON)), 0.0)
+    one.book(Side.SERVER, 0.0, NOON)
+    assert not kept
+    one.settle(admitted(one.reserve(Side.SERVER, 0.5, NOON)), 0.25)
+    one.book(Side.DEVICE, 3.0, NOON)
+    assert [sums["usd_per_day"]["booked"] for sums in kept] == [{"2026-11-21": 0.25}] * 2
+    assert kept[-1]["wh_per_day"]["booked"] == {"2026-11-21": 3.0}
+
+
 def test_a_reservation_that_reaches_the_cap_closes_it_for_the_others() -> None:
     one = make(CapLimits(usd_per_day=1.0))
     first = admitted(one.reserve(Side.SERVER, 0.6, NOON))
