@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -257,8 +257,8 @@ class Server:
 
         What may be silent since it thinks is not asked a second time: both thoughts would be paid for.
         """
-        once = finds(request.extra) or self._thoughts.thinks(request)
-        if controls is None or (hedge := controls.hedge) is None or once:
+        hedge = None if controls is None else controls.hedge
+        if hedge is None or finds(request.extra) or self._thoughts.thinks(request):
             return self.ask(request, usage, noted=True)
         return hedged(lambda own: self.ask(request, own, noted=True), usage, hedge, self._clock)
 
@@ -266,41 +266,48 @@ class Server:
         self, request: GenerationRequest, usage: Usage, method: str | None = None, *, noted: bool = False
     ) -> ServerEvents:
         """Generate with a continuation method to try; a failure is not `noted`. For the probe."""
-        with self._note_failure(request) if noted else nullcontext(), self._errors.translate():
-            if method is None and (refusal := self.refuses(request)) is not None:
-                raise self._errors.error("no_continuation", refusal)
-            began = self._clock.now()
-            limit = most_tokens(request)
-            patience = self._thoughts.patience(request, limit)
-            async with AsyncExitStack() as stack:
-                stack.callback(patience.close)
-                async with asyncio.timeout_at(patience.until()):
-                    asked = await self._compose(request, method)
-                    body = await self._send(asked, stack)
-                stream = EventStream(body, patience, most_bytes(limit))
-                chunks = await stack.enter_async_context(aclosing(stream.objects()))
-                bill = Bill(usage, asked.body, limit)
-                ids_back, n = "return_token_ids" in asked.body, n_choices(request.extra)
-                reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id)
-                answer = ServerAnswer(stream, reader, bill, self._errors, self._clock, began)
-                async for chunk in chunks:
-                    is_large = stream.n_bytes > LARGE
-                    for token in await answer.read_large(chunk) if is_large else answer.read(chunk):
-                        patience.renew(token)
-                        stream.n_idle = 0
-                        yield token
-                        if is_large:
-                            await asyncio.sleep(0)  # others have a turn
+        try:
+            with self._errors.translate():
+                if method is None and (refusal := self.refuses(request)) is not None:
+                    raise self._errors.error("no_continuation", refusal)
+                began = self._clock.now()
+                limit = most_tokens(request)
+                patience = self._thoughts.patience(request, limit)
+                async with AsyncExitStack() as stack:
+                    stack.callback(patience.close)
+                    with patience.waiting():
+                        asked = await self._compose(request, method)
+                        body = await self._send(asked, stack)
+                    stream = EventStream(body, patience, most_bytes(limit))
+                    chunks = await stack.enter_async_context(aclosing(stream.objects()))
+                    bill = Bill(usage, asked.body, limit)
+                    ids_back, n = "return_token_ids" in asked.body, n_choices(request.extra)
+                    reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id)
+                    answer = ServerAnswer(stream, reader, bill, self._errors, self._clock, began)
+                    async for chunk in chunks:
+                        is_large = stream.n_bytes > LARGE
+                        for token in await answer.read_large(chunk) if is_large else answer.read(chunk):
+                            patience.renew(token)
+                            stream.n_idle = 0
+                            yield token
+                            if is_large:
+                                await asyncio.sleep(0)  # others have a turn
+                        if reader.is_over:
+                            break
                     if reader.is_over:
-                        break
-                async for token in await stack.enter_async_context(aclosing(answer.behind(chunks))):
-                    yield token
-                self._doubt(bill)
-                self._thoughts.add(request, patience.first, usage)
-                for event in reader.ends(is_done=stream.done):
-                    if event == Finish("length") and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
-                        raise self._errors.error("cut", "the server cut an answer without a limit to its own default")
-                    yield event
+                        async for token in await stack.enter_async_context(aclosing(answer.behind(chunks))):
+                            yield token
+                    self._doubt(bill)
+                    self._thoughts.add(request, patience.first, usage)
+                    for event in reader.ends(is_done=stream.done):
+                        if event == Finish("length") and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
+                            text = "the server cut an answer without a limit to its own default"
+                            raise self._errors.error("cut", text)
+                        yield event
+        except EndpointError as e:
+            if noted and (lack := self._note(e, request)) is not None:
+                raise lack from e
+            raise
 
     async def _compose(self, request: GenerationRequest, method: str | None) -> Ask:
         """Compose the request. Raises EndpointError when the device cannot give what the method needs."""
@@ -342,19 +349,16 @@ class Server:
             odd = self._errors.show(bill.odd)
             log.warning("the %s's usage is not taken as it says: %s (told once)", self.side, odd)
 
-    @contextmanager
-    def _note_failure(self, request: GenerationRequest) -> Iterator[None]:
-        try:
-            yield
-        except EndpointError as e:
-            if (lack := self._learn(e, request)) is not None:
-                raise lack from e
-            if not e.your_fault:
-                self.n_failures += 1
-                self.last_error = str(e)
-            if e.reason == "unreachable":  # it may be another one when it is back
-                self._known.forget()
-            raise
+    def _note(self, error: EndpointError, request: GenerationRequest) -> EndpointError | None:
+        """Take note of a failure; return the error to raise in its place, where it says what the server lacks."""
+        if (lack := self._learn(error, request)) is not None:
+            return lack
+        if not error.your_fault:
+            self.n_failures += 1
+            self.last_error = str(error)
+        if error.reason == "unreachable":  # it may be another one when it is back
+            self._known.forget()
+        return None
 
     def _learn(self, error: EndpointError, request: GenerationRequest) -> EndpointError | None:
         """Return the error for a refusal that says what the server lacks, which is remembered; None for others."""

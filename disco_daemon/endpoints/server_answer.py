@@ -39,17 +39,20 @@ class ServerAnswer:
 
     async def behind(self, chunks: Chunks) -> AsyncGenerator[Token, None]:
         """Yield what comes behind the end: the bill, perhaps text. None of it has to: nothing there is an error."""
-        until = asyncio.get_running_loop().time() + BEHIND_S
-        while self._reader.is_over and (more := await self._next_behind(chunks, until)) is not None:
+        now = asyncio.get_running_loop().time
+        until = now() + BEHIND_S
+        while (began := now()) < until:  # a server that never rests would not be stopped while it is waited for
+            self._stream.wait_until(min(until, began + USAGE_TIMEOUT_S))
+            if (more := await self._next_behind(chunks)) is None:
+                break
             for token in more:
                 yield token
 
-    async def _next_behind(self, chunks: Chunks, until: float) -> Iterable[Token] | None:
+    async def _next_behind(self, chunks: Chunks) -> Iterable[Token] | None:
         """Return what one chunk says, None if there is none."""
         try:
             with self._errors.translate():
-                async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + USAGE_TIMEOUT_S)):
-                    chunk = await anext(chunks, None)
+                chunk = await anext(chunks, None)
                 if chunk is None:
                     return None
                 return await self.read_large(chunk) if self._stream.n_bytes > LARGE else list(self.read(chunk))

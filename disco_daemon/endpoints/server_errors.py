@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
 
 import aiohttp
 import msgspec
@@ -47,6 +48,30 @@ class StatusError(Exception):
         super().__init__(text or f"status {status}")
 
 
+# A connection that fails, an answer that is none, and what reading it raises where it is no OpenAI stream.
+_FOREIGN = (
+    aiohttp.ClientError, OSError, StatusError, CutError, Endless,
+    msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError, RecursionError,
+)  # fmt: skip
+
+
+class Translation:
+    """The context of `ServerErrors.translate`: one object for all requests, since each enters it."""
+
+    def __init__(self, errors: ServerErrors) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        """Nothing has gone wrong yet."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Raise an EndpointError for a foreign error."""
+        if isinstance(error, _FOREIGN):
+            raise self._errors.translated(error) from error
+
+
 class ServerErrors:
     """Translates the errors of one server.
 
@@ -59,6 +84,7 @@ class ServerErrors:
         self.exposed = False
         self._side, self._base_url, self._api_key, self._clock = side, base_url, api_key, clock
         self._down_until = self._unhedged_until = -math.inf
+        self._translation = Translation(self)
 
     @property
     def hedgeable(self) -> bool:
@@ -70,29 +96,30 @@ class ServerErrors:
         """How long the server still wants to be left alone, s."""
         return max(0.0, self._down_until - self._clock.now())
 
-    @contextmanager
-    def translate(self) -> Iterator[None]:
-        """Raise an EndpointError for each foreign error of the body."""
-        try:
-            yield
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as e:  # some of them are TimeoutErrors
-            raise self._connection_error(e) from e
-        except TimeoutError as e:
-            raise self.error("timeout", "the server gave no token in time") from e
-        except KeptDrop as e:
-            raise self.error("dropped", f"the server closed a kept connection unheard: {self._brief(e)}") from e
-        except StatusError as e:
-            raise self._status_error(e) from e
-        except CutError as e:
-            raise self.error("cut", self.show(str(e))) from None
-        except Endless as e:
-            raise self.error("endless", f"the server's answer has no end: {e}") from e
-        except aiohttp.ClientPayloadError as e:  # its own words are of chunks and lengths
-            raise self.error("cut", "the connection to the server broke before the end of its answer") from e
-        except (aiohttp.ClientError, OSError) as e:
-            raise self.error("cut", f"the connection to the server broke: {self._brief(e)}") from e
-        except (msgspec.MsgspecError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as e:
-            raise self.error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}") from e
+    def translate(self) -> Translation:
+        """Return a context that raises an EndpointError for each foreign error of its body."""
+        return self._translation
+
+    def translated(self, e: BaseException) -> EndpointError:
+        """Return the EndpointError for a foreign error."""
+        match e:
+            case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():  # some of them are TimeoutErrors
+                return self._connection_error(e)
+            case TimeoutError():
+                return self.error("timeout", "the server gave no token in time")
+            case KeptDrop():
+                return self.error("dropped", f"the server closed a kept connection unheard: {self._brief(e)}")
+            case StatusError():
+                return self._status_error(e)
+            case CutError():
+                return self.error("cut", self.show(str(e)))
+            case Endless():
+                return self.error("endless", f"the server's answer has no end: {e}")
+            case aiohttp.ClientPayloadError():  # its own words are of chunks and lengths
+                return self.error("cut", "the connection to the server broke before the end of its answer")
+            case aiohttp.ClientError() | OSError():
+                return self.error("cut", f"the connection to the server broke: {self._brief(e)}")
+        return self.error("garbage", f"the server sent what is no OpenAI stream: {self._brief(e)}")
 
     def _connection_error(self, e: aiohttp.ClientError) -> EndpointError:
         """Say why there was no connection."""

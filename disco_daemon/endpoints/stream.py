@@ -70,6 +70,7 @@ class Patience:
         self._heard = self._signed = self._begun = False
         most_s = math.inf if max_tokens is None else max(first_token_s, alive_s) + token_s * max_tokens
         self._most_s = self._left_s = min(MAX_ANSWER_S, most_s)
+        self._rest_until: float | None = None
         self._deadline = Deadline()
 
     def close(self) -> None:
@@ -86,8 +87,18 @@ class Patience:
         """A sign of life has come."""
         self._signed = True
 
+    def wait_until(self, until: float) -> None:
+        """Wait till then, in the event loop's time, signs of life or not: the answer is whole."""
+        self._rest_until = until
+
+    def waiting(self) -> Deadline:
+        """Return a context in which to wait once: TimeoutError is raised at the deadline of a wait that begins now."""
+        return self._deadline.at(self.until())
+
     def until(self) -> float:
         """Deadline of a wait that begins now, in the event loop's time."""
+        if self._rest_until is not None:
+            return self._rest_until
         if self._heard:
             now = self._now()
             self._heard, self._signed, self._begun = False, False, True
@@ -144,6 +155,10 @@ class EventStream:
         self.n_bytes = 0
         self._n_documents = 0
         self.done = False
+
+    def wait_until(self, until: float) -> None:
+        """Wait no longer than till then for what may come behind an answer that is whole, in the event loop's time."""
+        self._patience.wait_until(until)
 
     async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
         """Raises ValueError for what is no JSON, TimeoutError when patience is over, Endless for too much."""

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from ..estimation.silence import Silences
-from ..types import GenerationRequest, Usage
+from ..types import GenerationRequest, Json, Usage
 from ..types.needs import template_args
 from .stream import Patience
 
@@ -39,31 +39,44 @@ class Thoughts:
 
     def patience(self, request: GenerationRequest, max_tokens: int | None) -> Patience:
         """Return the patience with the answer to a request, which may have so many tokens."""
-        alive_s, thinks = self.limit_s(request), self.thinks(request)
+        args = template_args(request.extra)
+        seen = self._of(args)
+        alive_s, thinks = self._limit_s(seen), _thinks(args, seen)
         return Patience(self._first_token_s, self._token_s, max_tokens, alive_s=alive_s, thinks=thinks)
 
     def limit_s(self, request: GenerationRequest) -> float:
         """Return how long the first text may take, or the next one, as long as there are signs of life, s."""
-        return min(self._most_s, max(LEAST_S, self._of(request).silences.bound_s))
+        return self._limit_s(self._of(template_args(request.extra)))
 
     def thinks(self, request: GenerationRequest) -> bool:
         """Whether a long silence behind a sign of life may be a thought: it was asked for, or is known to come."""
-        asked = template_args(request.extra).get("enable_thinking")
-        return asked is True or (asked is None and self._of(request).thinks)
+        args = template_args(request.extra)
+        return _thinks(args, self._of(args))
 
     def add(self, request: GenerationRequest, first: tuple[float, bool] | None, usage: Usage) -> None:
         """Take the end of an answer whose first token came so many s after the request, as more than text or not."""
         if first is not None:
             first_s, shown = first
-            seen = self._of(request)
+            seen = self._of(template_args(request.extra))
             seen.silences.add(first_s)
             seen.thinks = usage.reasoning_tokens > 0 and not shown
 
-    def _of(self, request: GenerationRequest) -> _Seen:
-        args = template_args(request.extra)
+    def _limit_s(self, seen: _Seen) -> float:
+        return min(self._most_s, max(LEAST_S, seen.silences.bound_s))
+
+    def _of(self, args: Json) -> _Seen:
+        """Return what is known of the effort that arguments of the chat template ask for."""
         effort = (str(args.get("enable_thinking")), str(args.get("reasoning_effort")))
-        seen = self._seen.setdefault(effort, _Seen())
-        self._seen.move_to_end(effort)
-        while len(self._seen) > MAX_EFFORTS:
-            self._seen.popitem(last=False)
+        seen = self._seen.get(effort)
+        if seen is None:
+            seen = self._seen[effort] = _Seen()
+            while len(self._seen) > MAX_EFFORTS:
+                self._seen.popitem(last=False)
+        else:
+            self._seen.move_to_end(effort)
         return seen
+
+
+def _thinks(args: Json, seen: _Seen) -> bool:
+    asked = args.get("enable_thinking")
+    return asked is True or (asked is None and seen.thinks)

@@ -15,6 +15,10 @@ from .fields import Json, Treatment, asked
 # The names that a JSON schema for the whole answer has: llama-server's, and vLLM's older and newer one.
 _SCHEMAS = ("json_schema", "guided_json")
 _UNTHINKING = ("none", False, "disabled")
+# All names that a wish for thoughts, or an argument of the chat template, may have.
+_TEMPLATE_ARGS = frozenset(
+    ("reasoning_effort", "reasoning", "enable_thinking", "think", "thinking", "chat_template_kwargs")
+)
 
 
 def needs(parameters: Json) -> list[str]:
@@ -99,6 +103,8 @@ def template_args(parameters: Json) -> dict[str, Any]:
     As vLLM does (its pull request 43401): an effort of `none` means not to think, any other one to think, unless the
     client says it itself.
     """
+    if _TEMPLATE_ARGS.isdisjoint(parameters):  # as in nearly every request
+        return {}
     args: dict[str, Any] = {}
     for wish in _thinking(parameters):
         if isinstance(wish, str) and wish not in ("enabled", "disabled", "adaptive"):

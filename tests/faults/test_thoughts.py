@@ -261,6 +261,23 @@ async def test_signs_of_life_without_end_are_given_up(effort: str | None) -> Non
         assert e.value.reason == "timeout"
 
 
+@pytest.mark.parametrize("effort", [None, "high"])
+async def test_behind_a_whole_answer_signs_of_life_are_not_waited_with(
+    effort: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bill may come; whoever thinks or not has nothing more to say."""
+    monkeypatch.setattr("disco_daemon.endpoints.server_answer.USAGE_TIMEOUT_S", 0.1)
+
+    async def lingering() -> AsyncIterator[bytes]:
+        yield HEAD + TEXT + END.removesuffix(b"data: [DONE]\n\n")
+        while True:
+            yield SIGNS["OpenRouter's comment"]
+            await asyncio.sleep(0.02)
+
+    async with saying(lingering, thinking_timeout_s=60.0) as (server, _):
+        assert await asyncio.wait_for(heard(server, asked(effort)), 10) == "hi"
+
+
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\n"])
 async def test_a_server_that_says_nothing_is_given_up_after_its_first_time_out(begun: bytes) -> None:
     async def dead() -> AsyncIterator[bytes]:
