@@ -103,8 +103,9 @@ class Recorder:
 
     def _ignored(self, *, is_whole: bool) -> list[str]:
         """Return the fields that some part of the answer does not heed: `n` as well, where fewer choices came."""
-        n_said = len({piece.index for piece in self._answer.generated.pieces})
-        fewer = ["n"] if is_whole and 0 < n_said < n_choices(self._request.extra) else []
+        n = n_choices(self._request.extra)
+        n_said = len({piece.index for piece in self._answer.generated.pieces}) if is_whole and n > 1 else n
+        fewer = ["n"] if 0 < n_said < n else []
         sides = [side for side, n in self._answer.tokens.items() if n] or [Side.SERVER]
         endpoints = (self._context.endpoints.get(side) for side in sides)
         found = {*fewer, *(name for endpoint in endpoints for name in ignored_by(endpoint, self._request))}

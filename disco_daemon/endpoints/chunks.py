@@ -33,24 +33,38 @@ class CutError(Exception):
 class _Choice:
     """One choice of the answer: what of it has begun and is not said yet, and the server's word for its end."""
 
-    __slots__ = ("calls", "has_begun", "has_deltas", "reason", "stop", "text", "thought")
+    __slots__ = ("_calls", "_name", "has_begun", "has_deltas", "reason", "stop", "text", "thought")
 
     def __init__(self, name: str) -> None:
-        self.calls = Calls(name)
+        self._name = name
+        self._calls: Calls | None = None
         self.text, self.thought = Halves(), Halves()
         self.reason = ""
         self.stop: str | None = None
         self.has_begun = self.has_deltas = False
 
+    @property
+    def calls(self) -> Calls:
+        """The calls of this choice, which few answers have."""
+        if self._calls is None:
+            self._calls = Calls(self._name)
+        return self._calls
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call has begun whose beginning is not given out."""
+        return self._calls is not None and self._calls.is_waiting
+
     def end(self) -> tuple[Delta | None, str, FinishReason]:
         """Return what was held back, in a delta and as text, and why the choice ended. Raises CutError, TypeError."""
         reason = self._reason()
         text, thought = self.text.rest(), self.thought.rest()
-        calls = tuple(self.calls.end(is_cut=reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)))
+        is_cut = reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
+        calls = () if self._calls is None else tuple(self._calls.end(is_cut=is_cut))
         return (Delta(thought, calls=calls) if thought or calls else None), text, reason
 
     def _reason(self) -> FinishReason:
-        form = self.calls.form
+        form = None if self._calls is None else self._calls.form
         called = FinishReason.FUNCTION_CALL if form is CallForm.OLD else FinishReason.TOOL_CALLS
         if not self.reason:
             return FinishReason.STOP if form is None else called
@@ -279,7 +293,7 @@ def _read(told: dict[str, Any], logprobs: object, state: _Choice) -> tuple[str, 
     others = {writable_text(k): writable(v) for k, v in rest.items() if k not in _KNOWN}
     said = writable_text(refusal) if isinstance(refusal, str) else ""
     delta = Delta(thought, said, tuple(calls), others or None)
-    if text or delta or state.calls.is_waiting:
+    if text or delta or state.is_waiting:
         return text, delta, likely
     return None
 
