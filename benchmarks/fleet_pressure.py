@@ -39,7 +39,6 @@ CUTS = [5, 22]
 LOOK_S = 1.0
 READY_S = 180.0  # for the model, and for the machine to have its layers
 ENDS_S = 30.0  # asked of each violation
-CALM_S = 150.0  # for the reduction to be taken back: a minute after it was made, at the earliest
 LESS_GIB = 0.5  # what the owner allows at first, of the 0.7 GiB that the host takes
 GROUP_BYTES = 1_100_000_000  # of the control group: the host, its relay, and what lends it take about 0.95 GB
 HOG_BYTES, HOG_BYTES_PER_S = 550_000_000, 25_000_000
@@ -50,14 +49,18 @@ KINDS_DOWN = ("lower_batch", "offload")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long each part lasts, s: after a violation has ended, for the hog, and for the crowd at most (0 = none)."""
+    """How long each part lasts, s: after a violation has ended, for the hog, for the crowd and the calm at most.
+
+    0 leaves out the crowd, or the calm.
+    """
 
     quiet_s: float = 5.0
     hog_s: float = 20.0
     crowd_s: float = 90.0
+    calm_s: float = 150.0  # for a reduction to be taken back: a minute after it was made, at the earliest
 
 
-SMALL = Plan(quiet_s=1.0, hog_s=4.0, crowd_s=0.0)
+SMALL = Plan(quiet_s=1.0, hog_s=4.0, crowd_s=0.0, calm_s=0.0)
 
 
 @dataclass
@@ -243,7 +246,7 @@ async def measure(plan: Plan) -> Figures:
         folder = Path(left.enter_context(tempfile.TemporaryDirectory(prefix="disco-pressure-")))
         async with _home(folder, group) as found:
             owner_s, hog_s = await _parts(found, plan)
-            phase_3 = await _until_calm(found)
+            phase_3 = await _until_calm(found, plan.calm_s)
             n_killed = None if group is None else group.oom_kills()
     kept = list(found.seconds)
     return {
@@ -276,12 +279,14 @@ async def _parts(found: Pressure, plan: Plan) -> tuple[float | None, float | Non
     return owner_s, hog_s
 
 
-async def _until_calm(found: Pressure) -> dict[str, Any]:
+async def _until_calm(found: Pressure, calm_s: float) -> dict[str, Any]:
     """Wait, without readers, until a reduction is taken back; return whether there was one, and how long that took."""
+    if not calm_s:
+        return {"reached": None, "undone": None, "undone_after_s": None}
     found.part = "calm"
     is_reached = any(step["kind"] in KINDS_DOWN for step in found.steps.values())
     began = time.monotonic()
-    is_undone = is_reached and await found.until(lambda _: found.phase_3() == "raise_batch", CALM_S)
+    is_undone = is_reached and await found.until(lambda _: found.phase_3() == "raise_batch", calm_s)
     return {
         "reached": is_reached,
         "undone": is_undone if is_reached else None,
@@ -351,7 +356,9 @@ def pressure_lines(figures: Figures) -> list[str]:
 
     phase = figures["phase_3"]
     undone = (
-        f"taken back {phase['undone_after_s']} s after the readers had gone" if phase["undone"] else "not taken back"
+        f"taken back {phase['undone_after_s']} s after the readers had gone"
+        if phase["undone"]
+        else {None: "not looked at", False: "was not needed", True: "not taken back"}[phase["reached"]]
     )
     group = (
         f"control group of memory ({figures['group']}) with a hog: the violation {within(figures['hog_violation_s'])} "
@@ -369,7 +376,7 @@ def pressure_lines(figures: Figures) -> list[str]:
         group,
         f"{figures['answers']} answers; {len(figures['failed'])} failed, {figures['changed']} changed (asked: 0)",
         f"the host took {figures['host_mb_peak']} MB at most",
-        f"fewer answers at a time (phase 3): {undone if phase['reached'] else 'was not needed'}",
+        f"fewer answers at a time (phase 3): {undone}",
     ]
 
 

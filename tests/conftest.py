@@ -20,18 +20,21 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-WHOLE_MACHINE = ("tests/e2e/", "tests/faults/")  # they start processes that compute, and look at the clock
-# These ask what comes out, not when: they run in the other worker, or the first one would take twice as long.
-BESIDE = tuple(
-    f"tests/e2e/test_{name}.py"
+# Tests with daemons, engines and servers: a file's run in one worker, and share what they have started.
+PROCESSES = ("tests/e2e/", "tests/faults/")
+# These look at the clock, or at who was first: they run one after the other, in the first worker. All others ask what
+# comes out, not when.
+CLOCKED = tuple(
+    f"tests/{name}.py"
     for name in (
-        "bad_requests", "bench_split", "confinement", "context", "continuations", "doctor", "doors", "embeddings",
-        "engine_exact", "every_route", "exit_segment", "exits", "fleet_again", "fleet_answers", "fleet_host", "imports",
-        "install", "keys", "launcher", "layer_states", "lora", "money", "private", "private_marks", "peer_link",
-        "peer_pairing", "peer_strangers", "profile", "pull", "reloads", "same_texts", "segment_model", "service_live",
-        "setup", "soak", "speculate", "spill", "split_ahead", "split_check", "split", "split_draft", "split_engines",
-        "split_modes", "split_whole", "structured", "thinking", "tiny_models", "tools", "trace", "tui_terminal", "tune",
-        "whatif",
+        "e2e/test_bad_bodies", "e2e/test_bench_engine", "e2e/test_bench_fleet_pressure", "e2e/test_bench_handoff",
+        "e2e/test_bounds", "e2e/test_cancelled", "e2e/test_cli", "e2e/test_completions", "e2e/test_counts",
+        "e2e/test_early_engine", "e2e/test_engine", "e2e/test_engine_scheduling", "e2e/test_fleet_pressure",
+        "e2e/test_handoff", "e2e/test_hedge", "e2e/test_infill", "e2e/test_insurance", "e2e/test_keep_alive",
+        "e2e/test_learning", "e2e/test_link", "e2e/test_next_turn", "e2e/test_pauses", "e2e/test_race",
+        "e2e/test_readings", "e2e/test_resting_sources", "e2e/test_signs_of_life", "e2e/test_slow_clients",
+        "e2e/test_stopping", "e2e/test_streams", "faults/test_faults", "faults/test_hedge",
+        "faults/test_kept_connections", "faults/test_matrix", "faults/test_thoughts", "faults/test_tui_store_kill",
     )
 )  # fmt: skip
 # Each has a simulation as its fixture, which takes longer than its tests.
@@ -41,7 +44,7 @@ SIMULATED = tuple(
 
 
 def pytest_configure() -> None:
-    """Let the worker whose tests look at the clock go first: it gets the largest scope, and that is `machine`."""
+    """Let the worker whose tests look at the clock go first: it gets the largest scope, and that is `clock`."""
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
         os.nice(5)
 
@@ -66,9 +69,11 @@ class OneAtATime(LoadScopeScheduling):  # type: ignore[misc]
         return sorted(super().nodes, key=lambda node: int(node.gateway.id.removeprefix("gw")))
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith((*BESIDE, *SIMULATED)):
+        if nodeid.startswith(CLOCKED):
+            return "clock"
+        if nodeid.startswith((*PROCESSES, *SIMULATED)):
             return nodeid.partition("::")[0]  # a model is loaded once, or a simulation run
-        return "machine" if nodeid.startswith(WHOLE_MACHINE) else nodeid
+        return nodeid
 
 
 @pytest.hookimpl(optionalhook=True)

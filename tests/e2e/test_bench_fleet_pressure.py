@@ -29,5 +29,6 @@ def test_a_hog_beside_a_host_kills_nothing_and_no_answer_fails_or_changes() -> N
     assert found["owner_violation_s"] <= ENDS_S
     assert found["hog_violation_s"], "it had more than was left, and that came to an end"
     assert any("more than its owner allows" in step["why"] for step in found["steps"])
-    assert found["phase_3"]["undone"] is not False
+    # That a reduction is taken back takes a minute: `test_fleet_pressure` shortens that.
+    assert found["phase_3"]["undone"] is None
     assert "out-of-memory kills" in "\n".join(pressure_lines(found))
