@@ -129,6 +129,7 @@ class KeptConnection(ResponseHandler):
         if rest and self.transport is not None:
             self._feed(rest)
         super().connection_lost(exc)
+        self._body = None  # which holds this connection
 
     def feed_data(self, data: tuple[Any, StreamReader], size: int = 0) -> None:
         """The parser has found a response's head; its body follows."""
