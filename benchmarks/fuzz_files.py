@@ -3,10 +3,12 @@
     python -m benchmarks.fuzz_files [--cases 2000] [--seed 1] [--kind model] [--json]
 
 A header is changed where it has meaning: values, types, counts and lengths of keys, names, shapes, packings and offsets
-of tensors, the template, tokens that are ids. Kinds are a whole model, an adapter, and a range of layers. A file is
-`loaded`, or `refused` with the engine's own errors; where llama.cpp ends the process instead it is `ended`, which costs
-users the file and nothing else: the daemon says so and goes on. `slow` and `large` ones pass the bounds; `fault`s are
-errors of Python that no engine expects. The last line is JSON.
+of tensors, the template, tokens that are ids. Kinds are a whole model, an adapter, and a range of layers; and `cells`:
+what a lent host says it has saved of a text in a model with a sliding window, checked as home does it, then put into a
+cache. A file is `loaded`, or `refused` with the engine's own errors; where llama.cpp ends the process instead it is
+`ended`, which costs users the file and nothing else: the daemon says so and goes on. Of cells none may be, since that
+would end home's engine. `slow` and `large` ones pass the bounds; `fault`s are errors of Python that no engine expects.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,14 +27,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from disco_daemon.engine.hosts.asked import AskedCells, UnaskedError, check_cells
 from disco_daemon.engine.llama.adapters import Adapters
 from disco_daemon.engine.llama.library import show_errors
 from disco_daemon.engine.llama.model import AbortFlag, Llama, quiet
 from disco_daemon.engine.llama.refusals import ModelError, PromptError
+from disco_daemon.engine.llama.segment import SegmentModel
 from disco_daemon.engine.llama.template import TemplateError, TemplateUnfit
 from disco_daemon.engine.wire import AdapterFile, Generate, Load
 from disco_daemon.models.default import default_model_path
@@ -43,7 +49,14 @@ from disco_daemon.types import LayerRange
 LIMIT_S = 10.0  # of processor time for one file of a megabyte; a whole one takes 0.1 s
 LIMIT_BYTES = 1 << 30  # of memory beside what the process had before
 LOADED, REFUSED, FAULT = 0, 3, 4  # exit codes of a child
-REFUSALS = (ModelError, PromptError, TemplateError, TemplateUnfit, MemoryError)  # which the engine's worker tells
+REFUSALS = (
+    ModelError,
+    PromptError,
+    TemplateError,
+    TemplateUnfit,
+    MemoryError,
+    UnaskedError,
+)  # which the engine's worker tells
 ODD = (0, 1, 2, 3, 7, 31, 255, 65_535, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 WORDS = (
     b"",
@@ -57,9 +70,11 @@ WORDS = (
 )
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a value, by its type in GGUF
 STRING, ARRAY = 8, 9
+N_CELLS = 100  # that a text has
+CELLS_ASKED = (0, 130)  # positions of it that are asked for: it ends before
 
 
-def changed(data: bytes, header: Header, rng: random.Random) -> bytes:
+def changed(data: bytes, rng: random.Random, header: Header) -> bytes:
     """Return a file's bytes with one to three parts of its header changed."""
     made = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 3))):
@@ -153,6 +168,7 @@ class Kind:
 
     data: bytes
     read: Callable[[Path], None]
+    changed: Callable[[bytes, random.Random], bytes]
 
 
 def _read_model(path: Path) -> None:
@@ -170,10 +186,58 @@ def _read_adapter(path: Path) -> None:
     llama.decode([(5, i, 0, i == 3) for i in range(4)])
 
 
+def _read_cells(path: Path) -> None:
+    data, model = path.read_bytes(), _windowed()
+    check_cells(data, AskedCells(model.layers, *CELLS_ASKED), are_joined=False)
+    model.put(data, (1, 2), *CELLS_ASKED)
+    model.run([(5, N_CELLS, 1, False)], np.ones((1, model.n_embd), np.float32))
+    model.part(2, *CELLS_ASKED)
+
+
+def changed_cells(data: bytes, rng: random.Random) -> bytes:
+    """Return saved cells with one to three numbers changed, mostly of those that say how much there is, or cut."""
+    made = bytearray(data)
+    heads = range(0, min(len(made), 4096), 4)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at = rng.choice((rng.choice(heads[:40]), rng.choice(heads), rng.randrange(len(made) // 4) * 4))
+        match rng.randrange(8):
+            case 0:
+                del made[rng.randrange(len(made)) :]
+                made += bytes(rng.choice((0, 0, 8, 4096)))
+            case 1:
+                made[at:at] = rng.randbytes(rng.choice((1, 4, 12, 24)))
+            case 2:
+                del made[at : at + rng.choice((1, 4, 12, 24))]
+            case 3:
+                made[at : at + 8] = _odd(rng, 8)
+            case _:
+                made[at : at + 4] = _odd(rng, 4)
+        if len(made) < 64:
+            break
+    return bytes(made)
+
+
 def forget() -> None:
     """Free what `kinds` has loaded."""
-    _speaker().close()
-    _speaker.cache_clear()
+    for load in (_speaker, _windowed):
+        load().close()
+        load.cache_clear()
+
+
+@cache
+def _windowed() -> SegmentModel:
+    """A range of a model with a sliding window, with a text in it; loaded once, before the first child."""
+    from tests.fixtures.tiny_models import MODELS, tiny_model
+
+    n_layers = MODELS["sliding-window"].n_layers
+    layers = LayerRange(1, n_layers, n_layers)
+    with tempfile.TemporaryDirectory() as made:
+        whole = tiny_model(Path(made) / "window.gguf", "sliding-window")
+        [path] = SegmentFiles(Path(made), 1 << 30).write(whole, [layers])
+        model = SegmentModel(Load(model_path=str(path), n_ctx=512, n_threads=1, n_gpu_layers=0), layers)
+    rows = np.random.default_rng(0).standard_normal((N_CELLS, model.n_embd), np.float32)
+    model.run([(5, position, 0, False) for position in range(N_CELLS)], rows)
+    return model
 
 
 @cache
@@ -198,9 +262,15 @@ def kinds(folder: Path) -> dict[str, Kind]:
     [segment] = SegmentFiles(folder / "segments", 1 << 30).write(model, [LayerRange(0, 1, 2)])
     adapter = write_lora(folder / "lora.gguf")
     return {
-        "model": Kind(model.read_bytes(), _read_model),
-        "segment": Kind(segment.read_bytes(), _read_segment),
-        "adapter": Kind(adapter.read_bytes(), _read_adapter),
+        **{
+            name: Kind(data, read, partial(changed, header=read_header(data)))
+            for name, data, read in (
+                ("model", model.read_bytes(), _read_model),
+                ("segment", segment.read_bytes(), _read_segment),
+                ("adapter", adapter.read_bytes(), _read_adapter),
+            )
+        },
+        "cells": Kind(bytes(_windowed().part(0, *CELLS_ASKED)), _read_cells, changed_cells),
     }
 
 
@@ -230,13 +300,13 @@ def run_one(kind: Kind, data: bytes, folder: Path) -> tuple[int, resource.struct
 
 def run(kind: Kind, cases: int, seed: int, folder: Path) -> dict[str, Any]:
     """Load that many changed files of a kind, and count what came of them."""
-    rng, header = random.Random(seed), read_header(kind.data)
+    rng = random.Random(seed)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     faults, slowest_s, largest = [], 0.0, 0
     for case in range(cases):
-        code, usage = run_one(kind, changed(kind.data, header, rng), folder)
+        code, usage = run_one(kind, kind.changed(kind.data, rng), folder)
         took_s = usage.ru_utime + usage.ru_stime
         grown = (usage.ru_maxrss - before) << 10
         slowest_s, largest = max(slowest_s, took_s), max(largest, grown)
@@ -264,7 +334,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kind", choices=("model", "adapter", "segment"))
+    parser.add_argument("--kind", choices=("model", "adapter", "segment", "cells"))
     parser.add_argument("--json", action="store_true", help="print the JSON alone")
     args = parser.parse_args()
     quiet()

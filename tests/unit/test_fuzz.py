@@ -36,3 +36,13 @@ def test_a_model_file_that_lies_is_refused_or_loaded_within_bounds(
     found = fuzz_files.run(kinds[name], 25, seed=3, folder=folder)
     assert (found["fault"], found["slow"], found["large"]) == (0, 0, 0), found["odd_cases"]
     assert found["refused"] > found["ended"]
+
+
+@pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+def test_saved_cells_that_lie_end_neither_home_nor_its_memory(files: tuple[dict[str, fuzz_files.Kind], Path]) -> None:
+    """What a lent host sends of a model with a sliding window, whose form only llama.cpp puts together."""
+    kinds, folder = files
+    assert fuzz_files.run_one(kinds["cells"], kinds["cells"].data, folder)[0] == fuzz_files.LOADED
+    found = fuzz_files.run(kinds["cells"], 60, seed=5, folder=folder)
+    assert (found["ended"], found["fault"], found["slow"], found["large"]) == (0, 0, 0, 0), found["odd_cases"]
+    assert found["refused"] > found["loaded"] > 0

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...types import LayerRange
+from ..llama.foreign_states import check_state
 from ..llama.layer_states import StateFormatError, unpacked
 from ..llama.state import State
 from .cell_memory import CellMemory
@@ -17,7 +18,8 @@ from .messages import CellsSaved, FromHost, RowsComputed
 
 NUMBER_BYTES = 4  # of a number of a row
 CELL_NUMBERS = 4  # that a cell of a layer has for each of a row, at most: keys and values, twice as wide
-LAYER_BYTES = 1 << 24  # of a layer that do not depend on its cells: a recurrent state has 10 MB in the largest models
+CELL_BYTES = 64  # of a cell of a layer beside them: its position, and where each is a piece of its own, that one's head
+LAYER_BYTES = 1 << 12  # of a layer that do not depend on its cells; one with a state is in no segment
 UNKNOWN_LAYERS = 1 << 10  # of a segment whose layers are not told: more than any model has
 
 Flight = tuple[int, int]  # the numbers of a segment and of a flight
@@ -130,23 +132,22 @@ class AskedOfHost:
 
     def _most_cells(self, asked: AskedCells) -> int:
         n_layers = UNKNOWN_LAYERS if asked.layers is None else asked.layers.n_layers + 1
-        of_cells = NUMBER_BYTES * CELL_NUMBERS * self.n_embd * max(0, asked.end - asked.start)
+        of_cells = (NUMBER_BYTES * CELL_NUMBERS * self.n_embd + CELL_BYTES) * max(0, asked.end - asked.start)
         return n_layers * (LAYER_BYTES + of_cells)
 
 
-def check_cells(data: State, asked: AskedCells) -> None:
+def check_cells(data: State, asked: AskedCells, *, are_joined: bool = True) -> None:
     """Check that saved cells are those that were asked for, to their last byte. Raises UnaskedError.
 
-    Fewer may be there, up to some position: a text has an end.
+    Fewer may be there, up to some position: a text has an end. `are_joined`: cells can be cut by layers; else they may
+    be in a form that only llama.cpp puts together, and of that the counts, positions, types and lengths.
     """
     if asked.layers is None:
         raise UnaskedError("it sent cells of layers that are not known")
     try:
-        state = unpacked(data, asked.layers)
+        if are_joined:
+            unpacked(data, asked.layers)
+        check_state(data, asked.layers, asked.start, asked.end)
     except StateFormatError as e:
-        msg = f"it sent what are no cells: {e}"
+        msg = f"it sent other cells than those from {asked.start} to {asked.end}: {e}"
         raise UnaskedError(msg) from e
-    wanted = range(asked.start, asked.end)
-    if len(set(state.positions)) != len(state.positions) or not all(one in wanted for one in state.positions):
-        msg = f"it sent other cells than those from {asked.start} to {asked.end}"
-        raise UnaskedError(msg)

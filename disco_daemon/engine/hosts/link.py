@@ -261,8 +261,9 @@ class HostLink:
     def _cells(self, asked: AskedCells, n_shared: int, behind: bytes) -> SavedCells:
         if asked.slot is not None:
             return SharedCells(*asked.slot, n_shared)
-        if self.is_lent and (self._knows_form or all(found is not False for found in self.loaded.values())):
-            check_cells(behind, asked)
+        if self.is_lent:
+            are_joined = self._knows_form or all(found is not False for found in self.loaded.values())
+            check_cells(behind, asked, are_joined=are_joined)
         return behind
 
     def _take_rows(self, message: RowsComputed, behind: bytes) -> None:

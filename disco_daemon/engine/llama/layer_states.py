@@ -22,6 +22,7 @@ from .refusals import ModelError
 from .rows import Row
 from .state import State
 
+MARKS = struct.Struct("<Ii")  # mark, sequence
 _HEAD = struct.Struct("<IiII")  # mark, sequence, streams, cells
 _CELL = struct.Struct("<iIi")  # position, how many sequences have it, the sequence
 _COUNTS = struct.Struct("<II")  # whether values lie transposed, layers
@@ -34,6 +35,23 @@ _A, _B = 0, 1  # its two sequences
 
 class StateFormatError(ValueError):
     """A saved sequence is not in the form that this module knows, or parts of one do not fit together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What is saved of one cache: the cells' positions, and of each layer the keys, then of each the values.
+
+    `shape` says whether values lie transposed, and of each part the type, and the bytes for a cell.
+    """
+
+    positions: tuple[int, ...]
+    parts: tuple[State, ...]
+    shape: tuple[int, ...] = (0,)
+
+    @property
+    def n_layers(self) -> int:
+        """How many layers it has."""
+        return len(self.parts) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,36 +134,52 @@ def joined(parts: Sequence[LayerState]) -> LayerState:
 
 
 def _unpacked(data: memoryview, layers: LayerRange) -> LayerState:
-    mark, _, n_streams, n_cells = _HEAD.unpack_from(data)
-    at = _HEAD.size + n_cells * _CELL.size
+    mark, _ = MARKS.unpack_from(data)
+    found, end = section(data, MARKS.size, ends_early=False)
+    n_own, n_layers = layers.n_layers, found.n_layers
+    if n_layers != n_own + (0 if layers.is_last else 1):
+        msg = f"a sequence of the layers {layers} was saved with {n_layers} layers: the form is not known"
+        raise StateFormatError(msg)
+    if end != len(data):
+        raise StateFormatError("behind the rows of a saved sequence there is more: the form is not known")
+    keys, values = found.parts[:n_layers][:n_own], found.parts[n_layers:][:n_own]
+    return LayerState(layers, mark, found.positions, bool(found.shape[0]), tuple(keys), tuple(values))
+
+
+def section(data: memoryview, at: int, *, ends_early: bool = True) -> tuple[Section, int]:
+    """Return what is saved from this byte on, and where it ends. Raises StateFormatError, struct.error.
+
+    llama.cpp `ends_early` where there are no cells; what is packed here does not.
+    """
+    n_streams, n_cells = _COUNTS.unpack_from(data, at)
+    cells_at = at + _COUNTS.size
+    at = cells_at + n_cells * _CELL.size
     if n_streams != 1 or at > len(data):
         raise StateFormatError("a saved sequence has its cells in a form that is not known")
-    cells = list(_CELL.iter_unpack(data[_HEAD.size : at]))
+    if ends_early and not n_cells:
+        return Section((), ()), at
+    cells = list(_CELL.iter_unpack(data[cells_at:at]))
     if any(n_owners != 1 for _, n_owners, _ in cells):
         raise StateFormatError("the cells of a saved sequence have more than a position: the form is not known")
     is_transposed, n_layers = _COUNTS.unpack_from(data, at)
     at += _COUNTS.size
-    n_own = layers.n_layers
-    if is_transposed > 1 or n_layers != n_own + (0 if layers.is_last else 1):
-        msg = f"a sequence of the layers {layers} was saved with {n_layers} layers: the form is not known"
-        raise StateFormatError(msg)
-    parts = list[State]()
+    if is_transposed > 1 or n_layers > len(data) - at:
+        raise StateFormatError("a saved sequence has its layers in a form that is not known")
+    parts, shape = list[State](), [is_transposed]
     for number in range(2 * n_layers):
         if number >= n_layers and is_transposed:
-            _, n_bytes, n_numbers = _COLUMNS.unpack_from(data, at)
-            end = at + _COLUMNS.size + n_bytes * n_numbers * n_cells
+            kind, n_bytes, n_numbers = _COLUMNS.unpack_from(data, at)
+            n_bytes *= n_numbers
+            end = at + _COLUMNS.size + n_bytes * n_cells
         else:
-            _, n_bytes = _ROWS.unpack_from(data, at)
+            kind, n_bytes = _ROWS.unpack_from(data, at)
             end = at + _ROWS.size + n_bytes * n_cells
         if end > len(data):
             raise StateFormatError("a saved sequence ends within its rows")
         parts.append(data[at:end])  # no copy: `data` stays as long as any part of it does
+        shape += kind, n_bytes
         at = end
-    if at != len(data):
-        raise StateFormatError("behind the rows of a saved sequence there is more: the form is not known")
-    positions = tuple(position for position, _, _ in cells)
-    keys, values = parts[:n_layers][:n_own], parts[n_layers:][:n_own]
-    return LayerState(layers, mark, positions, bool(is_transposed), tuple(keys), tuple(values))
+    return Section(tuple(position for position, _, _ in cells), tuple(parts), tuple(shape)), at
 
 
 # --- trying it out ----------------------------------------------------------------------------------------------------
