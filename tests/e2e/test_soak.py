@@ -22,7 +22,7 @@ NAMES = {
 async def test_under_random_faults_no_promise_is_broken_and_nothing_is_left(tmp_path: Path) -> None:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "disco_daemon.cli.main", "bench", "soak", "--minutes", "0.5", "--json",
+        sys.executable, "-P", "-m", "disco_daemon.cli.main", "bench", "soak", "--minutes", "0.25", "--json",
         stdout=pipe, stderr=pipe, env=os.environ | {"HOME": str(tmp_path), "DISCO_MODELS_DIR": str(models_dir())},
     )  # fmt: skip
     out, err = await process.communicate()

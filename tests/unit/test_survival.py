@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lifelines import KaplanMeierFitter  # type: ignore[import-untyped]
 
 from disco_daemon.arrays import FloatArray
 from disco_daemon.estimation.survival import Survival, asked_twice, heavy_tail, kaplan_meier, mixture
@@ -37,6 +36,8 @@ levels = st.floats(0.001, 1)
 
 @given(samples, probes)
 def test_the_curve_is_that_of_lifelines(data: Samples, x: FloatArray) -> None:
+    from lifelines import KaplanMeierFitter  # type: ignore[import-untyped] # takes as long as all other tests' modules
+
     reference = KaplanMeierFitter().fit(data.times, data.observed, weights=data.weights)
     np.testing.assert_allclose(data.fit().at(x), reference.survival_function_at_times(x).to_numpy(), atol=1e-9)
 
