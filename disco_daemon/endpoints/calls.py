@@ -203,8 +203,10 @@ class Calls:
     def _by_its_id(self, said: _Said, at: _Call | None) -> _Call | None:
         known = self._by_id.get(said.id)
         if known is None:  # new, or the id of a call that has had none so far
-            is_late = at is not None and not at.id and not (said.name and at.has_arguments)
-            return at if is_late else None
+            if at is None or at.id:
+                return None
+            is_another = said.name and at.has_arguments and (at.is_whole or said.name != at.name)
+            return None if is_another else at
         if said.index is None or known.index is None or known.index == said.index:
             return known
         return at if at is not None and at.id in ("", said.id) else None  # two calls with one id

@@ -8,7 +8,7 @@ import json
 import random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.server_streams import cut, disturbed, read
@@ -52,6 +52,10 @@ def _written(
 
 @settings(max_examples=120, deadline=None)
 @given(st.text(max_size=8), st.text(max_size=8), CALLS, INDEXES, IDS, st.booleans(), st.booleans(), st.randoms())
+@example(
+    text="", thought="", calls=[("look", {}), ("look", {})], indexes="own", ids="late", again=True, turns=False,
+    rng=random.Random(1),
+)  # fmt: skip
 def test_an_answer_is_read_in_whatever_manner_it_is_written(
     text: str, thought: str, calls: list[tuple[str, dict[str, Any]]], indexes: str, ids: str, again: bool,
     turns: bool, rng: random.Random,
