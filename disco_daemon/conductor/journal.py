@@ -73,8 +73,9 @@ class Journal:
             self._context.energy.observe_prefill(id(run), now, run.usage.prompt_tokens)
 
     def run_failed(self, run: EndpointRun, error: EndpointError) -> None:
-        """An endpoint cannot go on."""
-        log.warning("%s failed (%s)%s", run.side, error.reason, "" if self.is_private else f": {error}")
+        """An endpoint cannot go on. Why the device refuses a request may quote it, which no log does."""
+        is_quoting = self.is_private or (error.your_fault and run.side is Side.DEVICE)
+        log.warning("%s failed (%s)%s", run.side, error.reason, "" if is_quoting else f": {error}")
 
     def run_complete(self, run: EndpointRun) -> None:
         """An endpoint works no more: it has finished, failed, or was stopped."""
