@@ -111,18 +111,16 @@ class Reply:
 def ask_models(url: str, api_key: str) -> Reply:
     """Ask for the list of models, as an OpenAI client would."""
     try:
-        return within(MODELS_TIMEOUT_S, lambda: _get_models(url, api_key))
+        http = _client(url, MODELS_TIMEOUT_S)  # what it takes to load is none of the server's time
+        return within(MODELS_TIMEOUT_S, lambda: _get_models(http, url, api_key))
     except _late():
         return Reply(problem=f"no answer within {MODELS_TIMEOUT_S:g} s", late=True)
     except _trouble() as e:
         return Reply(problem=str(e) or type(e).__name__)
 
 
-def _get_models(url: str, api_key: str) -> Reply:
-    with (
-        _client(url, MODELS_TIMEOUT_S) as http,
-        http.stream("GET", _page(url, "models"), headers=_headers(api_key)) as response,
-    ):
+def _get_models(http: httpx2.Client, url: str, api_key: str) -> Reply:
+    with http, http.stream("GET", _page(url, "models"), headers=_headers(api_key)) as response:
         body = b""
         for part in response.iter_bytes():
             body += part
@@ -195,19 +193,18 @@ def ask_answer(url: str, api_key: str, model: str, *, limit: str = "max_tokens")
     messages = [{"role": "user", "content": QUESTION}]
     body = {"model": model, "messages": messages, "stream": True, limit: MAX_TOKENS}
     try:
-        return within(ANSWER_TIMEOUT_S, lambda: _post(url, api_key, body))
+        http = _client(url, ANSWER_TIMEOUT_S)
+        return within(ANSWER_TIMEOUT_S, lambda: _post(http, url, api_key, body))
     except _late():
         return Said(problem=f"no token within {ANSWER_TIMEOUT_S:g} s", late=True)
     except _trouble() as e:
         return Said(problem=str(e) or type(e).__name__)
 
 
-def _post(url: str, api_key: str, body: Mapping[str, Any]) -> Said:
+def _post(http: httpx2.Client, url: str, api_key: str, body: Mapping[str, Any]) -> Said:
     began = time.monotonic()
-    with (
-        _client(url, ANSWER_TIMEOUT_S) as http,
-        http.stream("POST", _page(url, "chat/completions"), headers=_headers(api_key), json=dict(body)) as response,
-    ):
+    page = _page(url, "chat/completions")
+    with http, http.stream("POST", page, headers=_headers(api_key), json=dict(body)) as response:
         status, heard = response.status_code, _Ear()
         for part in response.iter_bytes():
             heard.take(part)

@@ -16,7 +16,6 @@ from typing import Any, cast
 import pytest
 
 from disco_daemon.answer import Answer
-from disco_daemon.clock import SystemClock
 from disco_daemon.conductor import AnswerContext, Conductor, DeliveryDefaults
 from disco_daemon.conductor import plan as planning
 from disco_daemon.conductor.answer_run import AnswerRun
@@ -48,9 +47,10 @@ from disco_daemon.types import (
     Token,
     Usage,
 )
+from tests.fixtures.jumping import LoopClock, in_jumps
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
-STALL_S = 0.2  # of which a busy machine may take half for something else
+STALL_S = 0.2
 LONG = 3 * STALL_S  # s of nothing
 Step = Token | Paused | Finish | float | EndpointError
 
@@ -148,7 +148,7 @@ class Page:
 def context(
     device: Scripted, server: Scripted, policy: str = "all-device", budget: float = 0.5, **caps: float
 ) -> AnswerContext:
-    clock = SystemClock()
+    clock = LoopClock()
     caps_ = Caps(CapLimits(**caps), UTC, clock.wall())
     price = Price(1.0, 0.5, 10.0)
     spending = Spending(price, caps_, usd_per_kwh=0.3, watts=1.0, speeds=Speeds(100.0, 20.0), context=4096)
@@ -200,6 +200,7 @@ SILENT: list[Step] = [*words("one ", "two "), LONG, *words("three"), Finish("sto
 GOES_ON: list[Step] = [*words("and ", "so on"), Finish("stop")]
 
 
+@in_jumps
 async def test_a_pause_of_the_engines_own_scheduler_is_no_silence() -> None:
     server = Scripted(SERVER, GOES_ON)
     text, outcome = await played(context(Scripted(DEVICE, WAITS), server))
@@ -207,6 +208,7 @@ async def test_a_pause_of_the_engines_own_scheduler_is_no_silence() -> None:
     assert (outcome.moves, server.asked) == ((), [])
 
 
+@in_jumps
 async def test_silence_after_a_pause_counts_from_its_end_on() -> None:
     script = [*WAITS[:5], 0.5 * STALL_S, *words("three"), Finish("stop")]
     server = Scripted(SERVER, GOES_ON)
@@ -216,18 +218,21 @@ async def test_silence_after_a_pause_counts_from_its_end_on() -> None:
     assert (await played(context(Scripted(DEVICE, hangs), server)))[0] == "one two and so on"
 
 
+@in_jumps
 async def test_a_silent_source_is_left() -> None:
     text, outcome = await played(context(Scripted(DEVICE, SILENT), Scripted(SERVER, GOES_ON)))
     assert text == "one two and so on"
     assert [move.reason for move in outcome.moves] == ["stall"]
 
 
+@in_jumps
 async def test_a_silent_source_is_not_left_where_a_cap_closes_the_target() -> None:
     server = Scripted(SERVER, GOES_ON)
     text, outcome = await played(context(Scripted(DEVICE, SILENT), server, usd_per_day=0.0))
     assert (text, outcome.moves, server.asked) == ("one two three", (), [])
 
 
+@in_jumps
 async def test_a_silent_source_is_not_left_where_the_budget_is_used_up() -> None:
     server = Scripted(SERVER, GOES_ON)
     on = context(Scripted(DEVICE, SILENT), server, policy="optimal", budget=0.0)
@@ -238,6 +243,7 @@ async def test_a_silent_source_is_not_left_where_the_budget_is_used_up() -> None
     assert (text, outcome.moves, server.asked) == ("one two three", (), [])
 
 
+@in_jumps
 async def test_what_a_move_may_process_is_held_against_the_budget_until_the_answer_is_settled() -> None:
     on = context(Scripted(DEVICE, SILENT), Scripted(SERVER, GOES_ON), policy="optimal", budget=0.0)
     pacer = on.planner.pacer = Books(0.0, 60.0)
@@ -246,6 +252,7 @@ async def test_what_a_move_may_process_is_held_against_the_budget_until_the_answ
     assert sum(pacer.held) == 0
 
 
+@in_jumps
 async def test_fifty_silences_start_no_more_targets_than_the_bound_says() -> None:
     script: list[Step] = [Token("w ")]
     for _ in range(8):
@@ -259,6 +266,7 @@ async def test_fifty_silences_start_no_more_targets_than_the_bound_says() -> Non
 # --- room in the context ----------------------------------------------------------------------------------------------
 
 
+@in_jumps
 async def test_the_device_is_told_how_much_to_expect_and_nothing_where_prompts_do_not_say() -> None:
     device = Scripted(DEVICE, [*words("one"), Finish("stop")])
     on = context(device, Scripted(SERVER, [*words("two"), Finish("stop")]))
@@ -283,6 +291,7 @@ async def test_the_device_is_told_how_much_to_expect_and_nothing_where_prompts_d
         (600, 1, SERVER),
     ],
 )
+@in_jumps
 async def test_a_prompt_that_leaves_too_little_room_does_not_start_on_the_device(
     n_prompt: int, max_tokens: int | None, starts: Side
 ) -> None:
@@ -294,6 +303,7 @@ async def test_a_prompt_that_leaves_too_little_room_does_not_start_on_the_device
     assert outcome.plan.delay(starts.other) == math.inf
 
 
+@in_jumps
 async def test_where_the_server_cannot_take_it_the_device_tries() -> None:
     device = Scripted(DEVICE, GOES_ON, Readiness(n_ctx=512), n_prompt=500)
     down = Scripted(SERVER, GOES_ON, Readiness(down_s=5.0))
@@ -304,6 +314,7 @@ async def test_where_the_server_cannot_take_it_the_device_tries() -> None:
     assert (text, outcome.error) == ("one ", "context_full")
 
 
+@in_jumps
 async def test_only_the_device_asked_for_a_full_context_is_a_length() -> None:
     device = Scripted(DEVICE, [*words("one "), Finish("length", full=True)], Readiness(n_ctx=512), n_prompt=500)
     server = Scripted(SERVER, GOES_ON)
@@ -323,6 +334,7 @@ async def test_only_the_device_asked_for_a_full_context_is_a_length() -> None:
         (Continuation.GUARDED, "lived", DEVICE),
     ],
 )
+@in_jumps
 async def test_a_server_that_nobody_knows_to_continue_is_not_asked_while_the_device_can(
     trust: Continuation, overlap: str | None, starts: Side
 ) -> None:
@@ -332,6 +344,7 @@ async def test_a_server_that_nobody_knows_to_continue_is_not_asked_while_the_dev
     assert (await played(on))[1].winner is SERVER, "what it begins itself is its own"
 
 
+@in_jumps
 async def test_an_echo_is_not_doubled_when_the_device_cannot() -> None:
     begun = "There once lived"
     server = Scripted(SERVER, [*words(begun, " a fox"), Finish("stop")], continuation=Continuation.UNTRIED)
@@ -353,6 +366,7 @@ async def test_an_echo_is_not_doubled_when_the_device_cannot() -> None:
     ],
     ids=["whole", "moved", "broken", "failed"],
 )
+@in_jumps
 async def test_an_answer_that_has_ended_is_in_no_cycle(
     device: list[Step], server: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,6 +405,7 @@ AT_ONCE: list[Step] = [*words("here"), Finish("stop")]
         ("race", AT_ONCE, {"prefers": SERVER}, {"usd_per_day": 0.0}, DEVICE, Reason.ONLY),
     ],
 )
+@in_jumps
 async def test_the_reader_is_told_once_which_side_begins_and_why(
     policy: str, server: list[Step], more: dict[str, Any], caps: dict[str, float], side: Side, reason: Reason
 ) -> None:
@@ -402,6 +417,7 @@ async def test_the_reader_is_told_once_which_side_begins_and_why(
     assert outcome.to_json()["reason"] == reason
 
 
+@in_jumps
 async def test_the_side_that_is_preferred_begins_alone_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "LATE_S", 0.0)  # after which a loading device gets help
     for prefers, policy in ((DEVICE, "all-server"), (DEVICE, "race"), (SERVER, "all-device"), (SERVER, "race")):
@@ -412,12 +428,14 @@ async def test_the_side_that_is_preferred_begins_alone_however_long_it_takes(mon
         assert (text, other.asked) == ("late", [])
 
 
+@in_jumps
 async def test_a_preferred_server_that_wants_no_requests_now_is_not_asked() -> None:
     server = Scripted(SERVER, AT_ONCE, Readiness(down_s=5.0))
     text, outcome = await played(context(Scripted(DEVICE, LATER), server, "all-server"), asked(prefers=SERVER))
     assert (text, server.asked, outcome.winner) == ("late", [], DEVICE)
 
 
+@in_jumps
 async def test_a_preferred_device_without_room_leaves_it_to_the_server() -> None:
     device = Scripted(DEVICE, AT_ONCE, Readiness(n_ctx=8))
     text, _ = await played(context(device, Scripted(SERVER, LATER)), asked(prefers=DEVICE))
@@ -435,6 +453,7 @@ class Eager(CostMover):
         return generated + 1
 
 
+@in_jumps
 async def test_an_answer_that_began_where_it_was_wanted_does_not_move_for_money_but_away_from_silence() -> None:
     for prefers, reasons in ((None, ["cost"]), (DEVICE, [])):
         steps = [*words("one ", "two "), 0.01, *words("three "), 0.1 * STALL_S, *words("four"), Finish("stop")]

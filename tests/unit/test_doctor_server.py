@@ -235,15 +235,16 @@ def test_without_a_key_one_is_wanted() -> None:
 
 
 async def test_a_web_page_is_no_list_and_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "MODELS_TIMEOUT_S", 0.2)
     async with Upstream() as upstream:
         with upstream.html_200():
             reply = await asyncio.to_thread(asking.ask_models, upstream.url, SECRET)
         assert "no list" in verdict(reply)[1]
+        monkeypatch.setattr(asking, "MODELS_TIMEOUT_S", 0.2)
         with upstream.hang():
             reply = await asyncio.to_thread(asking.ask_models, upstream.url, SECRET)
         assert verdict(reply)[0] is WRONG
         assert reply.problem == "no answer within 0.2 s"
+        monkeypatch.undo()
         async with upstream.refuse():
             reply = await asyncio.to_thread(asking.ask_models, upstream.url, SECRET)
         assert verdict(reply)[0] is WRONG

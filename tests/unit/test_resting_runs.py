@@ -30,6 +30,7 @@ from disco_daemon.types import (
     Token,
     Usage,
 )
+from tests.fixtures.jumping import in_jumps
 from tests.unit.test_answer_run import Scripted, asked, context, played
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
@@ -122,6 +123,7 @@ def bill(outcome: Outcome, side: Side) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("source", Side)
+@in_jumps
 async def test_the_source_is_closed_before_the_target_speaks_and_makes_nothing_for_the_bin(source: Side) -> None:
     on, begins, target = pair(source)
     text, outcome = await played(on)
@@ -137,6 +139,7 @@ async def test_the_source_is_closed_before_the_target_speaks_and_makes_nothing_f
 
 @pytest.mark.parametrize("source", Side)
 @pytest.mark.parametrize("breaks", [False, True], ids=["stalls", "breaks"])
+@in_jumps
 async def test_where_the_target_does_not_come_the_source_is_asked_for_the_rest_and_both_are_booked(
     source: Side, breaks: bool
 ) -> None:
@@ -162,6 +165,7 @@ async def test_where_the_target_does_not_come_the_source_is_asked_for_the_rest_a
 
 
 @pytest.mark.parametrize("source", Side)
+@in_jumps
 async def test_a_target_that_comes_late_takes_over_from_the_source_that_was_asked_again(source: Side) -> None:
     on, begins, target = pair(source)
     begins.waits_for, target.waits_for = [now(), never()], [begins.again]
@@ -175,6 +179,7 @@ UNSURE, HELPED = "its way to go on is not known for sure", "it needs the device 
 
 
 @pytest.mark.parametrize("why", ["handoff.pause", "delivery", "closing does not stop its bill", UNSURE, HELPED])
+@in_jumps
 async def test_a_server_goes_on_where_nothing_says_that_it_may_rest(why: str) -> None:
     on, begins, target = pair(SERVER, pause=why != "handoff.pause")
     target.waits_for = [begins.closed]  # which it is at its end
@@ -186,18 +191,21 @@ async def test_a_server_goes_on_where_nothing_says_that_it_may_rest(why: str) ->
     assert [(move.paused, move.asked_again) for move in outcome.moves] == [(False, False)]
 
 
+@in_jumps
 async def test_a_device_that_rests_needs_neither_a_server_that_stops_billing_nor_one_that_goes_on_without_it() -> None:
     on, _, server = pair(DEVICE)
     on.spending.stops_billing, server.resumption = False, Resumption.HELPED
     assert (await played(on))[1].moves[0].paused
 
 
+@in_jumps
 async def test_a_device_does_not_rest_for_a_server_that_is_not_sure_to_go_on_exactly() -> None:
     on, _, server = pair(DEVICE)
     server.resumption = Resumption.UNSURE
     assert not (await played(on))[1].moves[0].paused
 
 
+@in_jumps
 async def test_a_device_with_many_answers_does_not_rest_since_its_cells_are_wanted() -> None:
     on, begins, _ = pair(DEVICE)
     begins.ready = Readiness(n_busy=MAX_PARKED_BESIDE + 2)
@@ -207,6 +215,7 @@ async def test_a_device_with_many_answers_does_not_rest_since_its_cells_are_want
 REACHED = CapRefusal(SERVER, "usd_per_day", math.inf, math.inf)
 
 
+@in_jumps
 async def test_a_server_whose_cap_is_reached_does_not_rest_since_it_could_not_be_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -220,6 +229,7 @@ async def test_a_server_whose_cap_is_reached_does_not_rest_since_it_could_not_be
     assert not (await played(on))[1].moves[0].paused
 
 
+@in_jumps
 async def test_an_answer_that_is_cancelled_while_its_source_rests_leaves_nothing() -> None:
     on, begins, target = pair(DEVICE)
     target.waits_for = [never()]
