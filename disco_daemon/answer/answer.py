@@ -80,7 +80,8 @@ class Answer:
 
     def __post_init__(self) -> None:
         self._sides = Sides(self.continuation, self.before, self.overlap)
-        self._relay = Relay(self.generated, self.buffer, Limits(self.max_tokens, self.stop))
+        limits = Limits(self.max_tokens, self.stop, may_move=self.joinable and len(self.available) > 1)
+        self._relay = Relay(self.generated, self.buffer, limits)
         self._succession = Succession(
             self.available, self.continuation, self.before, self.generated, self.failures, self.moves
         )

@@ -1,4 +1,4 @@
-"""Where an answer has to end: at `max_tokens`, and behind a seam also at a stop string. Pure."""
+"""Where an answer has to end: at `max_tokens`, and where two sides may write it also at a stop string. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ class Limits:
 
     A text is counted from outside, and may have fewer tokens than that: what is beyond `max_tokens` waits for the end
     that the endpoint makes itself, which has the last word. `was_cut`: it said far more, or its ids tell how many
-    tokens it said, and nothing more is admitted. Behind a seam (`begin_anew`) only we count the tokens, and a stop
-    string may have begun before it: text that may grow into one waits in the scan. `met` is the one that ended it.
+    tokens it said, and nothing more is admitted. Behind a seam (`begin_anew`) only we count the tokens.
+
+    A stop string may begin before a seam and end behind it. So where there may be one (`may_move`), text that may grow
+    into a stop string waits from the first token on, as it does within an endpoint: what is shown cannot be taken back.
+    At the seam the next endpoint says it again. `met` is the stop string that ended the answer.
     """
 
     max_tokens: int | None
     stop: tuple[str, ...]
+    may_move: bool = False
     was_cut: bool = False
     met: str | None = None
     _counts: bool = False
@@ -34,15 +38,19 @@ class Limits:
     _beyond: list[Token] = field(default_factory=list)
     _n_beyond: int = 0
 
+    def __post_init__(self) -> None:
+        if self.may_move:
+            self._look_for_stops("")
+
     def begin_anew(self, text: str) -> None:
         """Another endpoint goes on after `text`."""
         self._counts = True
         self._beyond, self._n_beyond = [], 0
-        self._scan = StopScan(self.stop, text) if self.stop else None
+        self._look_for_stops(text)
 
     def admits(self, token: Token, n_generated: int) -> bool:
         """Whether all of a token is certainly part of the answer, and certainly not its last one."""
-        if self._counts or self._beyond:
+        if self._counts or self._beyond or self._scan is not None:
             return False
         return self.max_tokens is None or n_generated + token.n_tokens <= self.max_tokens
 
@@ -89,6 +97,9 @@ class Limits:
         scan, self._scan = self._scan, None
         beyond, self._beyond = self._beyond, []
         return [*(scan.rest() if scan is not None else ()), *beyond]
+
+    def _look_for_stops(self, text: str) -> None:
+        self._scan = StopScan(self.stop, text) if self.stop else None
 
     def _wait(self, token: Token) -> str | None:
         """Let a token beyond the limit wait; return "length" once there are too many of them."""

@@ -136,11 +136,13 @@ def test_a_source_in_the_middle_of_a_token_or_at_the_limit_goes_on() -> None:
 
 
 def test_a_stop_string_around_a_rest_is_found() -> None:
-    watch, _ = to_server(REST, ASK_AGAIN, said(DEVICE, " three"), stop=("two three",))
-    assert watch.answer.text.endswith("one two"), "the first part has been said: it is not taken back"
-    watch, _ = to_server(REST, ASK_AGAIN, said(DEVICE, "!"), stop=("o!",), delivery=Delivery.PACED)
-    assert watch.ends == [Complete("stop")]
-    assert watch.shown == "one two"
+    for delivery in (Delivery.RESERVE, Delivery.PACED):
+        for stop, rest, shown in (("two three", "two three", "one "), ("o!", "o!", "one tw")):
+            watch, effects = to_server(REST, ASK_AGAIN, stop=(stop,), delivery=delivery)
+            assert effects == [Start(DEVICE, shown, (), watch.answer.n_generated)], "what waited it says again"
+            watch.on(said(DEVICE, rest))
+            assert watch.ends == [Complete("stop")]
+            assert watch.shown == shown
 
 
 def test_what_is_in_stock_flows_while_the_source_rests() -> None:

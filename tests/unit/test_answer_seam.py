@@ -86,10 +86,11 @@ def test_text_whose_token_was_taken_back_in_part_has_no_ids() -> None:
 
 
 def test_a_stop_string_across_the_seam_ends_the_answer() -> None:
-    watch, _ = played(said(DEVICE, "one EN"), TO_SERVER, stop=("END",))
-    effects = watch.on(said(SERVER, "D two"))
+    watch, effects = played(said(DEVICE, "one EN"), TO_SERVER, stop=("END",))
+    assert (watch.shown, effects) == ("one ", [Start(SERVER, "one ", (), 0)]), "what may be its beginning waits"
+    effects = watch.on(said(SERVER, "END two"))
     assert effects[-1] == Complete("stop")
-    assert (watch.shown, watch.answer.stop_met) == ("one EN", "END"), "what is shown stays; nothing follows"
+    assert (watch.shown, watch.answer.stop_met) == ("one ", "END")
 
 
 def test_a_stop_string_that_begins_behind_the_seam_is_never_shown() -> None:
