@@ -87,7 +87,7 @@ docs: .venv/.stamp
 model: .venv/.stamp .venv/.kernels
 	$(BIN)/disco models fetch
 
-# One executable with all in it, dist/disco: docs/binary.md. NATIVE=1: for this very processor, and minutes sooner.
+# One executable with all in it, dist/disco: docs/howto/binary.md. NATIVE=1: for this very processor, and minutes sooner.
 binary: model
 	PYTHONPATH=.ci $(BIN)/python -m binary.build $(if $(NATIVE),--native)
 

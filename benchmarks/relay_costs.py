@@ -9,9 +9,9 @@ A scripted server and a daemon in front of it: `n` requests with an answer of on
 cost is its share of the looks, of the CPU time that the daemon says it took. With another checkout's folder the same
 is measured for that, in turn.
 
-The budgets are what the marks of docs/benchmarks.md allow: 0.6 of what a request took when they were made (0.17 of what
-LiteLLM's proxy adds, wanted is 0.1), and 0.86 of what a token took. They hold on a machine that sorts and sums 2,000
-numbers in `YARDSTICK_US`; on another one they are scaled by that.
+The budgets are what the marks of docs/lab/benchmarks.md allow: 0.6 of what a request took when they were made (0.17 of
+what LiteLLM's proxy adds, wanted is 0.1), and 0.86 of what a token took. They hold on a machine that sorts and sums
+2,000 numbers in `YARDSTICK_US`; on another one they are scaled by that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How this program starts a part of itself as a process of its own: from source, or out of the single binary.
 
-The single binary (docs/binary.md) has no `python -m`. It takes the same two words instead, for its own parts only.
+The single binary (docs/howto/binary.md) has no `python -m`. It takes the same two words, for its own parts only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of docs/api.md that are made of /openapi.json's document: docs/generate.py writes them."""
+"""The parts of docs/reference/api.md that are made of /openapi.json's document: docs/generate.py writes them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 S = TypeVar("S", bound=Enum)
 
 
-# --- docs/settings.md ---------------------------------------------------------------------------------------------
+# --- docs/reference/settings.md -------------------------------------------------------------------------------------
 
 SETTINGS = """\
 # Settings
@@ -101,11 +101,12 @@ def settings() -> str:
 
 
 def link(text: str) -> str:
-    """Mentions of documents as links from within docs/."""
-    return re.sub(r"docs/([\w-]+\.md(?:#[\w-]+)?)", r"[\1](\1)", text)
+    """Mentions of documents as links from within docs/reference/, where all pages lie that are made of code."""
+    to = re.compile(r"docs/(\w+)/([\w-]+\.md(?:#[\w-]+)?)")
+    return to.sub(lambda said: f"[{said[2]}]({'' if said[1] == 'reference' else f'../{said[1]}/'}{said[2]})", text)
 
 
-# --- the routes in docs/api.md ------------------------------------------------------------------------------------
+# --- the routes in docs/reference/api.md ----------------------------------------------------------------------------
 
 
 def routes() -> str:
@@ -142,7 +143,7 @@ def display_path(path: str) -> str:
     return path.replace("{request_id}", "ID").replace("{name}", "NAME")
 
 
-# --- the fields in docs/api.md ------------------------------------------------------------------------------------
+# --- the fields in docs/reference/api.md ----------------------------------------------------------------------------
 
 
 def fields() -> str:
@@ -160,7 +161,7 @@ def fields() -> str:
     return "\n".join(lines)
 
 
-# --- requests and answers in docs/api.md --------------------------------------------------------------------------
+# --- requests and answers in docs/reference/api.md ------------------------------------------------------------------
 
 
 def of_api(block: str) -> Callable[[], str]:
@@ -174,7 +175,7 @@ def of_api(block: str) -> Callable[[], str]:
     return made
 
 
-# --- the life of an answer in docs/handoff.md ---------------------------------------------------------------------
+# --- the life of an answer in docs/explain/handoff.md ---------------------------------------------------------------
 
 
 def states() -> str:
@@ -205,7 +206,7 @@ def diagram(table: Mapping[S, Mapping[type, frozenset[S]]], first: Sequence[S]) 
     return "```mermaid\n" + "\n".join(lines) + "\n```"
 
 
-# --- docs/bounds.md -----------------------------------------------------------------------------------------------
+# --- docs/reference/bounds.md ---------------------------------------------------------------------------------------
 
 BOUNDS = """\
 # Time-outs, bounds and constants
@@ -292,17 +293,19 @@ def reference() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "docs/bounds.md": bounds,
-    "docs/cli.md": reference,
-    "docs/settings.md": settings,
+    "docs/reference/bounds.md": bounds,
+    "docs/reference/cli.md": reference,
+    "docs/reference/settings.md": settings,
 }
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
-    **{("docs/api.md", block): of_api(block) for block in ("asked", "bodies", "errors", "headers", "outcome")},
-    ("docs/api.md", "fields"): fields,
-    ("docs/api.md", "routes"): routes,
-    ("docs/doors.md", "doors"): doors,
-    ("docs/handoff.md", "states"): states,
-    ("docs/handoff.md", "handoff-states"): handoff_states,
+    **{
+        ("docs/reference/api.md", block): of_api(block) for block in ("asked", "bodies", "errors", "headers", "outcome")
+    },
+    ("docs/reference/api.md", "fields"): fields,
+    ("docs/reference/api.md", "routes"): routes,
+    ("docs/reference/doors.md", "doors"): doors,
+    ("docs/explain/handoff.md", "states"): states,
+    ("docs/explain/handoff.md", "handoff-states"): handoff_states,
 }
 
 

@@ -184,7 +184,7 @@ def test_every_marked_block_is_generated() -> None:
 
 def test_the_settings_page_lists_every_setting_with_its_default() -> None:
     sections = sorted({key.partition(".")[0] for key in keys()})
-    tables = [row for name in sections for row in rows(PAGES["settings.md"], name)]
+    tables = [row for name in sections for row in rows(PAGES["reference/settings.md"], name)]
     shown = {code(key)[0]: code(default)[0] for key, default, *_ in tables}
     assert len(tables) == len(shown)
     defaults = Config()
@@ -192,7 +192,7 @@ def test_the_settings_page_lists_every_setting_with_its_default() -> None:
 
 
 def test_the_settings_page_names_every_policy() -> None:
-    (row,) = [row for row in rows(PAGES["settings.md"], "policy") if row[0] == "`policy.name`"]
+    (row,) = [row for row in rows(PAGES["reference/settings.md"], "policy") if row[0] == "`policy.name`"]
     assert all(re.search(rf"(?:^|[ ,]){entry.name}\b.*{re.escape(entry.note)}", row[3]) for entry in REGISTRY)
 
 
@@ -212,14 +212,14 @@ def commands(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
 
 
 def test_the_page_of_commands_lists_every_verb() -> None:
-    listed = rows(PAGES["commands.md"], "Commands")
+    listed = rows(PAGES["reference/commands.md"], "Commands")
     shown = [re.match(r"disco((?: [a-z]+)+)", code(command)[0]) for command, _ in listed]
     assert sorted(m[1].strip() if m else "?" for m in shown) == sorted(commands(make_parser()))
 
 
 def documented_commands() -> list[str]:
     """The lines of README and the pages that start with `disco`, in fenced blocks and in backticks."""
-    texts = [text for name, text in PAGES.items() if name != "cli.md"]  # that one is made of the parser
+    texts = [text for name, text in PAGES.items() if name != "reference/cli.md"]  # that one is made of the parser
     fenced = [
         line
         for text in texts
@@ -260,7 +260,7 @@ def test_every_bound_in_the_code_says_why_and_is_documented() -> None:
     bounds = {key: why for key, (_, why) in NUMBERS.items() if BOUND.search(key[1])}
     assert len(bounds) > 250
     assert [key for key, why in bounds.items() if not why] == [], "a comment beside the number says why"
-    listed = [line for line in PAGES["bounds.md"].splitlines() if line.startswith("| `")]
+    listed = [line for line in PAGES["reference/bounds.md"].splitlines() if line.startswith("| `")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in listed]
     shown = {(code(module)[0], code(name)[0]): code(value)[0] for name, value, module, _ in cells}
     assert shown == {key: value for key, (value, why) in NUMBERS.items() if why}
@@ -334,7 +334,7 @@ def test_a_dotted_name_is_looked_up_in_the_source() -> None:
 @pytest.mark.parametrize("name", STEPS)
 def test_each_step_of_a_request_is_a_function(name: str) -> None:
     assert name[name.rindex(".") + 1 :].islower()
-    assert is_defined(name), f"{name}: mend it in docs/architecture.md"
+    assert is_defined(name), f"{name}: mend it in docs/explain/architecture.md"
 
 
 @pytest.mark.parametrize("steps", PATH, ids=["asked", "down"])
@@ -369,7 +369,7 @@ def test_every_module_and_file_that_a_document_names_is_there(name: str) -> None
             places = [root / said for root in (ROOT, ROOT / "disco_daemon")]
             if said.endswith("/NAME.py"):  # a file that does not exist yet
                 places = [place.parent for place in places]
-            users_own = name.startswith("howto-") and said.endswith("/")
+            users_own = name.startswith("howto/") and said.endswith("/")
             assert users_own or said.startswith("disco/") or any(place.exists() for place in places), said
 
 

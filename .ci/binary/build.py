@@ -1,4 +1,4 @@
-"""`python -m binary.build`: the whole program as one executable, dist/disco. docs/binary.md says how, and why so.
+"""`python -m binary.build`: the whole program as one executable, dist/disco. docs/howto/binary.md says how, and why so.
 
 PyInstaller makes a folder out of our modules and the packages that they need, `pack` makes one file of that folder, and
 what came out is started a few times to say how large and how fast it is.

@@ -1,7 +1,7 @@
 """The states of an answer. The table is its specification; that of a handoff stands in `handoff`.
 
 A state lists the events that act in it, and the states that each leads to, if its endpoint runs for this answer. Any
-other event changes nothing. docs/handoff.md's diagrams are made from the two tables.
+other event changes nothing. docs/explain/handoff.md's diagrams are made from the two tables.
 """
 
 from __future__ import annotations

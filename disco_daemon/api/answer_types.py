@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class DiscoOutcome(msgspec.Struct):
-    """What became of the request: docs/api.md#one-request. Times in s, money in $, energy in J."""
+    """What became of the request: docs/reference/api.md#one-request. Times in s, money in $, energy in J."""
 
     request_id: str
     ttft_s: float | None
@@ -208,7 +208,7 @@ class ResponsesCount(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
-    """One name that may be asked for: docs/api.md#names."""
+    """One name that may be asked for: docs/reference/api.md#names."""
 
     id: str
     object: Literal["model"]

@@ -1,6 +1,6 @@
 """A request of Anthropic's Messages API as a chat: blocks become messages, what no chat has is left out by name. Pure.
 
-docs/api.md#messages says what becomes of each field.
+docs/reference/api.md#messages says what becomes of each field.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The metrics for Prometheus: counters and histograms of events, and at each scrape the present state (`health`).
 
-docs/metrics.md names each of them, and a test compares the two.
+docs/reference/metrics.md names each of them, and a test compares the two.
 """
 
 from __future__ import annotations

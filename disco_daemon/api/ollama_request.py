@@ -1,6 +1,6 @@
 """Requests of Ollama's API as a chat, or as a raw prompt: what neither has is left out by name. Pure.
 
-docs/api.md#ollama says what becomes of each field.
+docs/reference/api.md#ollama says what becomes of each field.
 """
 
 from __future__ import annotations

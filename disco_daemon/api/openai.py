@@ -37,7 +37,7 @@ Limit = Annotated[int, Meta(ge=NO_LIMIT, le=MAX_INT)]
 
 
 class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """The `disco` object of a request (docs/design.md#interfaces); `pace_tps` in token/s.
+    """The `disco` object of a request (docs/explain/design.md#interfaces); `pace_tps` in token/s.
 
     With `sides`, each chunk of a stream names the endpoint that made it. On a device over two machines
     `split_mode` says who decides a token, and `theta` how sure this one must be to do so.

@@ -43,7 +43,7 @@ OPENAI = "OpenAI"  # whose shape errors have where no other API is asked
 RETRY = frozenset({429, 503})  # where a Retry-After may tell when to come again; a 503 always has one
 # What headers may hold that are no plain text.
 HEADER_VALUES: dict[str, Schema] = {"X-Disco-Route": {"enum": ["device", "server"]}}
-# One event of a stream; how each looks is for docs/api.md.
+# One event of a stream; how each looks is for docs/reference/api.md.
 EVENT: Schema = {
     "type": "object",
     "description": "With `stream: true`: events. The last one of OpenAI's chats and completions is `[DONE]`.",

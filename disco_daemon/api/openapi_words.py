@@ -1,4 +1,4 @@
-"""What the fields of this daemon's own objects, and its headers, mean: for /openapi.json, and docs/api.md. Pure."""
+"""What the fields of this daemon's own objects, and its headers, mean, for /openapi.json. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WORDS: dict[str, dict[str, str]] = {
         "pace_tps": "the reader's pace in token/s",
         "sides": "each chunk of a stream names in `disco.side` the endpoint that made it, and has `disco.alone` where "
         "the lower layers of a model did without their partner",
-        "max_cost_usd": "what servers may bill for this answer, $: docs/api.md#what-an-answer-may-cost",
-        "split_mode": "on a device over two machines, docs/split.md: who decides a token. `confident` and `alone` are "
+        "max_cost_usd": "what servers may bill for this answer, $: docs/reference/api.md#what-an-answer-may-cost",
+        "split_mode": "on two machines, docs/explain/split.md: who decides a token. `confident` and `alone` are "
         "answered by the device only",
         "theta": "for `confident`: how sure this machine must be of a token",
     },
@@ -43,12 +43,12 @@ WORDS: dict[str, dict[str, str]] = {
         "qoe": "Andes' quality of experience, 0 to 1",
         "reading": "largest gap, stalled tokens, times between tokens, end of reading",
         "ignored": "the fields of the request that nobody heeded",
-        "split": "of a device over two machines: how the answer was made, docs/split.md",
+        "split": "of a device over two machines: how the answer was made, docs/explain/split.md",
     },
 }
 HEADERS = {
     "X-Disco-Request-Id": "the request's name in the history",
-    "X-Disco-Route": "the side that gave the first token; missing where a stream began before it, docs/api.md#streams",
+    "X-Disco-Route": "the side of the first token; none where a stream began before it, docs/reference/api.md#streams",
     "X-Disco-Model": "that side's model, percent-encoded",
     "X-Disco-Reason": "why it was that side: `reason` of the `disco` object",
     "X-Disco-Quality": "of a device over two machines: `whole`, `confident` or `alone`; at the head of a stream what "

@@ -92,7 +92,7 @@ RESPOND = {"model": "disco", "input": "Hello!", "max_output_tokens": 8}
 SETTINGS: Schema = {
     "type": "object",
     "minProperties": 1,
-    "description": "Settings by `section.name`: docs/settings.md, those with a ●.",
+    "description": "Settings by `section.name`: docs/reference/settings.md, those with a ●.",
 }
 _BETA = Query("beta", {"type": "string"}, "Taken, and without effect.")
 _ROWS: Schema = {"type": "integer"}

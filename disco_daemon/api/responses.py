@@ -1,7 +1,7 @@
 """A request of the Responses API as a chat: items become messages, what no chat has is left out by name. Pure.
 
 Nothing is stored: each request brings its whole conversation, as Codex does, and what would need an earlier answer is
-refused. docs/api.md#responses says what becomes of each field.
+refused. docs/reference/api.md#responses says what becomes of each field.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Walks a parser: its commands, and the arguments of each, for shell completion and docs/cli.md."""
+"""Walks a parser: its commands, and the arguments of each, for shell completion and docs/reference/cli.md."""
 
 from __future__ import annotations
 

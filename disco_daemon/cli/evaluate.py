@@ -38,8 +38,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Fit each policy on the first half of each trace and test it on the second, or learn online.",
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--traces", metavar="DIR", help="folder with CSV files; see docs/evaluation.md")
-    source.add_argument("--history", action="store_true", help="your own requests under other settings: docs/whatif.md")
+    source.add_argument("--traces", metavar="DIR", help="folder with CSV files; see docs/lab/evaluation.md")
+    source.add_argument(
+        "--history", action="store_true", help="your own requests under other settings: docs/explain/whatif.md"
+    )
     source.add_argument(
         "--chats", action="store_true", help="drawn chats of many turns: what booking fresh tokens gains"
     )

@@ -85,7 +85,7 @@ def _new(args: argparse.Namespace) -> int:
     else:
         console.print(
             "Rows and files go by TLS. What Ray says is not encrypted, and its ports are open to all who reach them: "
-            "in a network that others share, `disco config set fleet.ray off` (docs/fleet.md)."
+            "in a network that others share, `disco config set fleet.ray off` (docs/explain/fleet.md)."
         )
     return 0
 

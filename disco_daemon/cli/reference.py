@@ -1,6 +1,7 @@
-"""Make docs/cli.md of the parser: every command with its arguments.
+"""Make docs/reference/cli.md of the parser: every command with its arguments.
 
-`python -m disco_daemon.cli.reference docs/cli.md` writes the page (as `make docs` does); without a path it is printed.
+`python -m disco_daemon.cli.reference docs/reference/cli.md` writes the page, as `make docs` does; without a path it is
+printed.
 """
 
 from __future__ import annotations

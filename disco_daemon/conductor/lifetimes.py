@@ -3,7 +3,7 @@
 The daemon holds the context of the next request; each answer and each request for embeddings holds the context that it
 began with. A context without holders lets go of its endpoints; an endpoint without contexts is closed, once. Of those
 that must be `alone`, since each has a model in memory, the next one is opened when the one before is closed; one that
-nobody needs any more by then is never opened. docs/daemon.md has it as a drawing.
+nobody needs any more by then is never opened. docs/explain/daemon.md has it as a drawing.
 """
 
 from __future__ import annotations

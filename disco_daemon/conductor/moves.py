@@ -113,7 +113,7 @@ class MoveAdvisor:
     # --- a source that rests ------------------------------------------------------------------------------------
 
     def _can_rest(self, source: Side) -> bool:
-        """Whether a source may be stopped, and asked again, at all (docs/handoff.md#a-source-that-rests)."""
+        """Whether a source may be stopped, and asked again, at all (docs/explain/handoff.md#a-source-that-rests)."""
         context = self._context
         if not (context.defaults.pause and self._delivery.mode is Delivery.PACED and self._answer.joinable):
             return False

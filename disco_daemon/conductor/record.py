@@ -188,7 +188,7 @@ def attempt_of(
     """Return one start with its price. A server that was asked and gave no usage is booked for the whole prompt.
 
     One that was closed before its end, and goes on generating for all we know, is booked for what answers as long as
-    this one have left, and at most `max_tokens` of the request: that is its full price (docs/design.md#handoff).
+    this one have left, and at most `max_tokens` of the request: its full price (docs/explain/design.md#handoff).
     """
     first_at = run.first_at if run.lost_at is None else None  # a parked loser's first token is of the handoff
     end = next((t for t in (first_at, run.lost_at, run.ended_at) if t is not None), context.clock.now())

@@ -32,7 +32,7 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ollama_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """A second port, for programs that have Ollama's 11434 built in; 0 = none. If it is taken, the log says so."""
     key: str = ""
-    """If set, clients must send it as their API key; over TCP it opens the controls, too (docs/doors.md)."""
+    """If set, clients must send it as their API key; over TCP it opens the controls, too (docs/reference/doors.md)."""
     control_key: str = ""
     """If set, this key opens the controls over TCP, and `api.key`, which is pasted into editors, does not."""
     any_user: bool = False
@@ -42,10 +42,10 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     origins: tuple[_Origin, ...] = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
     """Origins of pages that may ask, such as `https://chat.example`; a scheme such as `app://` stands for all that have
     it, as desktop apps do; a file (`file://`) has to show `api.key`. A list of your own takes this one's place
-    (docs/doors.md#pages-and-desktop-apps)."""
+    (docs/reference/doors.md#pages-and-desktop-apps)."""
     aliases: dict[_Alias, Annotated[str, Meta(min_length=1, max_length=512)]] = {}
     """More names of models, and what each stands for: `{"claude-*" = "disco", "gpt-4o" = "disco/server"}`. A `*` is any
-    characters. They go before an endpoint's own names (docs/api.md#names)."""
+    characters. They go before an endpoint's own names (docs/reference/api.md#names)."""
     receive_timeout_s: _Positive = 30.0
     """A connection ends when a request's header or its body, or the next request, has not come for this long, s."""
     drain_s: _NonNegative = 30.0
@@ -125,7 +125,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is used."""
     usd_per_kwh: _NonNegative = 0.30
     """Exchange rate λ: what a kWh of this machine's energy is worth on mains, $. On battery it is worth more, the more
-    so the less there is left (docs/money.md#the-exchange-rate)."""
+    so the less there is left (docs/explain/money.md#the-exchange-rate)."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,25 +148,25 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     continuation: str = "auto"
     """How it continues a partial answer: auto (known hosts, or found out by a probe), token_ids, text,
     continue_final_message, prefix, assistant, instruct (asks in words, and trims the overlap), none
-    (docs/handoff.md#continuing-a-partial-answer)."""
+    (docs/explain/handoff.md#continuing-a-partial-answer)."""
     probe: bool = True
     """Find out what it can do: at the start by what it tells of its model (a list of models, no tokens); and with
     `continuation` `auto` once how it continues answers, after its first one (some 200 tokens)."""
     stream_usage: bool = True
     """Ask for token counts at the end of a stream; turn off for servers that refuse `stream_options`."""
     context_length: Annotated[int, Meta(ge=0)] = 0
-    """Tokens of prompt and answer together; 0 = as it or the price lists tell (docs/api.md#what-each-side-can-do)."""
+    """Tokens of prompt and answer together; 0 = as it or lists tell (docs/reference/api.md#what-each-side-can-do)."""
     capabilities: dict[_Capability, bool] = {}
     """What it can do, by name: tools, forced_tools, json_schema, images, logprobs, n, fim, each true or false. Of what
     is not named, what it tells counts, or else it is asked until it refuses."""
     first_token_timeout_s: _Positive = 20.0
     """Give up on the server after this long without a first token, or a sign of life, s."""
     thinking_timeout_s: _Positive = 600.0
-    """Give up on one that shows signs of life, but no token, after this long, s, or sooner (docs/api.md#streams)."""
+    """Give up on one with signs of life, but no token, after so many s, or sooner (docs/reference/api.md#streams)."""
     token_timeout_s: _Positive = 15.0
     """Give up on the server after this long between two tokens, s."""
     input_usd_per_mtok: _NonNegative | None = None
-    """Price of a million input tokens, $; null = as listed (docs/money.md#what-servers-charge), 0 on own machines."""
+    """Price of 10⁶ input tokens, $; null = as listed (docs/explain/money.md#what-servers-charge), 0 on own ones."""
     output_usd_per_mtok: _NonNegative | None = None
     """Price of a million output tokens, $; null = as in the price lists."""
 
@@ -175,7 +175,7 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[policy] When each side starts."""
 
     name: str = "optimal"
-    """{policies}: docs/policy.md."""  # the table in dispatch/policies.py; `make docs` writes it here
+    """{policies}: docs/explain/policy.md."""  # the table in dispatch/policies.py; `make docs` writes it here
     budget: _Share = 0.5
     """Budget ratio b: the share of all prompt tokens that the scarcer side may process, 0 to 1. The device is booked
     with what it computes, not with what it has in its KV cache; the server with the whole prompt, whenever asked.
@@ -190,9 +190,9 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Let a server that lost the race show its first token: about one token's cost, and its time is known."""
     hedge: _Share = 0.08
     """Share of the prompt tokens that the server may be sent a second time, where `optimal` expects a first token at
-    least 1 % sooner of it; 0 = never: docs/policy.md#a-second-request. Both requests are billed."""
+    least 1 % sooner of it; 0 = never: docs/explain/policy.md#a-second-request. Both requests are billed."""
     private: bool = False
-    """Never leave this machine: every request is answered as a `private` one (docs/api.md#one-request), and the server
+    """Never leave this machine: every request is as a `private` one (docs/reference/api.md#one-request), and the server
     is asked nothing, not even by a probe; a request that asks for the server gets a 403."""
     delay_s: _NonNegative = 0.3
     """Head start of the server in `delay`, s."""
@@ -203,7 +203,7 @@ class DeliverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: str = "reserve"
     """reserve (at once, but for a few tokens held back while a handoff is possible), paced (at most as fast as they are
-    read; `disco chat` asks for it), or off (at once): docs/handoff.md."""
+    read; `disco chat` asks for it), or off (at once): docs/explain/handoff.md."""
     pace_tps: _Positive = 4.8
     """The reader's pace, token/s: 4.8 is reading, 3.3 listening."""
     expected_ttft_s: _Positive = 1.0
@@ -218,7 +218,7 @@ class HandoffSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pause: bool = True
     """Stop the source of a move, and with it a server's bill, while a reader at their pace has enough text in stock to
     wait for the other side; should that not come, the source is asked again. Only with the delivery paced, and a server
-    that is known to go on exactly (docs/handoff.md#a-source-that-rests); else the source goes on."""
+    that is known to go on exactly (docs/explain/handoff.md#a-source-that-rests); else the source goes on."""
     stall_s: _Positive = 2.0
     """Begin a handoff when the source has been silent for this long in mid-answer, s."""
 
@@ -300,7 +300,7 @@ class PeerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[fleet] Inner layers of this machine's model in processes of their own, the fleet's hosts (docs/fleet.md)."""
+    """[fleet] Inner layers of this machine's model in processes of their own, its hosts (docs/explain/fleet.md)."""
 
     enabled: bool = False
     """Whether hosts compute inner layers; first and last layer, embedding, head and vocabulary stay in the engine."""

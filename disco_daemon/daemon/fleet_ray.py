@@ -33,7 +33,7 @@ TOKEN_BYTES = 32  # of the token: nobody guesses 256 bits
 PLACES = ("HOME", "DISCO_CONFIG", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")  # never a key: `ps` shows them
 OFF = (
     "fleet.ray is off: nobody restarts what lends hosts. `disco config set fleet.ray auto` has Ray do so, which "
-    "listens on all addresses and says its token in plain text: for a network of yours alone (docs/fleet.md)"
+    "listens on all addresses and says its token in plain text: for a network of yours alone (docs/explain/fleet.md)"
 )
 MISSING = f"Ray is not installed here, so nobody restarts what lends hosts: {INSTALL}"
 

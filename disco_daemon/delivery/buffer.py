@@ -1,4 +1,4 @@
-"""The token buffer: what the reader gets, and when (docs/design.md#delivery). Pure: the clock's value is passed in.
+"""The token buffer: what the reader gets, and when (docs/explain/design.md#delivery). Pure: the time is passed in.
 
 Generated tokens come in by `put` and leave it in order, each exactly once. When they leave is the delivery's mode:
 

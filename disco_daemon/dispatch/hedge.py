@@ -20,7 +20,7 @@ from .optimal import Optimal
 from .policy import Policy, PolicyInput
 from .table import Table
 
-SHARE = 0.08  # of the prompt tokens, by default: what it gains on recorded traces is in docs/evaluation.md
+SHARE = 0.08  # of the prompt tokens, by default: what it gains on recorded traces is in docs/lab/evaluation.md
 LEAST_GAIN = 0.01  # of the mean TTFT: what gains less is not worth a server's double work
 LEAST_SAMPLES = 25.0  # of the server: by fewer, two answers or less are as slow as the slowest SHARE
 MEMORY = 200  # requests, as many as the estimators look at: a quiet year saves up no year of second requests

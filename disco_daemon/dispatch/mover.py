@@ -84,7 +84,7 @@ class Mover(Protocol):
 
 
 class CostMover:
-    """Moves an answer when that saves more than it costs (docs/design.md#handoff).
+    """Moves an answer when that saves more than it costs (docs/explain/design.md#handoff).
 
     `costs(prefill_tps, decode_tps)` are the prices of a token for a device of those speeds. Where closing a stream does
     not end the server's bill (`stops_billing`), leaving the server saves nothing.

@@ -61,7 +61,7 @@ Render = Callable[[GenerationRequest], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/handoff.md.
+    """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/explain/handoff.md.
 
     The user has `chosen` what it can do, and price lists have it as `listed`, each as far as it is known.
     """

@@ -36,7 +36,7 @@ FORGOTTEN = 1e-12  # a share below this is left out
 PRIOR_MEDIAN, PRIOR_SIGMA, PRIOR_POINTS, PRIOR_REACH = 60.0, 1.2, 24, 2.6
 PROMPT_PRIOR_N = 5.0  # requests the prior counts for; it fades as they do
 
-ANSWER_WINDOW = 200  # answers, as many as of the server's first tokens: docs/design.md#what-is-learned
+ANSWER_WINDOW = 200  # answers, as many as of the server's first tokens: docs/explain/design.md#what-is-learned
 ANSWER_MEDIAN, ANSWER_SHAPE = 150.0, 1.5
 ANSWER_PRIOR_N = 3.0  # requests that the prior of answers' lengths counts for
 

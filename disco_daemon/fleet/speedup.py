@@ -1,6 +1,7 @@
 """The paper's model of what replicas of layers gain, as printed: Equations 1 to 4 (CoCoServe, section 4.1).
 
-W and T grow with the times of computing and sending; they are not times. What the model leaves out is in docs/fleet.md.
+W and T grow with the times of computing and sending; they are not times. What the model leaves out is told in
+docs/explain/fleet.md.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def thermal_factor(headroom_k: float | None, *, throttled: bool) -> float:
 def threshold(prices: Prices, prefill_tps: float, decode_tps: float) -> float:
     """Return the λ at which the costs cross, $/kWh: above it the device is the scarcer side, up to it the server.
 
-    The rule is in docs/design.md#policies.
+    The rule is in docs/explain/design.md#policies.
 
     The device's cheapest token, min(J_p, J_d) · λ / 3.6e6 $, is to be dearer than the server's dearest one:
 

@@ -45,7 +45,7 @@ class Prices:
     def scarcer(self, prefill_tps: float, decode_tps: float) -> Side:
         """Return the side whose use a budget limits: the device if its cheapest token is dearer than any other.
 
-        The rule is in docs/design.md#policies.
+        The rule is in docs/explain/design.md#policies.
         """
         c = self.per_token(prefill_tps, decode_tps)
         device_s, server_s = (c["device_prefill"], c["device_decode"]), (c["server_prefill"], c["server_decode"])

@@ -1,6 +1,6 @@
 """What becomes of each field of a request, at the device and at a server: one table. Pure.
 
-Code, tests and docs/api.md are made of it. A field that is not in it may mean anything: it is passed on to a server,
+Code, tests and docs/reference/api.md are made of it. A field that is not in it may mean anything: it goes to a server,
 and as long as one can take the request, the device is not asked.
 """
 
@@ -145,7 +145,7 @@ _TABLE = (
         "top_logprobs", _H, stays=True, nothing=(0,), capability=Capability.LOGPROBS,
         note="with `logprobs`; up to 20",
     ),
-    # Tools; the device refuses some: docs/tools.md.
+    # Tools; the device refuses some: docs/reference/tools.md.
     Field(
         "tools", _H, renders=True, stays=True, nothing=([],), capability=Capability.TOOLS,
         note='functions; harmless with `tool_choice: "none"`',

@@ -212,7 +212,7 @@ class Outcome:
         return next((a.usage.split for a in reversed(self.attempts) if a.usage.split is not None), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The `disco` object of the last chunk (docs/design.md#interfaces)."""
+        """The `disco` object of the last chunk (docs/explain/design.md#interfaces)."""
         split = self.split
         return ({} if split is None else {"split": split}) | {
             "request_id": self.request_id,

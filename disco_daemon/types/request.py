@@ -30,7 +30,7 @@ BOTH = frozenset(Side)
 
 
 class Delivery(StrEnum):
-    """How tokens are released to the reader (docs/design.md#delivery)."""
+    """How tokens are released to the reader (docs/explain/design.md#delivery)."""
 
     RESERVE = "reserve"  # at once, but for a few held back while a handoff is possible
     PACED = "paced"  # at most as fast as they are read

@@ -37,7 +37,7 @@ def test_each_prompt_of_a_chat_has_all_that_was_said_before(kind: Kind) -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> dict[tuple[str, str, float], Row]:
-    """Three seeds with the 200-request window, as docs/evaluation.md has them."""
+    """Three seeds with the 200-request window, as docs/lab/evaluation.md has them."""
     found = [*evaluate_chats([LONG], [0.1, 0.3]), *evaluate_chats([SHORT], [0.3])]
     return {(row.chats, row.booked, row.budget): row for row in found}
 

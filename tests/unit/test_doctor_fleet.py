@@ -119,7 +119,7 @@ def test_a_machine_that_joined_tries_the_port_of_homes_ray(monkeypatch: pytest.M
         assert found(at).level is OK
         assert "none is installed here" in found(at, "").found
     assert found(at).level is WRONG
-    assert "docs/fleet.md" in found(at).mend or "check that it runs" in found(at).mend
+    assert "docs/explain/fleet.md" in found(at).mend or "check that it runs" in found(at).mend
     assert found(TheRay()).found == "home has none"
     assert found(TheRay(starting=True)).level is OK
     assert found(PairingError("revoked", "this machine has been revoked")).level is WARN

@@ -14,10 +14,10 @@ from disco_daemon.config.schema import keys
 from tests.fixtures.documents import section
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-PAGES = sorted(DOCS.glob("howto-*.md"))
+PAGES = sorted({*DOCS.glob("howto/*.md")} - {DOCS / "howto/binary.md"})
 # About the daemon and its two sides, and no program that asks it.
-OF_THE_DAEMON = {"howto-offline.md", "howto-openai.md", "howto-two-machines.md", "howto-vllm.md"}
-TEXTS = {page.name: page.read_text("utf-8") for page in [*PAGES, DOCS / "metrics.md"]}
+OF_THE_DAEMON = {"offline.md", "openai.md", "two-machines.md", "vllm.md"}
+TEXTS = {page.name: page.read_text("utf-8") for page in [*PAGES, DOCS / "reference/metrics.md"]}
 
 
 def typed(text: str) -> list[list[str]]:
@@ -30,19 +30,19 @@ def typed(text: str) -> list[list[str]]:
 
 def test_there_are_how_tos() -> None:
     assert {page.stem for page in PAGES} == {
-        "howto-aider",
-        "howto-claude-code",
-        "howto-codex",
-        "howto-copilot",
-        "howto-editors",
-        "howto-home-assistant",
-        "howto-jetbrains",
-        "howto-obsidian",
-        "howto-offline",
-        "howto-openai",
-        "howto-opencode",
-        "howto-two-machines",
-        "howto-vllm",
+        "aider",
+        "claude-code",
+        "codex",
+        "copilot",
+        "editors",
+        "home-assistant",
+        "jetbrains",
+        "obsidian",
+        "offline",
+        "openai",
+        "opencode",
+        "two-machines",
+        "vllm",
     }
 
 

@@ -19,7 +19,7 @@ from disco_daemon.api.health import Budget, CapUse, EngineHealth, FleetHealth, H
 from disco_daemon.api.metrics import MAX_WORDS, Metrics, gaps_by_maker
 from disco_daemon.types import Attempt, HandoffRecord, Outcome, Plan, Reading, Side, Usage
 
-DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parent.parent.parent / "docs/reference/metrics.md"
 SPLIT = {"n_rows": 42, "round_trips": 15, "drafted": 20, "accepted": 14, "bytes": {"up": 96768, "down": 900}}
 WON = Attempt(Side.DEVICE, "tiny", 0.0, 0.125, censored=False, usage=Usage(12, 30, 0.75, split=SPLIT))
 LOST = Attempt(Side.SERVER, "gpt", 0.25, 1.5, censored=True, usage=Usage(12, 1), error="timeout")
@@ -251,7 +251,7 @@ def test_who_asks_for_openmetrics_gets_it_by_the_letter() -> None:
 
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:
-    """Type and labels of each metric in the tables of docs/metrics.md."""
+    """Type and labels of each metric in the tables of docs/reference/metrics.md."""
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|([^|]*)\|([^|]+)\|([^|]+)\|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
     assert all(unit.strip() and meaning.strip() for *_, unit, meaning in rows)
     assert len({name for name, *_ in rows}) == len(rows)

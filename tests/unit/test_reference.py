@@ -1,4 +1,4 @@
-"""docs/cli.md is what the parser says, and the parser says something of everything."""
+"""docs/reference/cli.md is what the parser says, and the parser says something of everything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = list(commands(make_parser()))
 
 
 def test_the_document_is_up_to_date() -> None:
-    assert (ROOT / "docs/cli.md").read_text("utf-8") == document(make_parser()), "run `make docs`"
+    assert (ROOT / "docs/reference/cli.md").read_text("utf-8") == document(make_parser()), "run `make docs`"
 
 
 def test_the_command_writes_the_document(tmp_path: Path) -> None:

@@ -175,4 +175,6 @@ def ray_of_home(paired: PairedPartner) -> Finding:
         return warn(name, f"at {there.address}, and none is installed here", INSTALL)
     host, _, port = there.address.rpartition(":")
     via = f"Ray {own} and Python {platform.python_version()} here; {there.address} there"
-    return reach(name, host.strip("[]"), int(port), via, "let a firewall between both pass Ray's ports (docs/fleet.md)")
+    return reach(
+        name, host.strip("[]"), int(port), via, "let a firewall between both pass Ray's ports (docs/explain/fleet.md)"
+    )

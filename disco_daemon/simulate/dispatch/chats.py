@@ -134,7 +134,7 @@ def evaluate_chats(
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The table of docs/evaluation.md as plain text; each way of booking beside the first one at the same place."""
+    """The table of docs/lab/evaluation.md as plain text; each way of booking beside the first one at the same place."""
     head = ("chats", "booked", "b", "device share", "device won", "mean s", "P99 s", "of whole %")
     peers = {(row.chats, row.budget): row.mean_ttft_s for row in rows if row.booked == next(iter(BOOKINGS))}
     lines = [

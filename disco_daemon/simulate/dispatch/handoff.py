@@ -39,7 +39,7 @@ from .evaluate import (
 from .player import Phone, Played, Stream
 from .published import GFLOP, MAX_TOKENS, SERVICES, token_usd
 
-# handoff (docs/design.md#handoff): the source runs on until the target has taken over, and the target prefills all.
+# handoff (docs/explain/design.md#handoff): the source runs on until the target takes over, which prefills all.
 # kept: the same, but a device that lost the race keeps and completes its prefill of the prompt.
 # paused: kept, and the source rests once the reader has enough to read until the target comes; a device goes on
 # in time should it not, a server is closed.
@@ -54,7 +54,7 @@ NOT_RUN = -1.0  # in place of the prompt tokens that a device has left to prefil
 def dear_usd_per_kwh(phones: Sequence[Phone], times: float) -> float:
     """The exchange rate, $/kWh, at which every phone's cheapest token costs `times` the server's dearest or more.
 
-    Above `times` = 1 all of them are device-constrained by the definition of docs/design.md#policies.
+    Above `times` = 1 all of them are device-constrained by the definition of docs/explain/design.md#policies.
     """
     quickest = max(max(p.prefill_tps, p.decode_tps) for p in phones)
     return times * max(SERVER_USD) * quickest * 3.6e6 / WATTS

@@ -28,7 +28,7 @@ N_EXTREMES = 3  # traces shown at either end
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """The tables of docs/evaluation.md as plain text; a table whose policies were not evaluated is left out."""
+    """The tables of docs/lab/evaluation.md as plain text; a table whose policies were not evaluated is left out."""
     parts = [part for side in Side for part in _constraint(side, [c for c in cells if c.constraint == side.value])]
     return "\n\n".join([*parts, *_against_stochastic(cells)]) or "nothing was evaluated"
 

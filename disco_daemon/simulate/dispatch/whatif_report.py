@@ -136,7 +136,7 @@ def _table(findings: Findings) -> str:
     note = (
         "used: prompt tokens that the scarcer side started on; device: it was first; moved: went on on the device;\n"
         "*: no other setting is as good in mean TTFT, $ and Wh and better in one of them; the daemon also keeps to b\n"
-        "over any 200 requests, which holds it back where prompts are uneven: docs/whatif.md"
+        "over any 200 requests, which holds it back where prompts are uneven: docs/explain/whatif.md"
     )
     return f"{align(head, rows)}\n{note}"
 
