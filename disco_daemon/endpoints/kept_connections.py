@@ -32,7 +32,9 @@ UNHEARD_S = 5  # without an acknowledgement of what was sent, or of a question w
 QUIET_S = 10  # of an answer without a byte, after which the other end's kernel is asked, and each UNHEARD_S again
 N_ASKED = 3  # times, before the connection is given up: a server that thinks for minutes keeps it, a dead one does not
 
-MAX_FED = 8 * 1024  # bytes that are parsed before others have a turn
+MAX_FED = 8 * 1024  # bytes that are parsed at a time
+TURN_WORK = 64 * 1024  # bytes that are parsed before others have a turn; one that is not of the body counts as so many:
+FRAMING_WORK = 32
 MAX_INFORMATIONAL = 32  # answers of 1xx before the true one; nobody sends more than one or two
 MAX_FRAMING = 256 * 1024  # bytes behind a head that are not of the body, and as many more as the body has; to send
 # each token as a chunk takes a tenth of it
@@ -110,10 +112,13 @@ class KeptConnection(ResponseHandler):
             self._feed(data)
             return
         self._rest += data
-        self._feed_rest_soon()
+        if not self._is_scheduled:
+            self._feed_rest()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """The body has room again: for what has come, then for what is in the socket."""
+        """The body has room again: for what has come, then for what is in the socket. Asked for each HTTP chunk."""
+        if not self._reading_paused:
+            return  # the parser has what has come, or gets it in the next turn
         if not self._rest:
             super().resume_reading(resume_parser)
             return
@@ -152,15 +157,23 @@ class KeptConnection(ResponseHandler):
     def _feed_rest(self) -> None:
         """Parse a little more, unless the body is full: then its reader says when to go on."""
         self._is_scheduled = False
+        work = 0
+        while self._rest and work < TURN_WORK and self.transport is not None and not self._reading_paused:
+            part, n_framing = bytes(self._rest[:MAX_FED]), self._n_framing
+            del self._rest[:MAX_FED]
+            self._feed(part)
+            work += len(part) + FRAMING_WORK * max(0, self._n_framing - n_framing)
         if self.transport is None or self._reading_paused:
             return
-        part = bytes(self._rest[:MAX_FED])
-        del self._rest[:MAX_FED]
-        self._feed(part)
         if self._rest:
             self._feed_rest_soon()
-        elif self.transport is not None and not self._reading_paused:
+        else:
             self.transport.resume_reading()
+
+    @property
+    def _n_framing(self) -> int:
+        """Of the bytes that have come with this response, those that are not its body's."""
+        return self._n_bytes if self._body is None else self._n_bytes - self._body.total_bytes
 
     def _feed(self, data: bytes) -> None:
         """Parse bytes, and look how many of them were the body's."""

@@ -286,6 +286,11 @@ class Server:
                     answer = ServerAnswer(stream, reader, bill, self._errors, self._clock, began)
                     async for chunk in chunks:
                         is_large = stream.n_bytes > LARGE
+                        if not is_large and (plain := answer.token(chunk)) is not None:
+                            patience.renew(plain)
+                            stream.n_idle = 0
+                            yield plain
+                            continue
                         for token in await answer.read_large(chunk) if is_large else answer.read(chunk):
                             patience.renew(token)
                             stream.n_idle = 0

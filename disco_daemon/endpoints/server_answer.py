@@ -64,6 +64,15 @@ class ServerAnswer:
         """Return the tokens of a large chunk, with texts of bounded length."""
         return await asyncio.to_thread(lambda: [one for part in self._reader.parts(chunk) for one in self.read(part)])
 
+    def token(self, chunk: dict[str, Any]) -> Token | None:
+        """Return the token of a chunk that has nothing else, as nearly every one does; `read` reads all others."""
+        if chunk.get("usage") or chunk.get("error"):
+            return None
+        token = self._reader.plain(chunk)
+        if token is not None:
+            self._bill.count_token(token, self._reader.n_tokens)
+        return token
+
     def read(self, chunk: dict[str, Any]) -> Iterator[Token]:
         """One of OpenAI's chunks as tokens; the bill follows."""
         if error := chunk.get("error"):

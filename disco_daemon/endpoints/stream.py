@@ -162,7 +162,7 @@ class EventStream:
 
     async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
         """Raises ValueError for what is no JSON, TimeoutError when patience is over, Endless for too much."""
-        opened, n_bytes = bytearray(), 0
+        opened, n_bytes, is_spaced = bytearray(), 0, False
         while (data := await self._patience.read(self._body)) is not None:
             n_bytes += len(data)
             if self._ends_in_return or b"\r" in data:
@@ -176,6 +176,9 @@ class EventStream:
             opened += rest
             self._work += LINE_WORK + len(rest)
             for line in lines:
+                if is_spaced and not line and not self._held:  # the end of an event that was whole
+                    is_spaced = False
+                    continue
                 self._work += LINE_WORK + len(line)
                 if self._work > MAX_WORK:
                     self._work = 0
@@ -197,8 +200,10 @@ class EventStream:
                         return
                     if found is None:
                         continue
-                self.n_bytes = len(line)
+                self.n_bytes, is_spaced = len(line), True
                 yield found
+                if not self.n_idle:
+                    self._work -= LINE_WORK  # a token: whoever takes those takes few before others have a turn
             if self._work > MAX_WORK:
                 self._work = 0
                 await asyncio.sleep(0)

@@ -37,6 +37,10 @@ class Halves:
     def __init__(self) -> None:
         self.half = ""
 
+    def is_whole(self, text: str) -> bool:
+        """Whether the next piece has text, and none that has to be joined."""
+        return not self.half and text != "" and (text.isascii() or _HALF.search(text) is None)
+
     def joined(self, text: str) -> str:
         """Return the next piece, with the half that was kept before it, and without one at its own end."""
         if not self.half and (text.isascii() or _HALF.search(text) is None):
