@@ -35,6 +35,7 @@ check: .venv/.stamp
 	$(BIN)/ruff check
 	$(BIN)/mypy -n 2 || $(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/sentences.py --quiet
 
 # Unmodified client libraries, in .venv-clients and node_modules, against a daemon with a device and a scripted server.
 # Where no registry answers, or node is not there, they are skipped, and the reason is printed.
