@@ -2,16 +2,22 @@
 
 `python -m benchmarks.schemas --suite DIR` prints JSON; DIR is a checkout of json-schema-org/JSON-Schema-Test-Suite, or
 the folder `json` of the source distribution of `jsonschema`, which has a copy. Without it that is downloaded, by the
-hash in requirements-dev.lock. Of each schema in the required tests of drafts 4 to 2020-12:
+hash in requirements-dev.lock. Each schema in the required tests of drafts 4 to 2020-12 is read in two ways: `whole`, by
+its letter, as `disco.whole_schema` and `strict` ask for; and `meant`, as without both. Its fate is one of:
 
 - `held`: the grammar allows each instance that is valid, and none that is not.
-- `narrower`: none that is not valid, but not each that is: one with members that the schema does not name, of another
-  type than its keywords speak of, or with a format that this draft does not check.
-- `loosened`: a keyword is left out, and named, and an instance that is not valid is allowed.
-- `refused`: by name, with a reason.
+- `narrowed`: none that is not valid, but not each that is, and `disco.narrowed` says so.
+- `narrower`: the same, and nothing says so.
+- `loosened`: an instance that is not valid is allowed, since a keyword is left out, which `disco.ignored` names.
+- `refused`: by name, with a reason: no instance is valid (`void`), it refers to what is not in it (`elsewhere`), or no
+  grammar can say it (`unsayable`).
 - `wrong`: an instance that is not valid is allowed, or llama.cpp refuses the grammar.
 
-An instance is written in the orders that its members can have; numbers without exponent or `.0`.
+An instance is written in the orders that its members can have; numbers without exponent or `.0`. Answers are drawn by
+the grammars of both readings: by their text, and by llama.cpp's own sampler from the tokens of the embedded model, with
+chances that are random but favour what closes. They are validated by `jsonschema`, with `multipleOf` in exact
+fractions, as the specification has it; `by_division_of_doubles` counts what only its own division rejects
+(-0.09 / 0.0001 is -899.9999999999999 there).
 """
 
 from __future__ import annotations
@@ -27,14 +33,19 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from disco_daemon.engine.json_schema.left_out import left_out, narrowed
+from disco_daemon.engine.json_schema.numbers import exactly
 from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
 from tests.fixtures.gbnf import Language
+from tests.fixtures.token_draws import TokenDraws, default_vocabulary
 
+ABROAD = "another document"  # what a refusal says of a reference that leads there
 ROOT = Path(__file__).parent.parent
 PIP_S = 600.0  # for pip to fetch half a megabyte over any line
 DRAFTS = {
@@ -43,7 +54,8 @@ DRAFTS = {
     "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
 }  # fmt: skip
 MAX_ORDERS = 200  # of one instance
-FATES = ("held", "narrower", "loosened", "refused", "wrong")
+FATES = ("held", "narrowed", "narrower", "loosened", "refused", "wrong")
+READINGS = ("whole", "meant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,8 @@ class Fate:
 
     kind: str
     why: str = ""
-    grammar: str = ""
+    grammar: str = ""  # empty where none keeps all of the schema
+    cause: str = ""
 
 
 def cases(suite: Path) -> Iterator[Case]:
@@ -76,22 +89,35 @@ def cases(suite: Path) -> Iterator[Case]:
                 yield Case(draft, f"{file.stem}: {group['description']}", schema, group["tests"])
 
 
-def fate_of(case: Case, *, strict: bool) -> Fate:
+def form_of(case: Case, reading: str) -> dict[str, Any]:
+    """Return the form of an answer by a case's schema."""
+    is_whole = reading == "whole"
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": is_whole, "schema": case.schema}}
+    return form | ({"whole": True} if is_whole else {})
+
+
+def fate_of(case: Case, reading: str) -> Fate:
     """Return what becomes of a case."""
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": strict, "schema": case.schema}}
+    form = form_of(case, reading)
     try:
-        grammar = grammar_of(wanted)
+        grammar = grammar_of(form)
     except GrammarError as e:
-        return Fate("refused", str(e))
+        is_void = not any(test["valid"] for test in case.tests)
+        return Fate("refused", str(e), cause="void" if is_void else "elsewhere" if ABROAD in str(e) else "unsayable")
     language = Language(grammar, exact=True)
-    missed = []
+    missed: list[str] = []
+    let_in: list[str] = []
     for test in case.tests:
         is_allowed = any(language.allows(text) for text in spellings(test["data"]))
-        if is_allowed and not test["valid"]:
-            return Fate("wrong" if strict else "loosened", test["description"], grammar)
-        if test["valid"] and not is_allowed:
-            missed.append(test["description"])
-    return Fate("narrower" if missed else "held", "; ".join(missed), grammar)
+        if is_allowed is not test["valid"]:
+            (let_in if is_allowed else missed).append(test["description"])
+    loose, narrow = left_out(form, []), narrowed(form)
+    grammar = "" if loose else grammar  # of which answers are as they may not be
+    if let_in:
+        return Fate("loosened" if loose else "wrong", "; ".join(let_in), grammar, ", ".join(loose))
+    if missed:
+        return Fate("narrowed" if narrow else "narrower", "; ".join(missed), grammar, ", ".join(narrow))
+    return Fate("held", grammar=grammar)
 
 
 def spellings(value: Any) -> Iterator[str]:
@@ -131,51 +157,106 @@ def downloaded(into: Path) -> Path:
     return next(into.glob("jsonschema-*/json"))
 
 
-def answers(grammars: list[tuple[Case, str]], n: int) -> dict[str, Any]:
-    """Draw answers by the grammars at random, and count those that jsonschema rejects."""
-    jsonschema = importlib.import_module("jsonschema")  # for development only
+def exactly_multiple(_: Any, divisor: Any, instance: Any, __: Any) -> Iterator[Any]:
+    """Validate `multipleOf` by the numbers as they are written."""
+    number = exactly(instance)
+    if number is not None and (number / Fraction(repr(divisor))).denominator != 1:
+        yield importlib.import_module("jsonschema").ValidationError(f"{instance} is no multiple of {divisor}")
 
-    chance = random.Random(40)
-    rejected, drawn = [], 0
-    languages = {id(case): Language(grammar, exact=True) for case, grammar in grammars}
-    while drawn < n:
-        case, _ = chance.choice(grammars)
-        text = languages[id(case)].draw(chance.randrange(10**9), n=chance.choice((5, 20, 60)))
-        address = DRAFTS[case.draft]
+
+def answers(drawn: Iterable[tuple[Case, str]]) -> dict[str, Any]:
+    """Validate answers by jsonschema, and count those that it rejects."""
+    validators = importlib.import_module("jsonschema").validators  # for development only
+    rejected, n, n_divided = [], 0, 0
+    for case, text in drawn:
+        its_own = validators.validator_for({"$schema": DRAFTS[case.draft]})
+        exact = validators.extend(its_own, {"multipleOf": exactly_multiple})
         try:
-            is_valid = jsonschema.validators.validator_for({"$schema": address})(case.schema).is_valid(json.loads(text))
+            is_valid, is_its_own = (kind(case.schema).is_valid(json.loads(text)) for kind in (exact, its_own))
         except re.error:  # Python knows no \\p{L}
             continue
-        drawn += 1
+        n, n_divided = n + 1, n_divided + (is_valid and not is_its_own)
         if not is_valid:
             rejected.append({"case": f"{case.draft} {case.name}", "answer": text[:200]})
-    return {"drawn": drawn, "rejected": len(rejected), "examples": rejected[:10]}
+    return {
+        "drawn": n, "rejected": len(rejected), "by_division_of_doubles": n_divided, "examples": rejected[:10]
+    }  # fmt: skip
+
+
+def by_text(grammars: Sequence[tuple[Case, str]], n: int) -> Iterator[tuple[Case, str]]:
+    """Draw answers from the grammars' texts."""
+    chance = random.Random(40)
+    languages: dict[str, Language] = {}
+    for _ in range(n):
+        case, grammar = chance.choice(grammars)
+        language = languages.setdefault(grammar, Language(grammar, exact=True))
+        yield case, language.draw(chance.randrange(10**9), n=chance.choice((5, 20, 60)))
+
+
+def by_tokens(grammars: Sequence[tuple[Case, str]], n: int) -> Iterator[tuple[Case, str]]:
+    """Draw answers from a model's tokens; those that are cut are drawn again."""
+    chance, drawn = random.Random(41), 0
+    with default_vocabulary() as vocabulary:
+        draws = TokenDraws(vocabulary)
+        while drawn < n:
+            case, grammar = chance.choice(grammars)
+            if (text := draws.draw(grammar, chance.randrange(10**9))) is not None:
+                drawn += 1
+                yield case, text
+
+
+def fates_of(found: Sequence[tuple[Case, Fate]]) -> dict[str, Any]:
+    """Count fates, by draft and in all, and say how many are as they should be."""
+    counts = {draft: Counter(fate.kind for case, fate in found if case.draft == draft) for draft in DRAFTS}
+    total = sum(counts.values(), Counter())
+    causes = Counter(fate.cause for _, fate in found if fate.kind == "refused")
+    held = total["held"] + total["refused"]
+    said = held + total["narrowed"] + total["loosened"]
+    return {
+        "by_draft": {draft: {kind: counts[draft][kind] for kind in FATES} for draft in DRAFTS},
+        "all": {kind: total[kind] for kind in FATES} | {"cases": total.total()},
+        "refused_since": dict(causes),
+        "held_or_refused": round(held / total.total(), 4),
+        "held_or_rightly_refused": round((held - causes["unsayable"]) / total.total(), 4),
+        "held_refused_or_said_so": round(said / total.total(), 4),
+    }
+
+
+def table(found: Sequence[tuple[Case, Fate]]) -> str:
+    """Write the cases that are not held by the keyword that they test, by fate, and by cause."""
+    counts = Counter(
+        (case.name.partition(":")[0], fate.kind, fate.cause) for case, fate in found if fate.kind != "held"
+    )
+    rows = [f"{keyword:<28}{kind:<10}{n:>5}  {cause}" for (keyword, kind, cause), n in sorted(counts.items())]
+    return "\n".join([f"{'keyword':<28}{'fate':<10}{'cases':>5}  cause", *rows])
 
 
 def main() -> None:
     """Print what became of all cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", type=Path, help="a checkout of the suite; without it a copy is downloaded")
-    parser.add_argument("--answers", type=int, default=2000, help="answers to draw and validate")
+    parser.add_argument("--answers", type=int, default=2000, help="answers to draw from the grammars' texts")
+    parser.add_argument("--by-tokens", type=int, default=200, help="answers to draw by llama.cpp from a model's tokens")
+    parser.add_argument("--reading", choices=READINGS, help="one reading only")
     parser.add_argument("--list", choices=FATES, help="print the cases of this fate, with the reason")
-    parser.add_argument("--lenient", action="store_true", help="as without `strict`: keywords may be left out")
+    parser.add_argument("--table", action="store_true", help="print the cases that are not held by keyword and cause")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = [
-            (case, fate_of(case, strict=not args.lenient)) for case in cases(args.suite or downloaded(Path(folder)))
-        ]
-    if args.list:
-        for case, fate in found:
-            if fate.kind == args.list:
-                print(f"{case.draft} {case.name}: {fate.why}")
+        listed = list(cases(args.suite or downloaded(Path(folder))))
+    readings = [args.reading] if args.reading else READINGS
+    found = {reading: [(case, fate_of(case, reading)) for case in listed] for reading in readings}
+    if args.list or args.table:
+        for reading, fates in found.items():
+            print(f"--- {reading}")
+            print(table(fates) if args.table else "\n".join(
+                f"{case.draft} {case.name}: {fate.why}" for case, fate in fates if fate.kind == args.list
+            ))  # fmt: skip
         return
-    counts = {draft: Counter(fate.kind for case, fate in found if case.draft == draft) for draft in DRAFTS}
-    total = sum(counts.values(), Counter())
+    sound = [(case, fate.grammar) for fates in found.values() for case, fate in fates if fate.grammar]
     print(json.dumps({
-        "by_draft": {draft: {kind: counts[draft][kind] for kind in FATES} for draft in DRAFTS},
-        "all": {kind: total[kind] for kind in FATES} | {"cases": total.total()},
-        "answers": answers([(case, fate.grammar) for case, fate in found if fate.grammar], args.answers)
-        if args.answers else None,
+        **{reading: fates_of(fates) for reading, fates in found.items()},
+        "answers": answers(by_text(sound, args.answers)),
+        "answers_by_tokens": answers(by_tokens(sound, args.by_tokens)) if args.by_tokens else None,
     }, indent=1))  # fmt: skip
 
 

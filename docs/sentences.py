@@ -36,7 +36,6 @@ WAITING = (
     "howto/openai.md",
     "howto/vllm.md",
     "reference/profile.md",
-    "reference/tools.md",
 )
 
 

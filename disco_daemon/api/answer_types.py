@@ -32,6 +32,7 @@ class DiscoOutcome(msgspec.Struct):
     qoe: float | None
     reading: Json | None
     ignored: list[str]
+    narrowed: list[str] | None = None
     split: Json | None = None
 
 

@@ -51,6 +51,7 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     max_cost_usd: Annotated[float, Meta(ge=0, le=MAX_COST_USD)] | None = None
     split_mode: SplitMode | None = None
     theta: Annotated[float, Meta(gt=0, le=1)] | None = None
+    whole_schema: bool = False
 
 
 class AnswerRequest(msgspec.Struct, kw_only=True):
@@ -202,6 +203,7 @@ def to_generation(
         split=SplitWish(request.options.split_mode, request.options.theta),
         prefers=_preferred(request.options),
         max_cost_usd=request.options.max_cost_usd,
+        whole_schema=request.options.whole_schema,
     )
 
 
@@ -238,6 +240,7 @@ def raw_generation(
         split=SplitWish(request.options.split_mode, request.options.theta),
         prefers=_preferred(request.options),
         max_cost_usd=request.options.max_cost_usd,
+        whole_schema=request.options.whole_schema,
     )
 
 

@@ -18,6 +18,8 @@ WORDS: dict[str, dict[str, str]] = {
         "split_mode": "on two machines, docs/explain/split.md: who decides a token. `confident` and `alone` are "
         "answered by the device only",
         "theta": "for `confident`: how sure this machine must be of a token",
+        "whole_schema": "the device may write all that a JSON schema allows, also members that it does not name and "
+        "types that it does not speak of; without it what it leaves out is in `disco.narrowed` of the answer",
     },
     "DiscoOutcome": {
         "request_id": "the request's name in the history",
@@ -43,6 +45,8 @@ WORDS: dict[str, dict[str, str]] = {
         "qoe": "Andes' quality of experience, 0 to 1",
         "reading": "largest gap, stalled tokens, times between tokens, end of reading",
         "ignored": "the fields of the request that nobody heeded",
+        "narrowed": "of an answer of the device by a JSON schema: what this allows and was not said. `...type`: values "
+        "of types that it does not speak of; `...additionalProperties`: members that it does not name",
         "split": "of a device over two machines: how the answer was made, docs/explain/split.md",
     },
 }

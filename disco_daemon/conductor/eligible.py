@@ -72,6 +72,11 @@ def ignored_by(endpoint: object, request: GenerationRequest) -> list[str]:
     return sorted({*found, *request.left_out}) if request.left_out else found
 
 
+def narrowed_by(endpoint: object, request: GenerationRequest) -> list[str]:
+    """Return what a schema allows that an answer by an endpoint does not have all the same."""
+    return endpoint.narrows(request) if request.extra and isinstance(endpoint, Selective) else []
+
+
 def is_left_alone(endpoint: object, request: GenerationRequest) -> bool:
     """Whether an endpoint is not asked while the other one can be: a field may mean what it does not know."""
     return is_for_a_server(request.extra) and isinstance(endpoint, Selective)

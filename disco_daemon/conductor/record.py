@@ -28,7 +28,7 @@ from ..types import (
     n_choices,
 )
 from .context import AnswerContext, CurrentDelivery, Sink
-from .eligible import ignored_by
+from .eligible import ignored_by, narrowed_by
 from .endpoint_run import EndpointRun, PromptSize
 from .plan import reason_of
 from .runs import EndpointRuns
@@ -94,6 +94,7 @@ class Recorder:
             arrivals_s=arrivals,
             reason=self._why,
             ignored=self._ignored(is_whole=reason is not None),
+            narrowed=self._narrowed(),
             choices=n_choices(request.extra),
             stop_sequence=answer.stop_met,
         )
@@ -112,6 +113,11 @@ class Recorder:
         if self._prompt.rearranged and Side.DEVICE in sides:
             found.add(TURNS)
         return sorted(found)
+
+    def _narrowed(self) -> list[str]:
+        """Return what a schema allows that no endpoint of the answer would have said."""
+        endpoints = (self._context.endpoints.get(side) for side, n in self._answer.tokens.items() if n)
+        return sorted({name for endpoint in endpoints for name in narrowed_by(endpoint, self._request)})
 
     def trace(self, outcome: Outcome) -> Trace:
         """When its tokens came and were shown. Without its text, which the history keeps if anybody wants it."""

@@ -74,6 +74,10 @@ class Selective(Protocol):
         """Return the fields that ask for something, and are not heeded here."""
         ...
 
+    def narrows(self, request: GenerationRequest) -> list[str]:
+        """Return what a schema of the request allows, and is not said here all the same."""
+        ...
+
 
 @runtime_checkable
 class Forgetful(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ..engine import schema, wire
-from ..engine.json_schema.left_out import left_out
+from ..engine.json_schema.left_out import left_out, narrowed
 from ..engine.supervisor import Engine, EngineState
 from ..engine.tool_rules import offered
 from ..errors import EndpointError
@@ -134,7 +134,11 @@ class Device:
         found = ignored(request.extra, on_device=True, is_raw=request.prompt is not None)
         use = tool_use(request.extra)
         tools = use.tools if use is not None and not use.forced else ()  # a forced call is held, or refused
-        return found + left_out(response_format(request.extra), tools)
+        return found + left_out(response_format(request.extra, whole=request.whole_schema), tools)
+
+    def narrows(self, request: GenerationRequest) -> list[str]:
+        """Return what a schema allows that the grammar leaves out."""
+        return narrowed(response_format(request.extra, whole=request.whole_schema))
 
     def may_serve(self) -> bool:
         """Whether the engine is up, loading or about to be."""

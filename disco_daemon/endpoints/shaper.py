@@ -94,6 +94,10 @@ class Shaped:
         """Return that of the endpoint behind."""
         return self._inner.ignores(request)
 
+    def narrows(self, request: GenerationRequest) -> list[str]:
+        """Return that of the endpoint behind."""
+        return self._inner.narrows(request)
+
     def may_serve(self) -> bool:
         """Return that of the endpoint behind."""
         return self._inner.may_serve()

@@ -53,7 +53,7 @@ def generate_message(request_id: str, request: GenerationRequest, *, hold: bool)
         pace_tps=None if request.delivery is Delivery.OFF else request.pace_tps,
         ttft_s=request.expected_ttft_s,
         rest=request.expected_rest,
-        response_format=response_format(request.extra),
+        response_format=response_format(request.extra, whole=request.whole_schema),
         adapter=request.adapter,
         template_args=request.template_args,
         tools=_tools(request),

@@ -92,9 +92,13 @@ def _form_of(schema: Json) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
-def response_format(parameters: Json) -> dict[str, Any] | None:
-    """Return the form of the answer; None for plain text, and for what has no such shape."""
-    return next((form for _, form in forms(parameters)), None)
+def response_format(parameters: Json, *, whole: bool = False) -> dict[str, Any] | None:
+    """Return the form of the answer; None for plain text, and for what has no such shape.
+
+    `whole`: it may be all that its schema allows, as `disco.whole_schema` asks.
+    """
+    found = next((form for _, form in forms(parameters)), None)
+    return {**found, "whole": True} if found and whole else found
 
 
 def template_args(parameters: Json) -> dict[str, Any]:

@@ -123,9 +123,9 @@ class Outcome:
     """One finished answer, the input of history, ledger, estimators and metrics.
 
     `arrivals_s` is when each token was shown, by the clock of the daemon, s; `reason` why the winner began it, and
-    `ignored` the request's fields that nobody heeded, `stop_sequence` the client's that ended it, where that is known.
-    The history keeps none of them. It has `choices`: their tokens
-    are those of all, the reason to finish is that of the last one.
+    `ignored` the request's fields that nobody heeded, `narrowed` what a schema allows and was left out all the same,
+    `stop_sequence` the client's that ended it, where that is known. The history keeps none of them. It has `choices`:
+    their tokens are those of all, the reason to finish is that of the last one.
     """
 
     request_id: str
@@ -152,6 +152,7 @@ class Outcome:
     arrivals_s: Sequence[float] = ()
     reason: Reason | None = None
     ignored: Sequence[str] = ()
+    narrowed: Sequence[str] = ()
     choices: int = 1
     stop_sequence: str | None = None
 
@@ -213,8 +214,8 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The `disco` object of the last chunk (docs/explain/design.md#interfaces)."""
-        split = self.split
-        return ({} if split is None else {"split": split}) | {
+        sometimes = {"split": self.split, "narrowed": list(self.narrowed) or None}
+        return {name: value for name, value in sometimes.items() if value is not None} | {
             "request_id": self.request_id,
             "ttft_s": self.ttft_s,
             "winner": self.winner,

@@ -69,9 +69,8 @@ class GenerationRequest:
     tokenizer, if known. `max_tokens_key` is the client's name for the limit: some servers know only one. `prompt` is a
     raw one in place of `messages`. Of `delivery` and `pace_tps` `None` is the configured default; the first token is
     expected after `expected_ttft_s`, s, the rest by `expected_rest` (`types.rest`). `adapter` is a LoRA adapter of the
-    device, the only endpoint then. What is `private` stays on this machine, and not on its disk. `split` is for a
-    device over two machines. The side that it `prefers` begins alone, the other helps if that fails; servers may bill
-    `max_cost_usd`. No chat has what was `left_out`.
+    device, then alone. What is `private` stays here, off the disk. `split` is for two machines. The side that it
+    `prefers` begins, the other helps if that fails; servers may bill `max_cost_usd`. No chat has what was `left_out`.
     """
 
     request_id: str
@@ -95,6 +94,7 @@ class GenerationRequest:
     drawing: Drawing = AS_USUAL
     max_cost_usd: float | None = None
     left_out: tuple[str, ...] = ()
+    whole_schema: bool = False  # whether the device may say all that a JSON schema allows
 
     @property
     def template_args(self) -> dict[str, Any]:

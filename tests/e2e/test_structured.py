@@ -51,6 +51,17 @@ async def test_an_answer_holds_to_its_schema(device: DaemonProcess) -> None:
     assert whole.choices[0].finish_reason == "stop"
 
 
+async def test_what_a_schema_allows_and_the_device_leaves_out_is_told(device: DaemonProcess) -> None:
+    form = formatted({"properties": {"legs": {"type": "integer"}}, "required": ["legs"]})
+    whole = await asked(device, response_format=form)
+    assert json.loads(whole.choices[0].message.content).keys() == {"legs"}
+    assert whole.disco["narrowed"] == ["response_format.additionalProperties", "response_format.type"]
+    assert "narrowed" not in (await asked(device, response_format=formatted(POINT))).disco
+    letter = await asked(device, response_format=form, extra_body={"disco": {"whole_schema": True}})
+    assert "narrowed" not in letter.disco
+    assert letter.disco["ignored"] == []
+
+
 async def test_any_object_is_an_object(device: DaemonProcess) -> None:
     stream = await asked(device, response_format={"type": "json_object"}, stream=True)
     text = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])

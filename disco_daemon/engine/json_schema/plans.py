@@ -1,7 +1,8 @@
 """In which order an object's members and an array's items are written, and which can be at all. Pure.
 
 An object has its named members in their order, and all others behind them. Where no schema says anything of members
-without a name, there are none, unless an object could not be without: a small model would never stop adding some.
+without a name, there are none, unless a reading is whole or an object could not be without: a small model would never
+stop adding some.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ MAX_PLACES = 1000  # items that are told apart by their place or by what the arr
 
 class SchemaReader(Protocol):
     """Whoever knows what schemas allow."""
+
+    is_whole: bool
 
     def shapes(self, parts: Parts) -> tuple[ValueShape, ...]: ...  # noqa: D102 — as SchemaReading's
     def allows(self, parts: Parts, value: object) -> bool: ...  # noqa: D102
@@ -70,8 +73,7 @@ class Layout:
 
 def planned(reading: SchemaReader, kind: Objects) -> MemberPlan | None:
     """Return the members of objects of a kind; None if there can be no such object."""
-    listed = dict.fromkeys(name for members in kind.members for name, _ in members.named)
-    listed |= dict.fromkeys(kind.required)
+    listed = named_in(kind)
     named = []
     for name in listed:
         parts = reading.member(kind, name)
@@ -81,16 +83,27 @@ def planned(reading: SchemaReader, kind: Objects) -> MemberPlan | None:
             named.append(Named(name, parts, name in kind.required))
         elif name in kind.required:
             return None
-    is_closed = (
-        kind.least <= len(named)
-        and (named or any(members.patterns for members in kind.members))
-        and all(members.rest is None for members in kind.members)
-    )
-    free = tuple(_free(reading, kind, frozenset(listed), with_others=not is_closed))
+    with_others = reading.is_whole or not is_closed(kind, len(named))
+    free = tuple(_free(reading, kind, frozenset(listed), with_others=with_others))
     n_required = sum(member.is_required for member in named)
     if kind.least > len(named) + bool(free) or (kind.most is not None and n_required > kind.most):
         return None  # several without a name may be one: nothing keeps their names apart
     return MemberPlan(tuple(named), free, kind.least, kind.most)
+
+
+def named_in(kind: Objects) -> list[str]:
+    """Return the names that schemas say something of, in their order."""
+    named = (name for members in kind.members for name, _ in members.named)
+    return list(dict.fromkeys([*named, *kind.required]))
+
+
+def is_closed(kind: Objects, n_named: int) -> bool:
+    """Whether objects are left without members that no schema says anything of, where there are some that one names."""
+    return (
+        kind.least <= n_named
+        and bool(n_named or any(members.patterns for members in kind.members))
+        and all(members.rest is None for members in kind.members)
+    )
 
 
 def _free(reading: SchemaReader, kind: Objects, taken: frozenset[str], *, with_others: bool) -> Iterator[Free]:

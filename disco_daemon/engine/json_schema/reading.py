@@ -49,8 +49,11 @@ _Read = Callable[["SchemaReading", Mapping[str, Any]], tuple[ValueShape, ...]]
 class SchemaReading:
     """The shapes of the schemas of one document."""
 
-    def __init__(self, document: Document, shapes_of: _Read, contrary: _Read, *, lenient: bool = False) -> None:
+    def __init__(
+        self, document: Document, shapes_of: _Read, contrary: _Read, *, lenient: bool = False, whole: bool = False
+    ) -> None:
         self._shapes_of, self._contrary = shapes_of, contrary
+        self.is_whole = whole  # what no schema says the type or the name of, may be there
         self.document = document
         self.loosened: dict[str, None] = {}  # keywords that were left out
         self._lenient = lenient
@@ -234,12 +237,16 @@ class SchemaReading:
         return any(
             self.is_some(shape.kinds[type_])
             for shape in self.shapes(parts)
-            for type_ in (shape.kinds if wide else shape.likely())
+            for type_ in (shape.kinds if wide or self.is_whole else shape.likely())
         )
 
-    def likely(self, parts: Parts, shape: ValueShape) -> Iterable[str]:
+    def likely(self, parts: Parts, shape: ValueShape, *, is_root: bool = False) -> Iterable[str]:
         """Return the types that a value by a shape is written with: the likely ones, where any of these can end."""
-        return shape.kinds if parts in self._wide else shape.likely()
+        if self.is_whole or parts in self._wide:
+            return shape.kinds
+        if is_root and not shape.is_typed and not shape.touched and "object" in shape.kinds:
+            return ("object",)  # what asks for JSON, and says no more, means an object
+        return shape.likely()
 
     def is_some(self, kind: Kind) -> bool:
         """Whether a grammar can say anything of a kind, one that ends."""
@@ -340,11 +347,10 @@ class SchemaReading:
 
     # --- schemas that stand in no document ----------------------------------------------------------------------
 
-    def leave_out(self, keyword: str, why: str) -> None:
+    def leave_out(self, keyword: str, why: str, place: str = "") -> None:
         """Read without a keyword, where that may be. Raises GrammarError."""
         if not self._lenient:
-            msg = f"'{keyword}' in the JSON schema {why}"
-            raise GrammarError(msg)
+            raise GrammarError(f"'{keyword}' in the JSON schema{place} {why}")  # noqa: EM102
         self.loosened[keyword] = None
 
     def written(self, schema: Schema, beside: Mapping[str, Any]) -> SchemaPart:
@@ -359,11 +365,8 @@ class SchemaReading:
         return f" at #{found[:MAX_REASON]}" if found else ""
 
     def unsayable(self, schema: Mapping[str, Any], keyword: str, why: str) -> tuple[ValueShape, ...]:
-        """Read a keyword as if it were not there, where that may be. Raises GrammarError."""
-        if not self._lenient:
-            msg = f"'{keyword}' in the JSON schema{self.place(schema)} {why}"
-            raise GrammarError(msg)
-        self.loosened[keyword] = None
+        """Return what is left where a keyword is left out. Raises GrammarError."""
+        self.leave_out(keyword, why, self.place(schema))
         return (ANY,)
 
 

@@ -57,13 +57,20 @@ _NEEDS = {
 
 
 def rules_of(
-    schema: Mapping[str, Any] | bool, *, lenient: bool = False, within: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any] | bool,
+    *,
+    lenient: bool = False,
+    whole: bool = False,
+    within: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, str], list[str]]:
     """Return the rules of a schema by name, `root` the first, and the keywords that they do not keep.
 
-    There are such only if `lenient`. References are to the document that it is `within`. Raises GrammarError.
+    There are such only if `lenient`. If `whole`, a value may be of each type and have each member that the schema does
+    not forbid, else those only that it speaks of. References are to the document that it is `within`. Raises
+    GrammarError.
     """
-    reading = SchemaReading(Document(schema if within is None else within), shapes_of, contrary, lenient=lenient)
+    document = Document(schema if within is None else within)
+    reading = SchemaReading(document, shapes_of, contrary, lenient=lenient, whole=whole)
     try:
         rules = Rules(reading)
         rules.write((SchemaPart.of(schema),))
@@ -144,8 +151,7 @@ class Rules:
         self.reading.is_possible(parts)  # from here on it is known which types end
         kinds: dict[Kind, str] = {}
         for shape in self.reading.shapes(parts):
-            is_free = is_root and not shape.is_typed and not shape.touched and "object" in shape.kinds
-            for type_ in ["object"] if is_free else self.reading.likely(parts, shape):
+            for type_ in self.reading.likely(parts, shape, is_root=is_root):
                 if self.reading.is_some(shape.kinds[type_]):
                     kinds[shape.kinds[type_]] = type_
         if set(BLANK.values()) <= kinds.keys():

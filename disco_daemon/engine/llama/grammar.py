@@ -35,13 +35,14 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
         check(response_format)
     except SchemaError as e:
         raise GrammarError(str(e)) from e
+    whole = response_format.get("whole") is True  # `disco.whole_schema`
     match response_format:
         case {"type": "json_object", "schema": dict() as schema}:
-            return _of_schema(schema)
+            return _of_schema(schema, whole=whole)
         case {"type": "json_object"}:
             return _of_schema(_ANY)
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema} as shape}:
-            return _of_schema(schema, lenient=shape.get("strict") is not True)
+            return _of_schema(schema, lenient=shape.get("strict") is not True, whole=whole)
         case {"type": "choice", "choice": [*texts]}:
             return _of_choice(texts)
         case {"type": "json_schema"}:
@@ -59,9 +60,9 @@ def _of_choice(texts: list[Any]) -> str:
     return grammar
 
 
-def _of_schema(schema: dict[str, Any], *, lenient: bool = True) -> str:
+def _of_schema(schema: dict[str, Any], *, lenient: bool = True, whole: bool = False) -> str:
     with strange_schemas():
-        rules, _ = rules_of(schema, lenient=lenient)
+        rules, _ = rules_of(schema, lenient=lenient, whole=whole)
         grammar = "\n".join(f"{name} ::= {body}" for name, body in rules.items())
         too_many = readings(grammar) > MAX_READINGS
     if too_many:
