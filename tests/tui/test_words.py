@@ -80,6 +80,62 @@ def test_what_a_terminal_would_obey_is_shown(text: str) -> None:
     assert fit("a\x1b]52;c;x\x07b\u202ec") == "a\ufffd]52;c;x\ufffdb\ufffdc"
 
 
+HIDDEN = [
+    "&#27;",
+    "&#x9b;",
+    "&#x202e;",
+    "&rlm;",
+    "&#xf8d0;",
+    "&#xf8d1;",
+    "&#8233;",
+    "%1b",
+    "%9b",
+    "%E2%80%AE",
+    "%EF%A3%90",
+]
+AROUND = [
+    "{}",
+    "<http://a/{}x>",
+    "[x](http://a/{}z)",
+    "[x](<http://a/{}z>)",
+    "![{}](http://x)",
+    "**{}**",
+    "# {}",
+    "| {} |\n|-|",
+]
+AROUND += [
+    "[x](http://a '{}')",
+    "[{}]: http://y\n\n[{}]",
+    "```{}\n{}\n```",
+    "<b>{}</b>",
+    "> {}",
+    "\\{}",
+    "<a@b.c{}>",
+    "`{}`",
+]
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_what_is_written_as_an_entity_or_percent_reaches_no_terminal_and_forges_no_side(
+    around: str, hidden: str
+) -> None:
+    entry = Entry(1, "assistant", finish="\x1b[2J")
+    entry.grow(around.replace("{}", f"evil {hidden} text" if "http" not in around else hidden), "server")
+    entry.grow("\n\nThe end.", "server")
+    lines = entry.draw(60, THEME)
+    assert [line.plain for line in lines] == [fit(line.plain) for line in lines]
+    assert not any(str(THEME.tints["device"]) in str(span.style) for line in lines for span in line.spans)
+    assert "⇢" not in "".join(line.plain for line in lines)
+
+
+@given(st.lists(st.sampled_from([*HIDDEN, *"[]()<>!`*#|\\&;%\n ", "http://a", "x:"]), max_size=30).map("".join))
+def test_nothing_that_a_terminal_obeys_comes_of_any_markdown(text: str) -> None:
+    entry = Entry(1, "assistant", finish="stop")
+    entry.grow(text, "server")
+    assert all(line.plain == fit(line.plain) for line in entry.draw(40, THEME))
+
+
 def test_words_are_tinted_by_side_and_the_seam_is_marked() -> None:
     entry = Entry(1, "assistant", finish="stop")
     entry.grow("The **cat sat", "device")

@@ -198,7 +198,7 @@ class Entry:
         if record.get("error"):
             lines += markdown.wrap(Text(fit(str(record["error"])), theme.error), width)
         if self.finish != "stop":
-            lines += markdown.wrap(Text(ENDS.get(self.finish, str(self.finish)), theme.dim), width)
+            lines += markdown.wrap(Text(ENDS.get(self.finish, fit(str(self.finish))), theme.dim), width)
         return lines
 
     @property

@@ -17,10 +17,12 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Span, Text
 
-from .theme import SIDE_OF, TextTheme, strip_marks
+from .theme import SIDE_OF, TextTheme, fit, strip_marks
 
-_PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+# Entities stay pieces of their own (`text_special`): what they stand for was in no text that was made safe before.
+_PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable("text_join")
 setattr(_PARSER, "normalizeLink", str)  # noqa: B010 - an address is shown as it was written
+setattr(_PARSER, "normalizeLinkText", str)  # noqa: B010 - and %1B in it stays that
 _CONSOLE = Console(width=80, file=StringIO(), color_system="truecolor", legacy_windows=False)
 _AT_MARK = re.compile(f"([{''.join(SIDE_OF)}])")
 _BULLETS = "•◦▪"
@@ -148,6 +150,8 @@ class Painter:
         text = Text()
         for child in node.children if node.type != "inline" else [node]:
             self._words(child, style or Style(), text, 0)
+            if marks := _AT_MARK.findall(child.content):  # also of one that stood in an address
+                self.side = SIDE_OF[marks[-1]]
         return text
 
     def _words(self, node: SyntaxTreeNode, style: Style, into: Text, depth: int) -> None:
@@ -163,16 +167,15 @@ class Painter:
             for child in node.children:
                 self._words(child, style, into, depth + 1)
         elif node.content:
-            into.append_text(self._tint(node.content, style, code=node.type == "code_inline"))
+            content = fit(node.content) if node.type == "text_special" else node.content
+            into.append_text(self._tint(content, style, code=node.type == "code_inline"))
         if node.type in ("link", "image"):
             self._address(node, into)
 
     def _address(self, node: SyntaxTreeNode, into: Text) -> None:
         """Add the address of a link, which its name could hide."""
         href = str(node.attrs.get("href") or node.attrs.get("src") or "")
-        for mark, side in SIDE_OF.items():
-            self.side = side if mark in href else self.side
-        href = strip_marks(href)
+        href = fit(strip_marks(href))
         if href and not into.plain.endswith(href):
             into.append(f" ({href})", self.theme.dim)
 
