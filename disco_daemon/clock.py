@@ -92,3 +92,31 @@ class Deadline:
         else:
             self._rang = True
             self._task.cancel()
+
+
+class Deadlines:
+    """Deadlines that are used one after the other, each for one work at a time, with their timers.
+
+    A work that is over before its time-out has made no timer where the one before it did: requests that end in a second
+    need one a second, however many they are.
+    """
+
+    def __init__(self, most: int = 64) -> None:
+        """At `most` so many are kept while nobody has them."""
+        self._most, self._idle = most, list[Deadline]()
+
+    def take(self) -> Deadline:
+        """Return one for a work; `give` it back."""
+        return self._idle.pop() if self._idle else Deadline()
+
+    def give(self, deadline: Deadline) -> None:
+        """Take back one that nobody waits with."""
+        if len(self._idle) >= self._most:
+            deadline.close()
+        else:
+            self._idle.append(deadline)
+
+    def close(self) -> None:
+        """Cancel the timers of all that nobody has."""
+        while self._idle:
+            self._idle.pop().close()

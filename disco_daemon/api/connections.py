@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from ..clock import Deadline
 from ..errors import RequestError, Unavailable
 from .failures import MAX_BODY, SERVER, error_shape, failure, log, of_http, plain, too_large, unexpected
 from .peers import Kernel, Peer, Whose
@@ -49,11 +50,12 @@ class ConnectionLimits:
 class Connection(web.RequestHandler):
     """One connection of a client; `peer` is its owner, `held` the bytes of the body of its present request."""
 
-    __slots__ = ("_house", "_kind", "held", "peer")
+    __slots__ = ("_deadline", "_house", "_kind", "held", "peer")
 
     def __init__(self, house: Connections, **handler_args: Any) -> None:
         super().__init__(house, **handler_args)
         self._house = house
+        self._deadline = Deadline()  # of each wait for the client, one after the other
         self._kind = ""
         self.peer = Peer(Whose.NOBODY)
         self.held = 0
@@ -77,6 +79,7 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """See `asyncio.Protocol`."""
         self._house.leave(self._kind)
+        self._deadline.close()
         super().connection_lost(exc)
 
     async def start(self) -> None:
@@ -93,7 +96,7 @@ class Connection(web.RequestHandler):
         parts: list[bytes] = []
         length = 0
         try:
-            async with asyncio.timeout(self._house.limits.receive_timeout_s):
+            with self._deadline.at(self._loop.time() + self._house.limits.receive_timeout_s):
                 while part := await request.content.readany():
                     self._house.hold(self, len(part))
                     length += len(part)
@@ -131,7 +134,7 @@ class Connection(web.RequestHandler):
         if isinstance(resp, web.HTTPException):
             resp = of_http(resp, request)
         try:
-            async with asyncio.timeout(self._house.limits.reader_timeout_s):
+            with self._deadline.at(self._loop.time() + self._house.limits.reader_timeout_s):
                 return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             self.force_close()

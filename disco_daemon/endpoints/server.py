@@ -101,6 +101,7 @@ class Server:
         self.config = config
         self.last_error: str | None = None
         self.n_failures = 0
+        self._together: tuple[Capabilities, Way, Capabilities] | None = None  # what is known, and as one
         self._known = ServerCapabilities(self._clock, config.chosen, config.listed)
         self._thoughts = Thoughts(config.first_token_timeout_s, config.token_timeout_s, config.thinking_timeout_s)
         self._doubted = False  # whether a bill of this server has been doubted in the log
@@ -166,6 +167,7 @@ class Server:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._thoughts.close()
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()
@@ -173,8 +175,11 @@ class Server:
     @property
     def capabilities(self) -> Capabilities:
         """All that is known of it."""
-        known = self._known.known
-        return replace(known, continuation=self._way.method != "none") if self._way.known else known
+        known, way = self._known.known, self._way
+        if self._together is None or self._together[0] is not known or self._together[1] is not way:
+            whole = replace(known, continuation=way.method != "none") if way.known else known
+            self._together = known, way, whole
+        return self._together[2]
 
     @property
     def should_inquire(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..clock import Deadline
+from ..clock import Deadline, Deadlines
 from ..types import Token
 
 MAX_LINE = 1024 * 1024  # bytes of one event; a token takes a few hundred, a whole answer in one some ten thousand
@@ -59,7 +59,9 @@ class Patience:
         *,
         alive_s: float = 0.0,
         thinks: bool = False,
+        deadlines: Deadlines | None = None,
     ) -> None:
+        """`deadlines` are those of other answers, one after the other."""
         self._now = asyncio.get_running_loop().time
         self._token_s, self._sign_s = token_s, math.inf if thinks else first_token_s
         self._alive_s, self._thinks = alive_s, thinks
@@ -71,11 +73,12 @@ class Patience:
         most_s = math.inf if max_tokens is None else max(first_token_s, alive_s) + token_s * max_tokens
         self._most_s = self._left_s = min(MAX_ANSWER_S, most_s)
         self._rest_until: float | None = None
-        self._deadline = Deadline()
+        self._deadlines = deadlines or Deadlines(0)
+        self._deadline = self._deadlines.take()
 
     def close(self) -> None:
         """Nothing is waited for any more."""
-        self._deadline.close()
+        self._deadlines.give(self._deadline)
 
     def renew(self, token: Token) -> None:
         """A token has come."""

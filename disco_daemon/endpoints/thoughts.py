@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from ..clock import Deadlines
 from ..estimation.silence import Silences
 from ..types import GenerationRequest, Json, Usage
 from ..types.needs import template_args
@@ -36,13 +37,19 @@ class Thoughts:
     def __init__(self, first_token_s: float, token_s: float, most_s: float) -> None:
         self._first_token_s, self._token_s, self._most_s = first_token_s, token_s, most_s
         self._seen: OrderedDict[Effort, _Seen] = OrderedDict()
+        self._deadlines = Deadlines()
+
+    def close(self) -> None:
+        """Cancel the timers that are kept for the next answers."""
+        self._deadlines.close()
 
     def patience(self, request: GenerationRequest, max_tokens: int | None) -> Patience:
         """Return the patience with the answer to a request, which may have so many tokens."""
         args = template_args(request.extra)
         seen = self._of(args)
         alive_s, thinks = self._limit_s(seen), _thinks(args, seen)
-        return Patience(self._first_token_s, self._token_s, max_tokens, alive_s=alive_s, thinks=thinks)
+        times = self._first_token_s, self._token_s, max_tokens
+        return Patience(*times, alive_s=alive_s, thinks=thinks, deadlines=self._deadlines)
 
     def limit_s(self, request: GenerationRequest) -> float:
         """Return how long the first text may take, or the next one, as long as there are signs of life, s."""

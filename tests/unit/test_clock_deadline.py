@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from disco_daemon.clock import Deadline
+from disco_daemon.clock import Deadline, Deadlines
 
 
 def now() -> float:
@@ -43,6 +43,52 @@ async def test_many_waits_share_one_timer() -> None:
         loop.call_at = call_at  # type: ignore[method-assign]
         deadline.close()
     assert made == 1
+
+
+async def test_works_one_after_the_other_share_one_timer_and_those_at_once_have_one_each() -> None:
+    deadlines, loop = Deadlines(2), asyncio.get_running_loop()
+    timers = set[asyncio.TimerHandle]()
+    call_at = loop.call_at
+
+    def noted(*args: object, **kw: object) -> asyncio.TimerHandle:
+        timers.add(timer := call_at(*args, **kw))  # type: ignore[arg-type]
+        return timer
+
+    async def work() -> None:
+        deadline = deadlines.take()
+        with deadline.at(now() + 10):
+            await asyncio.sleep(0)
+        deadlines.give(deadline)
+
+    loop.call_at = noted  # type: ignore[method-assign]
+    try:
+        for _ in range(50):
+            await work()
+        assert len(timers) == 1
+        await asyncio.gather(*(work() for _ in range(5)))
+        assert len(timers) == 5
+    finally:
+        loop.call_at = call_at  # type: ignore[method-assign]
+    assert sum(not timer.cancelled() for timer in timers) == 2
+    deadlines.close()
+    assert all(timer.cancelled() for timer in timers)
+
+
+async def test_a_deadline_that_was_used_ends_the_next_work_in_time() -> None:
+    """Its timer may be for later, or for before: neither ends a work too early or too late."""
+    deadlines = Deadlines()
+    for first_s in (10.0, 0.01):
+        deadline = deadlines.take()
+        with deadline.at(now() + first_s):
+            await asyncio.sleep(0)
+        deadlines.give(deadline)
+        again, began = deadlines.take(), now()
+        assert again is deadline
+        with pytest.raises(TimeoutError), again.at(began + 0.05):
+            await asyncio.Event().wait()
+        assert now() - began >= 0.05
+        deadlines.give(again)
+    deadlines.close()
 
 
 async def test_a_later_end_moves_the_timer_on_and_an_earlier_one_is_kept() -> None:
