@@ -6,6 +6,7 @@ docs/reference/metrics.md names each of them, and a test compares the two.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from prometheus_client.registry import Collector
 from ..arrays import FloatArray
 from ..types import Attempt, HandoffRecord, LedgerEntry, Outcome, Reading, Side
 from .health import HealthSnapshot, Present
+
+Metric = TypeVar("Metric", Counter, Histogram)
 
 MAX_WORDS = 32  # values of one label; a server chooses its finish reasons, and each one is a time series for ever
 OPENMETRICS = "application/openmetrics-text"
@@ -36,6 +39,7 @@ class Metrics:
     def __init__(self, health: Callable[[], HealthSnapshot] | None = None) -> None:
         self._registry = CollectorRegistry()
         self._seen: dict[str, set[str]] = {}
+        self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self._of_answers()
         self._of_endpoints()
         self._of_two_machines()
@@ -97,7 +101,7 @@ class Metrics:
         """Count one finished answer, however it ended."""
         winner = self._observe_end(outcome.winner, outcome.finish_reason, outcome.error)
         if outcome.ttft_s is not None:
-            self._ttft.labels(winner).observe(outcome.ttft_s)
+            self._of(self._ttft, winner).observe(outcome.ttft_s)
         if outcome.reading is not None:
             self._read(outcome.reading, winner)
         for side, gaps in gaps_by_maker(outcome):
@@ -105,7 +109,7 @@ class Metrics:
         for move in outcome.moves:
             self._observe_move(move)
         for side, n_tokens in outcome.tokens.items():
-            self._tokens.labels(side.value, "delivered").inc(n_tokens)
+            self._of(self._tokens, side.value, "delivered").inc(n_tokens)
         for attempt in outcome.attempts:
             self._observe_attempt(attempt)
         self._spend(outcome.cost_usd, outcome.server_usd, outcome.energy_j)
@@ -122,7 +126,7 @@ class Metrics:
 
     def count_request(self, handler: str, code: int) -> None:
         """Count an answered HTTP request; `handler` is its route's path, of which there are few."""
-        self._requests.labels(handler, str(code)).inc()
+        self._of(self._requests, handler, str(code)).inc()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics and their content type: OpenMetrics where it is accepted, else Prometheus' text."""
@@ -139,7 +143,7 @@ class Metrics:
     def _observe_end(self, side: Side | None, finish: str | None, error: str | None) -> str:
         """Count one end, and return the label of its side."""
         endpoint = "none" if side is None else side.value
-        self._answers.labels(endpoint, self._word("finish", finish), self._word("error", error)).inc()
+        self._of(self._answers, endpoint, self._word("finish", finish), self._word("error", error)).inc()
         return endpoint
 
     def _spend(self, cost_usd: float, bill_usd: float, energy_j: float) -> None:
@@ -148,34 +152,41 @@ class Metrics:
         self._energy.inc(energy_j)
 
     def _read(self, reading: Reading, winner: str) -> None:
-        self._qoe.labels(winner).observe(reading.qoe)
-        self._gap.labels(winner).observe(reading.largest_gap_s)
+        self._of(self._qoe, winner).observe(reading.qoe)
+        self._of(self._gap, winner).observe(reading.largest_gap_s)
         self._stalled.inc(reading.stalled)
 
     def _observe_move(self, move: HandoffRecord) -> None:
         direction = f"to_{move.target.value}"
         result = "done" if move.dropped is None else self._word("result", move.dropped)
-        self._handoffs.labels(direction, self._word("reason", move.reason), result).inc()
+        self._of(self._handoffs, direction, self._word("reason", move.reason), result).inc()
         if move.dropped is None:
-            self._handoff_s.labels(direction).observe(move.took_s)
+            self._of(self._handoff_s, direction).observe(move.took_s)
 
     def _observe_attempt(self, attempt: Attempt) -> None:
         side = attempt.side.value
-        self._tokens.labels(side, "prompt").inc(attempt.usage.prompt_tokens)
-        self._tokens.labels(side, "completion").inc(attempt.usage.completion_tokens)
-        self._attempts.labels(side, self._word("attempt", attempt.error)).inc()
+        self._of(self._tokens, side, "prompt").inc(attempt.usage.prompt_tokens)
+        self._of(self._tokens, side, "completion").inc(attempt.usage.completion_tokens)
+        self._of(self._attempts, side, self._word("attempt", attempt.error)).inc()
         if attempt.hedge is not None:
-            self._hedges.labels(attempt.hedge).inc()
+            self._of(self._hedges, attempt.hedge).inc()
         if attempt.censored:
-            self._censored.labels(side).inc()
+            self._of(self._censored, side).inc()
         else:
-            self._attempt_ttft.labels(side).observe(attempt.ttft_s)
+            self._of(self._attempt_ttft, side).observe(attempt.ttft_s)
 
         if (split := attempt.usage.split) is not None:
             for name, counter in self._split.items():
                 counter.inc(split[name])
             for direction, n_bytes in split["bytes"].items():
-                self._split_bytes.labels(direction).inc(n_bytes)
+                self._of(self._split_bytes, direction).inc(n_bytes)
+
+    def _of(self, metric: Metric, *labels: str) -> Metric:
+        """Return the child of a metric for values of its labels, which the library checks anew each time."""
+        child: Metric | None = self._children.get((metric, labels))
+        if child is None:
+            child = self._children[metric, labels] = metric.labels(*labels)
+        return child
 
     def _word(self, label: str, value: str | None) -> str:
         """Return the value of a label; `other` for all after the first MAX_WORDS."""

@@ -149,7 +149,7 @@ def rows_of(item: Outcome | LedgerEntry, keep_text: bool) -> tuple[Row, list[Row
 
 
 def _request_row(outcome: Outcome, keep_text: bool) -> Row:
-    reading = dict.fromkeys(_READING) if outcome.reading is None else asdict(outcome.reading)
+    reading = dict.fromkeys(_READING) if outcome.reading is None else outcome.reading.to_json()
     return reading | {
         "request_id": text_of(outcome.request_id),
         "created": outcome.created,

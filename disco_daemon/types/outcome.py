@@ -117,6 +117,17 @@ class Reading:
     tbt_p50_s: float
     tbt_p99_s: float
 
+    def to_json(self) -> dict[str, float]:
+        """Return its fields, as `asdict` does, which takes ten times as long, twice a request."""
+        return {
+            "qoe": self.qoe,
+            "ttlt_s": self.ttlt_s,
+            "largest_gap_s": self.largest_gap_s,
+            "stalled": self.stalled,
+            "tbt_p50_s": self.tbt_p50_s,
+            "tbt_p99_s": self.tbt_p99_s,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -251,7 +262,7 @@ class Outcome:
             "energy_j": self.energy_j,
             "delivery": self.delivery.value,
             "qoe": None if self.reading is None else self.reading.qoe,
-            "reading": None if self.reading is None else asdict(self.reading),
+            "reading": None if self.reading is None else self.reading.to_json(),
             "ignored": list(self.ignored),
         }
 
