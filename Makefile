@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(CURDIR)/.venv/tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 LOCKS := requirements-build.lock requirements-dev.lock
 
-.PHONY: test fast check clients contract agents audit lock sbom fmt docs model screenshots binary test-binary clean
+.PHONY: test fast check clients contract agents audit lock sbom fmt docs site model screenshots binary test-binary clean
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -62,6 +62,7 @@ lock: .venv/tools/.stamp
 	$(LOCK) -c requirements-dev.lock --extra fleet -o requirements-fleet.lock pyproject.toml
 	$(LOCK) --group build -o requirements-build.lock
 	$(LOCK) --group tools -o requirements-tools.lock
+	$(LOCK) --group site -o requirements-site.lock
 	$(LOCK) -o tests/clients/requirements.lock tests/clients/requirements.in
 	$(LOCK) -o tests/contract/requirements.lock tests/contract/requirements.in
 	$(LOCK) -o tests/coding_agents/requirements.lock tests/coding_agents/requirements.in
@@ -81,9 +82,15 @@ fmt: .venv/.stamp
 screenshots: .venv/.stamp
 	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest -q tests/tui
 
-# What documents say by code: command line, settings, routes, bounds, the states of an answer.
+# What documents say by code (command line, settings, routes, bounds, the states of an answer), and build/site, all pages
+# as a site. A link that leads nowhere ends it. The pages are written first, without what the site is made with.
 docs: .venv/.stamp
 	$(BIN)/python docs/generate.py
+	@$(MAKE) site
+
+site: .venv/site/.stamp
+	$(BIN)/python docs/site.py
+	.venv/site/bin/zensical build --strict -f build/zensical.toml
 
 model: .venv/.stamp .venv/.kernels
 	$(BIN)/disco models fetch
@@ -110,6 +117,11 @@ test-binary:
 # An environment, and pip's cache, may have llama.cpp as it was compiled before our kernels in .ci changed.
 .venv/.kernels: .venv/.stamp .ci/current_kernels.py $(wildcard .ci/*.h .ci/*.cpp)
 	$(BIN)/python .ci/current_kernels.py --no-compile --require-hashes --no-build-isolation -r requirements-dev.lock
+	@touch $@
+
+.venv/site/.stamp: requirements-site.lock | .venv/.stamp
+	"$(PYTHON)" -m venv --clear .venv/site
+	.venv/site/bin/python -m pip install --disable-pip-version-check -q --require-hashes -r requirements-site.lock
 	@touch $@
 
 .venv/tools/.stamp: requirements-tools.lock .venv/.stamp

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import generate
+from docs import generate, site
 from tests.fixtures.documents import PAGES, README, ROOT, TOP
 
 
@@ -92,3 +92,19 @@ def test_every_page_that_the_code_cites_is_there() -> None:
     for page, anchor in cited:
         assert (ROOT / "docs" / page).exists(), page
         assert not anchor or anchor in anchors(ROOT / "docs" / page), f"{page}#{anchor}"
+
+
+def test_the_site_has_every_page_and_what_a_page_links_to() -> None:
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    assert {page.parent.name for page in pages} == set(site.KINDS), "a folder without an entry in the menu"
+    menu = tomllib.loads(site.menu(pages))["nav"]
+    assert [name for entry in menu[1:] for names in entry.values() for name in names] == [
+        f"docs/{folder}/{page.name}" for folder in site.KINDS for page in pages if page.parent.name == folder
+    ]
+    assert {ROOT / "LICENSE", ROOT / "CHANGELOG.md", *pages} <= site.linked(ROOT / site.FRONT, pages)
+
+
+def test_lists_of_the_site_are_indented_by_four_spaces() -> None:
+    page = "Text\n- a\n  - b\n    b\n\n1. c\n\n   ```sh\n     d\n   ```\n\nText\n\n    code\n\n```\n- e\n  f\n```\n"
+    wide = "Text\n\n- a\n    - b\n        b\n\n1. c\n\n    ```sh\n      d\n    ```\n"
+    assert site.widened(page) == wide + page[page.index("\nText\n\n") :]
