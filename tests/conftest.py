@@ -34,7 +34,7 @@ CLOCKED = tuple(
         "e2e/test_learning", "e2e/test_link", "e2e/test_next_turn", "e2e/test_pauses", "e2e/test_race",
         "e2e/test_readings", "e2e/test_resting_sources", "e2e/test_signs_of_life", "e2e/test_slow_clients",
         "e2e/test_stopping", "e2e/test_streams", "faults/test_faults", "faults/test_hedge",
-        "faults/test_kept_connections", "faults/test_matrix", "faults/test_thoughts", "faults/test_tui_store_kill",
+        "faults/test_kept_connections", "faults/test_thoughts", "faults/test_tui_store_kill",
     )
 )  # fmt: skip
 # Each has a simulation as its fixture, which takes longer than its tests.

@@ -14,7 +14,7 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> EngineSetup:
     for name, value in {
         "CHAT_TOKENS": 80,
         "TURN_TOKENS": 8,
-        "LONG_PROMPT": 256,
+        "LONG_PROMPT": 128,
         "RUN_TOKENS": 64,
         "LONG_CONTEXT": 100,
     }.items():
