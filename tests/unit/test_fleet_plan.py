@@ -185,7 +185,7 @@ async def test_ranges_that_cannot_be_written_are_an_error_of_the_start() -> None
 
 @needs_model
 def test_the_forecast_of_the_page_is_what_the_plan_says() -> None:
-    """docs/explain/fleet.md has it beside what was measured: 1.44 and 1.46 with these cuts, 8 answers, a core each."""
+    """docs/lab/fleet.md has it beside what was measured: 1.44 and 1.46 with these cuts, 8 answers, a core each."""
     _, header = read_head(default_model_path())
     given = replace(GIVEN, model=modules_of(header, 30))
     assert given.speedup(FleetLayout.of_cuts((5, 22), 30)) == pytest.approx(1.32, abs=0.01)

@@ -16,7 +16,7 @@ from tests.fixtures.documents import section
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = sorted({*DOCS.glob("howto/*.md")} - {DOCS / "howto/binary.md"})
 # About the daemon and its two sides, and no program that asks it.
-OF_THE_DAEMON = {"offline.md", "openai.md", "two-machines.md", "vllm.md"}
+OF_THE_DAEMON = {"fleet.md", "offline.md", "openai.md", "split.md", "two-machines.md", "vllm.md"}
 TEXTS = {page.name: page.read_text("utf-8") for page in [*PAGES, DOCS / "reference/metrics.md"]}
 
 
@@ -35,12 +35,14 @@ def test_there_are_how_tos() -> None:
         "codex",
         "copilot",
         "editors",
+        "fleet",
         "home-assistant",
         "jetbrains",
         "obsidian",
         "offline",
         "openai",
         "opencode",
+        "split",
         "two-machines",
         "vllm",
     }
