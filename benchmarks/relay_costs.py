@@ -4,10 +4,10 @@
     python -m benchmarks.relay_costs [../before] [--n 2000] [--json]
 
 A scripted server and a daemon in front of it: `n` requests with an answer of one token, one after the other, and then
-50 streams of 200 tokens at once. The daemon's stack is looked at by the clock of its own CPU time
+50 streams of 200 tokens at once, in rounds. The daemon's stack is looked at by the clock of its own CPU time
 (`benchmarks.sampled_daemon`), and belongs to the step of the innermost function that the table of steps knows. A step's
-cost is its share of the looks, of the CPU time that the daemon says it took. With another checkout's folder the same
-is measured for that, in turn.
+cost is its share of the looks, of the CPU time that the daemon says it took, a median of the rounds. With another
+checkout's folder the same is measured for that, both in each round: what else the machine does meets both.
 
 The budgets are what the marks of docs/lab/benchmarks.md allow: 0.6 of what a request took when they were made (0.17 of
 what LiteLLM's proxy adds, wanted is 0.1), and 0.86 of what a token took. They hold on a machine that sorts and sums
@@ -29,7 +29,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from disco_daemon.bench.relay import AskedWay, cpu_s_of, daemon_argv, door, rate
 from disco_daemon.program import command
 
 WARMUP = 200  # requests
-STREAMS, TOKENS, ROUNDS = 50, 200, 6
+STREAMS, TOKENS, ROUNDS = 50, 200, 12
 KINDS = {"request": "a request with one token, us of CPU", "token": "a token in 50 streams, us of CPU"}
 
 
@@ -79,16 +79,20 @@ STEPS = (
         r"server_client\.py:(_?headers|_bound|_auth\w*)|openai/.*:(_?\w*auth\w*|_build_headers)",
         5.0, 0.1,
     ),
-    Step("connection", r"/aiohttp/(connector|resolver)\.py", 15.0, 0.1),
+    Step(
+        "connection",
+        r"/aiohttp/(connector|resolver)\.py|/kept_connections\.py:(__init__|connection_|is_|slept|source|_watch|set_res)",
+        15.0, 0.1,
+    ),
     Step(
         "request to the server",
-        r"/endpoints/(server_client|continuation|retry)\.py|server\.py:(ask|_open|_body|_start)|/openai/|/httpx2?/|"
+        r"/endpoints/(server_client|server_errors|continuation|retry|thoughts)\.py|server\.py:(ask|_open|_body|_start)|/openai/|/httpx2?/|"
         r"/aiohttp/(client|client_reqrep|client_middlewares|payload|tracing|cookiejar)\.py",
         170.0, 1.8,
     ),
     Step(
         "chunks of its answer, the first one too",
-        r"/endpoints/(server_answer|stream|chunks|calls|writable|finish_reasons|bill|gaps|told)\.py|"
+        r"/endpoints/(server_answer|stream|chunks|calls|writable|finish_reasons|bill|gaps|told|kept_connections)\.py|"
         r"/delivery/counting\.py|/aiohttp/(client_proto|streams)\.py",
         130.0, 7.4,
     ),
@@ -138,8 +142,22 @@ def _taken(file: Path) -> list[tuple[list[str], int]]:
     return found
 
 
-async def _sampled(way: AskedWay, file: Path, streams: int, tokens: int, n: int) -> dict[str, Any]:
-    """Ask `n` times for so many streams at once; return the cost of each step, us of CPU of a token."""
+@dataclass(slots=True)
+class Taken:
+    """What one daemon took: the CPU time of a token in each round, us, and the stacks that were met."""
+
+    cpu_us: list[float] = field(default_factory=list)
+    stacks: list[tuple[list[str], int]] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the median of the rounds, and what each step has of it."""
+        cpu_us = statistics.median(self.cpu_us)
+        n_looks = sum(n for _, n in self.stacks)
+        return {"cpu_us": round(cpu_us, 2), "n_looks": n_looks, "steps": costs_of(self.stacks, cpu_us)}
+
+
+async def _sample(way: AskedWay, file: Path, streams: int, tokens: int, n: int, into: Taken) -> None:
+    """Ask `n` times for so many streams at once."""
     pid = int((await state_of(way.target))["pid"])
     os.kill(pid, signal.SIGUSR1)
     before = await cpu_s_of(way.target)
@@ -148,8 +166,8 @@ async def _sampled(way: AskedWay, file: Path, streams: int, tokens: int, n: int)
     cpu_us = (await cpu_s_of(way.target) - before) * 1e6 / (n * streams * tokens)
     os.kill(pid, signal.SIGUSR2)
     await state_of(way.target)  # answered behind the signal, whose handler writes the file
-    stacks = await asyncio.to_thread(_taken, file)
-    return {"cpu_us": round(cpu_us, 2), "n_looks": sum(n for _, n in stacks), "steps": costs_of(stacks, cpu_us)}
+    into.cpu_us.append(cpu_us)
+    into.stacks += await asyncio.to_thread(_taken, file)
 
 
 async def measure(checkouts: dict[str, Path], n: int) -> dict[str, Any]:
@@ -160,7 +178,7 @@ async def measure(checkouts: dict[str, Path], n: int) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="disco-bench-")))
         argv = command("disco_daemon.bench.loopback", "--port", "0", "--tokens", str(TOKENS))
         server_url = await stack.enter_async_context(child(argv, folder, "loopback server"))
-        ways, yardsticks = {}, [yardstick_us()]
+        ways, yardsticks, ratios = {}, [yardstick_us()], dict[str, float]()
         for name, checkout in checkouts.items():
             own = folder / name
             path = os.pathsep.join([str(packages(checkout, own)), str(here)])
@@ -170,16 +188,21 @@ async def measure(checkouts: dict[str, Path], n: int) -> dict[str, Any]:
             url = await stack.enter_async_context(child(sampled, own, "daemon", env))
             ways[name] = AskedWay(name, await stack.enter_async_context(door(name, url)))
         try:
-            for name, way in ways.items():
+            for way in ways.values():
                 for _ in range(WARMUP):
                     await rate(way, 1, 1)
-                found[name] = {"request": await _sampled(way, folder / name / "stacks", 1, 1, n)}
-                progress(f"{name}: {n} requests")
-                yardsticks.append(yardstick_us())
-            for name, way in ways.items():
-                found[name]["token"] = await _sampled(way, folder / name / "stacks", STREAMS, TOKENS, ROUNDS)
-                progress(f"{name}: {ROUNDS} times {STREAMS} streams")
-                yardsticks.append(yardstick_us())
+            for kind, of in {"request": (1, 1, max(1, n // ROUNDS)), "token": (STREAMS, TOKENS, 1)}.items():
+                taken = {name: Taken() for name in ways}
+                for i in range(ROUNDS):
+                    for name in list(ways)[:: 1 if i % 2 else -1]:
+                        await _sample(ways[name], folder / name / "stacks", *of, taken[name])
+                    yardsticks.append(yardstick_us())
+                    progress(f"{kind}: round {i + 1} of {ROUNDS}")
+                for name in ways:
+                    found.setdefault(name, {})[kind] = taken[name].figures()
+                if len(ways) == 2:
+                    this, that = (taken[name].cpu_us for name in ways)
+                    ratios[kind] = round(statistics.median(a / b for a, b in zip(this, that, strict=True)), 4)
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             msg = f"the measurement broke off: {error!r}"
             raise BenchError(msg) from error
@@ -187,6 +210,7 @@ async def measure(checkouts: dict[str, Path], n: int) -> dict[str, Any]:
     scale = yardstick / YARDSTICK_US
     return {
         "costs": found,
+        "ratio": ratios,
         "budget": {
             "request": {step.name: round(step.request_us * scale, 2) for step in STEPS},
             "token": {step.name: round(step.token_us * scale, 2) for step in STEPS},
@@ -214,7 +238,10 @@ def table(figures: dict[str, Any]) -> str:
             cells = "".join(f"{one['steps'][step]:>10.{digits}f}" for one in found)
             lines.append(f"{step:<46}{cells}" + (f"{budget[step]:>10.{digits}f}" if step in budget else ""))
         total = "".join(f"{one['cpu_us']:>10.{digits}f}" for one in found)
-        lines += [f"{'in all':<46}{total}{sum(budget.values()):>10.{digits}f}", ""]
+        lines.append(f"{'in all':<46}{total}{sum(budget.values()):>10.{digits}f}")
+        if kind in figures["ratio"]:
+            lines.append(f"{'this by that, median of the rounds':<56}{figures['ratio'][kind]:>10.3f}")
+        lines.append("")
     return "\n".join(lines).rstrip()
 
 
