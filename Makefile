@@ -3,9 +3,9 @@
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	if $$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
 BIN := .venv/bin
-# Three workers for two cores: one for the tests that look at the clock, which goes first, and two for all others
+# Four workers for two cores: one for the tests that look at the clock, which goes first, and three for all others
 # (tests/conftest.py); many tests wait for time to pass more than they compute.
-PYTEST_ARGS ?= -n 3 --dist loadscope
+PYTEST_ARGS ?= -n 4 --dist loadscope
 
 export DISCO_MODELS_DIR := $(CURDIR)/.venv/models
 # A run of the tests starts Python a thousand times, which would compile everything a thousand times.
