@@ -83,7 +83,7 @@ def changed(data: bytes, rng: random.Random, header: Header) -> bytes:
     return bytes(made)
 
 
-def _value_at(made: bytearray, span: tuple[int, int]) -> int:
+def _value_at(made: bytes | bytearray, span: tuple[int, int]) -> int:
     """Return where a key's type stands, behind its name."""
     return min(span[0] + 8 + int.from_bytes(made[span[0] : span[0] + 8], "little"), len(made) - 16)
 
@@ -141,16 +141,37 @@ def _tensor(made: bytearray, header: Header, rng: random.Random) -> None:
 
 def _word(made: bytearray, header: Header, rng: random.Random) -> None:
     """Put another text into the place of one, with its right length: a name, a template, an architecture."""
-    texts = [
-        span for span in header.spans.values() if struct.unpack_from("<I", made, _value_at(made, span))[0] == STRING
-    ]
-    if not texts:
-        return
-    at = _value_at(made, rng.choice(sorted(texts))) + 4
-    n = struct.unpack_from("<Q", made, at)[0]
-    if at + 8 + n <= len(made):
-        word = rng.choice(WORDS)
-        made[at : at + 8 + n] = struct.pack("<Q", len(word)) + word
+    if texts := sorted(texts_of(bytes(made), header).items()):
+        at, n = rng.choice(texts)[1][0]
+        if at + n <= len(made):
+            word = rng.choice(WORDS)
+            made[at - 8 : at + n] = struct.pack("<Q", len(word)) + word
+
+
+def texts_of(data: bytes, header: Header) -> dict[str, list[tuple[int, int]]]:
+    """Return where the texts of each key stand that has one, or a list of them, and how many bytes they have."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for key, span in header.spans.items():
+        at = _value_at(data, span)
+        kinds = struct.unpack_from("<II", data, at)
+        at, n_left = (at + 4, 1) if kinds[0] == STRING else (at + 16, struct.unpack_from("<Q", data, at + 8)[0])
+        if STRING not in (kinds[0], kinds[1] if kinds[0] == ARRAY else None):
+            continue
+        found[key] = []
+        while n_left and at + 8 <= span[1]:
+            n = struct.unpack_from("<Q", data, at)[0]
+            found[key].append((at + 8, n))
+            at, n_left = at + 8 + n, n_left - 1
+    return found
+
+
+def without_utf8(data: bytes, header: Header) -> dict[str, bytes]:
+    """Return the file once for each key with texts: no byte of the last of them can begin a character there."""
+    found = {}
+    for key, texts in texts_of(data, header).items():
+        at, n = texts[-1]
+        found[key] = data[:at] + b"\xff" * n + data[at + n :]
+    return found
 
 
 def _cut(made: bytearray, header: Header, rng: random.Random) -> None:

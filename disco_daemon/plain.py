@@ -1,7 +1,7 @@
 """Makes text of strangers fit to be shown: of servers, model files, file names, other programs. Pure.
 
 `plain` and `one_line` remove control codes, and ends of lines that would forge a line of a log; `masked` removes every
-piece of a key.
+piece of a key; `writable_text` only makes a text one that can be written at all.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _UNFIT = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 
+_HALF = re.compile("[\ud800-\udfff]")
+
 
 def plain(text: str, instead: str = MARK) -> str:
     """Return `text` with `instead` in place of each character that a terminal would obey; line feeds and tabs stay.
@@ -33,6 +35,18 @@ def plain(text: str, instead: str = MARK) -> str:
     Joiners of characters (emoji, Persian, Indic) stay, too: they are printable together with their neighbours.
     """
     return _UNFIT.sub(instead, text.replace("\r\n", "\n")) if not text.isprintable() else text
+
+
+def is_writable(text: str) -> bool:
+    """Whether a text has no half of a character, which UTF-8 cannot write."""
+    return text.isascii() or _HALF.search(text) is None
+
+
+def writable_text(text: str) -> str:
+    """Return a text whose halves of characters are joined where both are there, and replaced where one is missing."""
+    if is_writable(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def one_line(text: str, limit: int = MAX_LINE) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from ..plain import writable_text
 from ..types import CallForm, CallPart, Json, ObjectScan
-from .writable import Halves, writable, writable_text
+from .writable import Halves, writable
 
 _FUNCTION_CALL = -1  # the index of the one call in the older form: no server's own
 

@@ -12,10 +12,11 @@ from typing import Any
 from msgspec import structs
 
 from ..delivery.counting import TextCount, TextCounts
+from ..plain import writable_text
 from ..types import CallForm, Delta, Finish, FinishReason, Json, Token
 from .calls import Calls
 from .finish_reasons import ENDS, failed, word
-from .writable import Halves, writable, writable_text
+from .writable import Halves, writable
 
 LEAST_LOGPROB = -9999.0  # OpenAI's word for a token that is all but impossible: JSON has no infinity
 MAX_PIECE = 4096  # characters of one text that are taken at a time, where a whole answer comes in one chunk

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
+from ..plain import is_writable, writable_text
+
 MAX_DEPTH = 32  # levels of a server's own fields that are kept; those known have five
-
-_HALF = re.compile("[\ud800-\udfff]")
-
-
-def writable_text(text: str) -> str:
-    """Return a text whose halves of characters are joined where both are there, and replaced where one is missing."""
-    if text.isascii() or _HALF.search(text) is None:
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def writable(value: Any, depth: int = MAX_DEPTH) -> Any:
@@ -43,7 +35,7 @@ class Halves:
 
     def joined(self, text: str) -> str:
         """Return the next piece, with the half that was kept before it, and without one at its own end."""
-        if not self.half and (text.isascii() or _HALF.search(text) is None):
+        if not self.half and is_writable(text):
             return text
         if not text:
             return ""

@@ -289,7 +289,14 @@ class Engine:
 
     async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
         load = msgspec.structs.replace(self.config.load(repack=self._repack), ranges=self.fleet.ranges)
-        self._channel.write(load)
+        try:
+            self._channel.write(load)
+        except EngineGone:
+            return
+        except EndpointError as e:  # such as a path that is no UTF-8
+            self.last_error = f"{self.config.model_path}: {e}"
+            await self._enter(EngineState.FAILED)
+            return
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 first = await framing.read_async(reader)

@@ -8,6 +8,7 @@ import pytest
 from benchmarks import fuzz_files
 from benchmarks.fuzz import run, targets
 from disco_daemon.models.default import default_model_path
+from disco_daemon.models.gguf import read_header
 
 
 @pytest.mark.parametrize("name", sorted(targets()))
@@ -46,3 +47,16 @@ def test_saved_cells_that_lie_end_neither_home_nor_its_memory(files: tuple[dict[
     found = fuzz_files.run(kinds["cells"], 60, seed=5, folder=folder)
     assert (found["ended"], found["fault"], found["slow"], found["large"]) == (0, 0, 0, 0), found["odd_cases"]
     assert found["refused"] > found["loaded"] > 0
+
+
+@pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+@pytest.mark.parametrize("name", ["adapter", "model", "segment"])
+def test_no_text_of_a_file_needs_to_be_utf_8(name: str, files: tuple[dict[str, fuzz_files.Kind], Path]) -> None:
+    kinds, folder = files
+    kind = kinds[name]
+    made = fuzz_files.without_utf8(kind.data, read_header(kind.data))
+    ended = {key: fuzz_files.run_one(kind, data, folder)[0] for key, data in made.items()}
+    assert set(ended.values()) <= {fuzz_files.LOADED, fuzz_files.REFUSED}, ended
+    loaded = {key for key, code in ended.items() if code == fuzz_files.LOADED}
+    words = {f"tokenizer.{key}" for key in ("ggml.tokens", "ggml.merges", "chat_template")}
+    assert loaded == (set() if name == "adapter" else words), "what a model is may be refused, never its words"

@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 
+from ...plain import writable_text
 from .sandbox import Sandbox, TooMuch
 from .turns import has_all, orders
 
@@ -60,7 +61,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source or PLAIN_TEMPLATE)
         except _FAULTS as e:
-            msg = f"the model's chat template does not compile: {e}"
+            msg = f"the model's chat template does not compile: {writable_text(str(e))}"
             raise TemplateUnfit(msg) from e
         self._bos, self._eos = bos, eos
 
@@ -103,12 +104,13 @@ class ChatTemplate:
             with self._turn:
                 self._sandbox.begin()
                 given = dict(args, messages=messages, bos_token=self._bos, eos_token=self._eos)
-                return self._template.render(given | ({"tools": tools} if tools else {}), add_generation_prompt=True)
+                text = self._template.render(given | ({"tools": tools} if tools else {}), add_generation_prompt=True)
+                return writable_text(text)  # a template may spell halves of characters
         except TooMuch as e:
             msg = f"the model's chat template refuses these messages, for it takes more than it may: {e}"
             raise TemplateUnfit(msg) from e
         except _FAULTS as e:
-            msg = f"the model's chat template refuses these messages: {e}"
+            msg = f"the model's chat template refuses these messages: {writable_text(str(e))}"
             raise TemplateError(msg) from e
 
     def try_out(self) -> None:

@@ -55,7 +55,7 @@ class Vocabulary:
         self._pieces: dict[tuple[int, bool], bytes] = {}  # of tokens that were drawn: at most the vocabulary
         self._control = self._control_texts()
         bos, eos = self._special(llama_cpp.llama_vocab_bos), self._special(llama_cpp.llama_vocab_eos)
-        source = template or (llama_cpp.llama_model_chat_template(model, None) or b"").decode()
+        source = template or (llama_cpp.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
         self._bos = bos
         self.infill = InfillTokens(self.handle, self.tokenize, self._shown)
         self._template = ChatTemplate(source, bos, eos)
