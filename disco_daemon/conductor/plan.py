@@ -44,7 +44,8 @@ def fitted(
 ) -> Plan:
     """Return the plan for the sides there are, without a start of one that is not for this request.
 
-    The device is not if its context has too little room, or what a field means is unknown to it; a server is not whose
+    The device is not while it is left alone, if its context has too little room, or what a field means is unknown to
+    it; a server is not whose
     context is known to have too little, or that may not go straight on from what the client has begun, or that nobody
     has tried. Else the side that the request
     prefers begins alone, or the other one while it does not want to be asked. Each stays what is left if the other
@@ -53,6 +54,8 @@ def fitted(
     plan = plan.restricted(frozenset(readiness))
     if not readiness.keys() >= BOTH:
         return plan
+    if readiness[Side.DEVICE].down_s > 0 and not readiness[Side.SERVER].down_s > 0:
+        return NOT_THE_DEVICE
     n_given = length + -(-len(request.answer_so_far) // CHARS_PER_TOKEN)
     rest = context.planner.knowledge.outputs.expected_remaining(0, length)
     no_room = lacks_room(readiness[Side.DEVICE], n_given, rest, request.sampling.max_tokens, 0)

@@ -141,14 +141,14 @@ class Device:
         return narrowed(response_format(request.extra, whole=request.whole_schema))
 
     def may_serve(self) -> bool:
-        """Whether the engine is up, loading or about to be."""
-        return self._engine.state not in (EngineState.STOPPED, EngineState.FAILED)
+        """Whether the engine is up, loading or about to be, and its model is not known to crash it."""
+        return self._engine.state is not EngineState.STOPPED and not self._engine.down_s
 
     def readiness(self) -> Readiness:
-        """Return the time until the model is loaded, s, and the answers the engine is working on."""
+        """Return the time until the model is loaded, s, the answers being computed, and how long to leave it alone."""
         engine = self._engine
         load_s = self._still_s() + engine.load_wait_s
-        return Readiness(load_s, engine.in_flight, prefill_tps=self.prefill_tps, n_ctx=self.n_ctx)
+        return Readiness(load_s, engine.in_flight, engine.down_s, prefill_tps=self.prefill_tps, n_ctx=self.n_ctx)
 
     @property
     def ready(self) -> bool:
@@ -293,6 +293,8 @@ class Device:
             "pid": engine.pid,
             "in_flight": engine.in_flight,
             "restarts": engine.restarts,
+            "crashes": engine.n_crashed,
+            "down_s": round(engine.down_s, 1),
             "n_ctx": self.n_ctx if info else None,
             "n_cells": info.n_cells if info else None,
             "bytes_per_token": info.bytes_per_token if info else None,

@@ -1,11 +1,14 @@
-"""The daemon's side of the engine: start it, notice its death at once, start it again, and ask it."""
+"""The daemon's side of the engine: start it, notice its death at once, start it again, and ask it.
+
+It is longer than other files, since all of it acts on one process and its state; what has no part in that is in
+`channel`, `lives`, `hang` and `early`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +18,7 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..process import RestartPause, drain
+from ..process import drain
 from ..types import GenerationRequest
 from . import framing, wire
 from .channel import RequestChannel
@@ -25,13 +28,12 @@ from .fleet_orders import FleetOrders
 from .hang import LOOK_S, HangWatch, look_at
 from .host_door import Hosts
 from .inbox import EngineAnswer, EngineGone, wait_for_embedding
+from .lives import CRASHES, EngineLives
 from .peer_socket import hand_over
 from .requests import count_message, generate_message
 
 log = logging.getLogger("disco.engine")
 
-MAX_LOADS = 5  # lives in a row that ended while they loaded: a model that crashes llama.cpp will do so again
-MAX_RELOADS = 20  # of one that has been in memory before: then it may pass, such as memory being short
 LOAD_TIMEOUT_S = 300.0  # a large model from a cold disk
 STOP_TIMEOUT_S = 9.0  # after the socket is closed, while texts go to disk; then SIGKILL
 IDS_TIMEOUT_S = 0.5  # for a handoff: the answer goes on meanwhile, so there is time
@@ -39,9 +41,6 @@ COUNT_TIMEOUT_S = 0.05  # takes 1-5 ms; a hanging engine must not hold up the se
 LOAD_GUESS_S = 2.0  # for the first load of a model; what it took is known from then on
 LOAD_LEAST_S = 0.1  # while it is not loaded, however long that takes already
 N_STDERR_LINES = 50  # the engine's last words, kept to say why it died
-# How llama.cpp's own code ends a process. On some processors it is the weights' special layout that does (AMX:
-# ggml-org/llama.cpp#20824): the next life keeps them as they are in the file.
-CRASHES = frozenset(-number for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT))
 
 
 class EngineState(StrEnum):
@@ -87,11 +86,10 @@ class Engine:
         self._channel = RequestChannel(clock, lambda: self.last_error)
         self.fleet = FleetOrders(self._channel, config.ranges)
         self._changed = asyncio.Condition()
-        self._born = clock.now()
+        self._lives = EngineLives(clock.now())
         self._unloading = False
         self._expected = False
         self._wanted = asyncio.Event()
-        self._ready_at: float | None = None
         self._why_killed: str | None = None
         self._repack = True  # until a load crashes because of it
         self._supervisor: asyncio.Task[None] | None = None
@@ -122,7 +120,21 @@ class Engine:
             return whole
         if self.state not in (EngineState.LOADING, EngineState.BACKOFF):
             return 0.0
-        return max(LOAD_LEAST_S, whole - (self._clock.now() - self._born))
+        return max(LOAD_LEAST_S, whole - (self._clock.now() - self._lives.born_at))
+
+    @property
+    def n_crashed(self) -> int:
+        """How many lives in a row have ended at a request, and gave no answer."""
+        return self._lives.n_crashed
+
+    @property
+    def down_s(self) -> float:
+        """How long it is to be left alone, s: its model cannot be loaded, or crashes it again and again."""
+        if self.state is EngineState.FAILED:
+            return LOAD_TIMEOUT_S
+        if not self._lives.crashes or self.state not in (EngineState.BACKOFF, EngineState.LOADING):
+            return 0.0
+        return max(LOAD_LEAST_S, self._lives.down_until - self._clock.now())
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +150,7 @@ class Engine:
     def wake(self) -> None:
         """Load the model again if it was unloaded, in the background."""
         if self.state is EngineState.UNLOADED:
-            self.state, self._born = EngineState.LOADING, self._clock.now()
+            self.state, self._lives.born_at = EngineState.LOADING, self._clock.now()
             self._wanted.set()
 
     async def close(self) -> None:
@@ -154,10 +166,9 @@ class Engine:
     async def ready(self, timeout_s: float) -> wire.Loaded:
         """Wait until the model is loaded. Raises EngineGone when it cannot be, or not in time."""
         self.wake()
-        waiting = (EngineState.LOADING, EngineState.BACKOFF)
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self.state not in waiting)
+                await self._changed.wait_for(lambda: not self._is_coming)
         except TimeoutError:
             msg = f"the device model was not loaded within {timeout_s:g} s"
             raise EngineGone(msg) from None
@@ -165,42 +176,37 @@ class Engine:
             raise EngineGone(self.last_error or "the device engine is stopped")
         return self.info
 
+    @property
+    def _is_coming(self) -> bool:
+        """Whether the model will be in memory before long."""
+        return self.state is EngineState.LOADING or (self.state is EngineState.BACKOFF and not self._lives.crashes)
+
     async def _supervise(self) -> None:
-        pause, n_failed = RestartPause(), 0
+        lives = self._lives
         while True:
-            self._born, self._ready_at = self._clock.now(), None
+            lives.begin(self._clock.now())
             await self._enter(EngineState.LOADING)
             try:
                 await self._live()
             except OSError as e:
                 self.last_error = f"cannot start the engine process: {e}"
+                lives.end(self._clock.now(), 0, 0)
             if self.state is EngineState.FAILED:
                 log.error("engine cannot load its model: %s", self.last_error)
                 return
             if self._unloading:
-                self._unloading, pause = False, RestartPause()
+                self._unloading = False
+                lives.unload()
                 await self._wanted.wait()
                 continue
-            n_failed = 0 if self._ready_at is not None else n_failed + 1
-            if n_failed >= (MAX_LOADS if self.info is None else MAX_RELOADS):
-                await self._give_up(n_failed)
+            if lives.is_given_up(has_loaded=self.info is not None):  # llama.cpp reads the whole file each time
+                self.last_error = lives.given_up(self.config.model_path.name, self.last_error or "")
+                log.error("engine given up: %s", self.last_error)
+                await self._enter(EngineState.FAILED)
                 return
-            ended = self._clock.now()
-            ready_at = ended if self._ready_at is None else self._ready_at
-            wait_s = pause.after(ready_at - self._born, ended - ready_at)
-            log.warning("engine stopped (%s), starting again in %.1f s", self.last_error, wait_s)
+            log.warning("engine stopped (%s), starting again in %.1f s", self.last_error, lives.pause_s)
             self.restarts += 1
-            await asyncio.sleep(wait_s)
-
-    async def _give_up(self, n_failed: int) -> None:
-        """Stop trying to load: it is of no use, and llama.cpp reads the whole file each time."""
-        self.last_error = (
-            f"the model {self.config.model_path.name} could not be loaded {n_failed} times, and is given up: "
-            f"{self.last_error}. Choose another one with `disco models use`, or fetch it again; "
-            "`disco config reload` tries it once more"
-        )
-        log.error("engine given up: %s", self.last_error)
-        await self._enter(EngineState.FAILED)
+            await asyncio.sleep(lives.pause_s)
 
     async def _live(self) -> None:
         """Run one life of the process, from fork to the end of its socket."""
@@ -312,8 +318,7 @@ class Engine:
                 for name, why in info.adapters.items():
                     if why:
                         log.warning("engine goes on without adapter %s: %s", name, why)
-                self._ready_at = self._clock.now()
-                self._channel.heard_at = self._clock.now()  # nothing is owed from the life before
+                self._lives.ready_at = self._channel.heard_at = self._clock.now()  # nothing is owed from before
                 self.fleet.begin()
                 await self._enter(EngineState.READY)
             case wire.LoadFailed(message=message):
@@ -336,6 +341,7 @@ class Engine:
                 case wire.LoadFailed():
                     raise TypeError("unexpected LoadFailed")
                 case reply:
+                    self._lives.hear(reply)
                     self._channel.deliver(reply)
 
     async def _bury(self, process: asyncio.subprocess.Process, stderr: deque[str]) -> None:
@@ -358,12 +364,16 @@ class Engine:
         if self.state is not EngineState.FAILED and not self._unloading:
             ending = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
             detail = f": {stderr[-1]}" if stderr and code > 0 else ""
-            if code in CRASHES and self._ready_at is None and self._why_killed is None and self._repack:
+            if code in CRASHES and self._lives.ready_at is None and self._why_killed is None and self._repack:
                 self._repack = False
                 log.warning("engine crashed while it loaded: weights stay as the file has them from now on")
             if self._why_killed is not None:
                 detail, self._why_killed = f": {self._why_killed}", None
             self.last_error = f"the engine process {ending}{detail}"
+            self._lives.end(self._clock.now(), code, self._channel.n_in_flight)
+            if self._lives.crashes:
+                self.last_error = self._lives.verdict(self.last_error)
+                await self._enter(EngineState.BACKOFF)  # who waits for the next life does so no longer
         self._channel.fail_all(EngineGone(self.last_error or "the engine has stopped"))
 
     async def _enter(self, state: EngineState) -> None:

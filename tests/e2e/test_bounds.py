@@ -28,8 +28,9 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.engine import early, wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineGone
+from disco_daemon.engine.lives import MAX_LOADS
 from disco_daemon.engine.llama.vocabulary import Vocabulary
-from disco_daemon.engine.supervisor import MAX_LOADS, Engine, EngineState
+from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.errors import EndpointError
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import Append, GenerationRequest, Sampling

@@ -131,6 +131,8 @@ def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> 
     yield machine.processor(machine.this_processor(), seen.bindings, cpu_quota())
     if found.level == Level.OK:
         yield engine.memory(question, seen, daemon)
+    if (crashing := engine.crashes(daemon)) is not None:
+        yield crashing
     if (named := files.device_files(settings)) is not None:
         yield named
     return seen.bindings is not None and seen.bindings.gpu_bytes > 0 and settings.n_gpu_layers != 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ...config.schema import DeviceSettings
+from ...engine.lives import CRASHED
 from ...engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_reply, encode
 from ...models.gguf import read_gguf, shard_names
 from ...money.flops import shape_of
@@ -135,6 +137,14 @@ def llama_cpp(settings: DeviceSettings, seen: Examined, pinned: str) -> Finding:
         mend = "see what `nvidia-smi` says of it; the engine uses the processor meanwhile"
         return warn(name, f"{build}: built for CUDA, and there is an NVIDIA GPU that it cannot open", mend)
     return ok(name, build)
+
+
+def crashes(daemon: Mapping[str, Any] | None) -> Finding | None:
+    """Check whether requests crash the running engine; None where they do not, or none runs."""
+    device = ((daemon or {}).get("endpoints") or {}).get("device") or {}
+    if device.get("crashes", 0) < CRASHED:
+        return None
+    return wrong("engine", str(device.get("last_error")), "`disco config reload`, once the model is another one")
 
 
 def pinned_version() -> str:
