@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.engine.kv.row_texts import RowTexts
 from disco_daemon.peer.codec import RowArray
 from disco_daemon.peer.edge import EdgeAnswer, n_alike
-from disco_daemon.peer.row_texts import RowTexts
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 

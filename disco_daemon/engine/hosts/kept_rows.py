@@ -69,19 +69,38 @@ Step = RowsAgain | ShareAgain | PutAgain
 
 @dataclass(slots=True)
 class KeptRows:
-    """All that is kept for one host; mirrors what its cells go through."""
+    """All that is kept for one host, by a running number; mirrors what its cells go through.
 
-    _kept: list[Kept] = field(default_factory=list)
+    `_by_seq` has each sequence's own, so that what becomes of one costs nothing for the others.
+    """
 
-    @property
-    def n_bytes(self) -> int:
-        """What all of it takes."""
-        return sum(kept.n_bytes for kept in self._kept)
+    n_bytes: int = field(default=0, init=False)  # what all of it takes
+    _n_saved: int = field(default=0, init=False)
+    _n: int = field(default=0, init=False)
+    _kept: dict[int, Kept] = field(default_factory=dict)
+    _by_seq: dict[int, dict[int, Kept]] = field(default_factory=dict)
 
     @property
     def is_rows(self) -> bool:
         """Whether all of it are rows, for any segment that begins at the same layer: saved cells are of some."""
-        return all(kept.rows is not None for kept in self._kept)
+        return self._n_saved == 0
+
+    def _append(self, kept: Kept) -> None:
+        self._n += 1
+        self._kept[self._n] = kept
+        self.n_bytes += kept.n_bytes
+        self._n_saved += kept.rows is None
+        for seq in kept.owners:
+            self._by_seq.setdefault(seq, {})[self._n] = kept
+
+    def _leave(self, seq: int, number: int) -> None:
+        """Take something from a sequence; without an owner it is gone."""
+        kept = self._by_seq[seq].pop(number)
+        del kept.owners[seq]
+        if not kept.owners:
+            del self._kept[number]
+            self.n_bytes -= kept.n_bytes
+            self._n_saved -= kept.rows is None
 
     def add(self, flight: int, places: Iterable[tuple[int, int]], rows: FloatRows) -> None:
         """Keep a flight's rows; those of one sequence stand behind each other, in the order of their positions."""
@@ -91,30 +110,29 @@ class KeptRows:
             n = 1
             while at + n < len(found) and found[at + n] == (start + n, seq):
                 n += 1
-            self._kept.append(Kept(flight, start, {seq: start + n}, rows[at : at + n].copy()))
+            self._append(Kept(flight, start, {seq: start + n}, rows[at : at + n].copy()))
             at += n
 
     def keep(self, owners: Iterable[int], start: int, end: int, rows: FloatRows) -> None:
         """Keep rows whose cells were put back."""
-        self._kept.append(Kept(-1, start, dict.fromkeys(owners, end), rows))
+        self._append(Kept(-1, start, dict.fromkeys(owners, end), rows))
 
     def length(self, seq: int) -> int:
         """Return the position behind the last that a sequence has."""
-        return self.lengths().get(seq, 0)
+        return max((kept.owners[seq] for kept in self._of(seq)), default=0)
 
     def lengths(self) -> dict[int, int]:
         """Return for each sequence the position behind its last."""
-        found: dict[int, int] = {}
-        for kept in self._kept:
-            for seq, end in kept.owners.items():
-                found[seq] = max(end, found.get(seq, 0))
-        return found
+        return {seq: self.length(seq) for seq, own in self._by_seq.items() if own}
+
+    def _of(self, seq: int) -> Iterable[Kept]:
+        return self._by_seq.get(seq, {}).values()
 
     def rows_of(self, seq: int, start: int, end: int) -> FloatRows | None:
         """Return a sequence's rows from one position to another; None if not all of them are kept."""
         found, at = list[FloatRows](), start
-        for kept in self._kept:
-            last = min(kept.owners.get(seq, 0), end)
+        for kept in self._of(seq):
+            last = min(kept.owners[seq], end)
             if kept.rows is not None and kept.start <= at < last:
                 found.append(kept.rows[at - kept.start : last - kept.start])
                 at = last
@@ -122,32 +140,35 @@ class KeptRows:
 
     def put(self, owners: Iterable[int], start: int, end: int, saved: SavedCells) -> None:
         """Keep cells that were put back as they were saved."""
-        self._kept.append(Kept(-1, start, dict.fromkeys(owners, end), saved=saved))
+        self._append(Kept(-1, start, dict.fromkeys(owners, end), saved=saved))
 
     def forget(self, seq: int, start: int) -> None:
         """A sequence has lost its cells from this position on."""
-        for kept in self._kept:
-            if (end := kept.owners.get(seq)) is not None and end > start:
+        for number, kept in list(self._by_seq.get(seq, {}).items()):
+            if kept.owners[seq] > start:
                 if start <= kept.start:
-                    del kept.owners[seq]
+                    self._leave(seq, number)
                 else:
                     kept.owners[seq] = start
-        self._kept = [kept for kept in self._kept if kept.owners]
 
     def share(self, source: int, seq: int, n: int, start: int = 0) -> None:
         """A sequence has the first `n` cells of another, or those from position `start` on, where a part begins."""
-        for kept in self._kept:
-            if (end := kept.owners.get(source)) is not None and start <= kept.start < n:
-                kept.owners[seq] = min(end, n)
+        own = self._by_seq.setdefault(seq, {})
+        for number, kept in list(self._by_seq.get(source, {}).items()):
+            if start <= kept.start < n:
+                kept.owners[seq] = min(kept.owners[source], n)
+                own[number] = kept
 
     def clear(self) -> None:
         """All cells are free."""
         self._kept.clear()
+        self._by_seq.clear()
+        self.n_bytes = self._n_saved = 0
 
     def replay(self, without: Container[int] = ()) -> Iterator[Step]:
         """Yield what gives a new host the cells of the lost one, but for these flights, whose rows are sent anyway."""
         places, rows = list[tuple[int, int]](), list[FloatRows]()
-        for kept in self._kept:
+        for kept in self._kept.values():
             if kept.flight in without:
                 continue
             source = max(kept.owners, key=lambda seq: (kept.owners[seq], -seq))

@@ -7,10 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..llama.state import State
+from .sorted_texts import SortedTexts, text_key, tokens_in_common
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +30,7 @@ class HostCache:
         self._max_bytes = max_bytes
         self._spill = spill
         self._kept: OrderedDict[bytes, State] = OrderedDict()  # content by the bytes of the tokens, int32 each
+        self._sorted = SortedTexts()
         self._private: set[bytes] = set()
 
     def __len__(self) -> int:
@@ -39,10 +38,11 @@ class HostCache:
 
     def put(self, tokens: Sequence[int], data: State, *, private: bool = False) -> None:
         """Keep a text, in place of those that are a beginning of it. A private one is never spilled."""
-        key = array("i", tokens).tobytes()
-        for old in [k for k in self._kept if key.startswith(k)]:
+        key = text_key(tokens)
+        for old in self._sorted.beginnings(key):
             self._remove(old)
         self._kept[key] = data
+        self._sorted.add(key)
         self.n_bytes += len(data)
         if private:
             self._private.add(key)
@@ -70,8 +70,8 @@ class HostCache:
         return kept, self._kept[key], private
 
     def _best(self, tokens: Sequence[int]) -> tuple[int, bytes]:
-        wanted = np.array(tokens, np.int32)
-        return max(((n_common(np.frombuffer(key, np.int32), wanted), key) for key in self._kept), default=(0, b""))
+        wanted = text_key(tokens)
+        return max(((tokens_in_common(key, wanted), key) for key in self._sorted.near(wanted)), default=(0, b""))
 
     def _drop(self, key: bytes) -> None:
         """Remove a text to make room; spill it unless it is private."""
@@ -82,13 +82,7 @@ class HostCache:
 
     def _remove(self, key: bytes) -> State:
         self._private.discard(key)
+        self._sorted.remove(key)
         data = self._kept.pop(key)
         self.n_bytes -= len(data)
         return data
-
-
-def n_common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """Count how many leading numbers two texts have in common."""
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    return int(differ.argmax()) if differ.any() else n

@@ -7,13 +7,15 @@ all the same; without these the edge would have to compute it once more.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .codec import RowArray
-from .edge import EdgeAnswer, n_alike
+from ...peer.codec import RowArray
+from ...peer.edge import EdgeAnswer, n_alike
+from .sorted_texts import SortedTexts, text_key, tokens_in_common
 
 
 @dataclass(slots=True)
@@ -24,12 +26,9 @@ class RowTexts:
     """
 
     most: int
-    _texts: dict[tuple[int, ...], list[RowArray]] = field(default_factory=dict)
-
-    @property
-    def n_rows(self) -> int:
-        """How many rows are kept."""
-        return sum(map(len, self._texts.values()))
+    n_rows: int = field(default=0, init=False)  # that are kept
+    _texts: OrderedDict[bytes, list[RowArray]] = field(default_factory=OrderedDict)
+    _sorted: SortedTexts = field(default_factory=SortedTexts)
 
     def put(self, answer: EdgeAnswer) -> None:
         """Keep the rows of an answer's text, up to the first that is not there.
@@ -38,26 +37,32 @@ class RowTexts:
         """
         self.fill(answer, answer.tokens[: answer.n_text])
         rows = answer.text_rows[: self.most]
-        text = tuple(answer.tokens[: len(rows)])
-        if not text or any(other[: len(text)] == text for other in self._texts):
+        text = text_key(answer.tokens[: len(rows)])
+        if not text or self._sorted.begins_one(text):
             return
-        for other in [other for other in self._texts if text[: len(other)] == other]:
-            del self._texts[other]
+        for other in self._sorted.beginnings(text):
+            self._remove(other)
         self._texts[text] = rows
+        self._sorted.add(text)
+        self.n_rows += len(rows)
         while self.n_rows > self.most:
-            del self._texts[next(iter(self._texts))]
+            self._remove(next(iter(self._texts)))
+
+    def _remove(self, text: bytes) -> None:
+        self._sorted.remove(text)
+        self.n_rows -= len(self._texts.pop(text))
 
     def fill(self, answer: EdgeAnswer, tokens: Sequence[int], running: Iterable[EdgeAnswer] = ()) -> int:
         """Give an answer the rows that another text has of its first `tokens`; return how many of them there were.
 
         That is the one that begins with most of them, of those kept, which counts as used now, and the `running` ones.
         """
-        best, length, rows = None, 0, list[RowArray]()
-        for text, there in self._texts.items():
-            if (n := n_alike(text, tokens)) > length:
-                best, length, rows = text, n, there
-        if best is not None:
-            self._texts[best] = self._texts.pop(best)
+        length, rows, wanted = 0, list[RowArray](), text_key(tokens)
+        near = self._sorted.near(wanted)
+        best = max(near, key=lambda text: tokens_in_common(text, wanted), default=b"")
+        if n := tokens_in_common(best, wanted):
+            length, rows = n, self._texts[best]
+            self._texts.move_to_end(best)
         for other in running:
             there = other.text_rows
             if (n := n_alike(other.tokens[: len(there)], tokens)) > length:

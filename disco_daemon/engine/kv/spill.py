@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import numpy as np
 
 from ..llama.state import State
 from ..wire import Load
-from .host_cache import n_common
+from .sorted_texts import SortedTexts, text_key, tokens_in_common
 
 MAGIC = b"discokv1"  # and the version of the format
 MAX_QUEUED_BYTES = 64 * 2**20  # of texts that wait to be written; one text may always wait, however large
@@ -110,10 +109,12 @@ class Spill:
         self._idle_s, self._clock = idle_s, clock
         self._lock = threading.Condition()
         self._files: dict[bytes, _File] = {}
-        self._sorted: list[bytes] = []
+        self._sorted = SortedTexts()
+        self._by_use: list[tuple[int, bytes]] = []  # `used_ns` and the text, of all files; the oldest first
         self._queue: deque[tuple[bytes, State, int]] = deque()
         self._queued_bytes = 0  # the file that is being written included
         self._left: OrderedDict[bytes, float] = OrderedDict()
+        self._sorted_left = SortedTexts()
         self._guard: int | None = None
         if max_bytes or folder.exists():
             try:
@@ -135,16 +136,10 @@ class Spill:
 
     def find(self, tokens: Sequence[int], have: int) -> SpilledText | None:
         """Find the best matching text, if it has so many more than `have` of these tokens that reading it pays."""
-        wanted = array("i", tokens)
-        ids = np.frombuffer(wanted, np.intc)
+        wanted = text_key(tokens)
         with self._lock:
-            # In sorted order no text has more in common with another than one of its neighbours.
-            at = bisect_left(self._sorted, wanted.tobytes())
-            near = self._sorted[max(0, at - 1) : at + 1]
-            n, minus_size, key = max(
-                ((n_common(np.frombuffer(key, np.intc), ids), -self._files[key].size, key) for key in near),
-                default=(0, 0, b""),
-            )
+            near = [(tokens_in_common(key, wanted), -self._files[key].size, key) for key in self._sorted.near(wanted)]
+        n, minus_size, key = max(near, default=(0, 0, b""))
         gain = n - have
         pays = gain >= LEAST_GAIN and -minus_size * self.s_per_byte < gain * self.token_s
         return SpilledText(key, n) if pays else None
@@ -152,8 +147,7 @@ class Spill:
     def has(self, key: bytes) -> bool:
         """Whether a text is on disk, or one that goes on from it."""
         with self._lock:
-            at = bisect_left(self._sorted, key)
-            return at < len(self._sorted) and self._sorted[at].startswith(key)
+            return self._sorted.begins_one(key)
 
     def read(self, found: SpilledText) -> bytes | None:
         """Read the content of a text; None if the file is gone or damaged, and then it is removed."""
@@ -168,7 +162,7 @@ class Spill:
         self.s_per_byte += NEWEST * ((time.perf_counter() - began) / len(data) - self.s_per_byte)
         with self._lock:
             if found.key in self._files:
-                self._files[found.key].used_ns = time.time_ns()
+                self._know(found.key, _File(self._files[found.key].size, time.time_ns()))
         return data
 
     def remove(self, key: bytes) -> None:
@@ -184,11 +178,16 @@ class Spill:
         """Note the text of an answer that is over; it is written to disk once it has been unused for `idle_s`."""
         if not self.active:
             return
-        for old in [k for k in self._left if key.startswith(k)]:
-            del self._left[old]
+        for old in self._sorted_left.beginnings(key):
+            self._take_left(old)
         self._left[key] = self._clock()
+        self._sorted_left.add(key)
         if len(self._left) > MAX_LEFT:
-            self._left.popitem(last=False)
+            self._take_left(next(iter(self._left)))
+
+    def _take_left(self, key: bytes) -> None:
+        del self._left[key]
+        self._sorted_left.remove(key)
 
     def write_idle(self, copy: Copy) -> float | None:
         """Queue a text for writing that has become idle; call it when nothing runs, since `copy` takes some ms.
@@ -217,7 +216,7 @@ class Spill:
             key, at = next(iter(self._left.items()))
             if self._clock() - at < self._idle_s:
                 break
-            del self._left[key]
+            self._take_left(key)
             if not self.has(key):
                 return key, at
         return b"", 0.0
@@ -267,10 +266,8 @@ class Spill:
         if size > self._max_bytes:
             return
         with self._lock:
-            shorter = [k for k in self._files if key.startswith(k)]
-        if (
-            self.n_bytes + size > self._max_bytes
-        ):  # else they stay until the new file is whole: the process may be killed
+            shorter = self._sorted.beginnings(key)
+        if self.n_bytes + size > self._max_bytes:  # else they stay until the new file is whole: we may be killed
             for old in shorter:
                 self.remove(old)
         if not self._trim(self._max_bytes - size, used_ns):
@@ -330,8 +327,8 @@ class Spill:
         """Remove the oldest texts until `n_bytes` are left; return False if one used after `before_ns` had to go."""
         while self.n_bytes > n_bytes:
             with self._lock:
-                oldest = min(self._files, key=lambda key: self._files[key].used_ns)
-            if self._files[oldest].used_ns > before_ns:
+                used_ns, oldest = self._by_use[0]
+            if used_ns > before_ns:
                 return False
             self.remove(oldest)
         return True
@@ -340,13 +337,18 @@ class Spill:
         return self._folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.kv"
 
     def _know(self, key: bytes, file: _File) -> None:
+        if key in self._files:
+            self._forget(key)
         self._files[key] = file
-        insort(self._sorted, key)
+        self._sorted.add(key)
+        insort(self._by_use, (file.used_ns, key))
         self.n_bytes += file.size
 
     def _forget(self, key: bytes) -> None:
-        self.n_bytes -= self._files.pop(key).size
-        del self._sorted[bisect_left(self._sorted, key)]
+        file = self._files.pop(key)
+        self.n_bytes -= file.size
+        self._sorted.remove(key)
+        del self._by_use[bisect_left(self._by_use, (file.used_ns, key))]
 
 
 def _head(f: BinaryIO, fingerprint: bytes) -> tuple[bytes, int, int]:

@@ -27,8 +27,8 @@ from ...peer.messages import (
     PeerLeft,
     Refused,
 )
-from ...peer.row_texts import RowTexts
 from .. import wire
+from ..kv.row_texts import RowTexts
 from ..llama.refusals import FormatError
 from .absence import PartnerAbsence
 from .away import ALONE, Away, SplitCounts, away_for, follow_draws, gone, refusal_of, rules_of
