@@ -31,7 +31,7 @@ class Halves:
 
     def is_whole(self, text: str) -> bool:
         """Whether the next piece has text, and none that has to be joined."""
-        return not self.half and text != "" and (text.isascii() or _HALF.search(text) is None)
+        return not self.half and text != "" and is_writable(text)
 
     def joined(self, text: str) -> str:
         """Return the next piece, with the half that was kept before it, and without one at its own end."""

@@ -17,7 +17,7 @@ MAX_RELOADS = 20  # of one that has been in memory before: then it may pass, suc
 CRASHED = 3  # lives in a row that ended at a request and gave no answer: the model is at fault, not chance
 IDLE_S = 180.0  # a life that was ready for longer, and ended with nothing to do, is none of them
 LEFT_ALONE_S = 10.0  # behind CRASHED of them; each further one doubles it
-LEFT_ALONE_MOST_S = 600.0
+LEFT_ALONE_MOST_S = 600.0  # the longest: another file may have come in its place, or another llama.cpp
 # How llama.cpp's own code ends a process. On some processors it is the weights' special layout that does (AMX:
 # ggml-org/llama.cpp#20824): the next life keeps them as they are in the file.
 CRASHES = frozenset(-number for number in (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT))

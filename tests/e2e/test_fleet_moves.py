@@ -260,7 +260,7 @@ def test_cells_go_through_common_memory_or_by_socket_and_are_kept_for_another_pr
         elif is_there and home.n_lost == n_lost and home.host_pids[1]:
             segment = home._legs[1].replicas[0]
             assert isinstance(segment, RemoteSegment)
-            kept = [one.saved for one in segment.kept._kept if one.rows is None]
+            kept = [one.saved for one in segment.kept._kept.values() if one.rows is None]
             assert {isinstance(saved, SharedCells) for saved in kept} == {shares and sys.platform == "linux"}
             os.kill(home.host_pids[1], signal.SIGKILL)
         elif is_there and home.n_lost > n_lost:
