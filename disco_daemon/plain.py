@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
@@ -16,6 +17,7 @@ MARK = "\ufffd"  # stands for what must not be shown
 STARS = "***"
 MAX_LINE = 200  # characters of a stranger's line; the rest is a page of HTML
 PIECE = 6  # characters of a key in a row that are never shown; servers that mask one show four
+N_NEAR = 3  # names that may have been meant
 LEAST_KEY = 4  # characters; what is shorter is a placeholder, such as the "x" of a server of one's own
 
 # What a terminal obeys in place of showing it, or shows as something else: control characters but for line feeds and
@@ -97,3 +99,9 @@ def _spelled(key: str) -> Iterator[str]:
         own = whole[(0, 2, 3)[lead] : len(whole) - 1]  # without the characters that share bits with a neighbour
         yield own
         yield own.replace("+", "-").replace("/", "_")
+
+
+def did_you_mean(said: str, known: Iterable[str]) -> str:
+    """Return a question for the known names that are like it, with a space behind it; empty if none is."""
+    near = get_close_matches(said, list(known), N_NEAR)
+    return f"did you mean {', '.join(near)}? " if near else ""

@@ -30,6 +30,7 @@ from ..net import (
     origin,
     without_credentials,
 )
+from ..plain import did_you_mean
 from .one_device import check_device
 from .schema import LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
@@ -267,7 +268,7 @@ def _from_env(env: Mapping[str, str]) -> dict[str, str]:
     sections = tuple(f"DISCO_{section.upper()}_" for section in SECTIONS)
     wrong = sorted(name for name in env if name.startswith(sections) and name not in known)
     if wrong:
-        msg = f"unknown variable {wrong[0]}; settings are {', '.join(sorted(known))}"
+        msg = f"unknown variable {wrong[0]}: {did_you_mean(wrong[0], known)}`disco config get` lists all"
         raise ConfigError(msg)
     return {key: env[name] for name, key in known.items() if name in env}
 
@@ -377,7 +378,7 @@ def require_complete(config: Config) -> None:
 
 def _require_known(key: str) -> None:
     if key not in keys():
-        msg = f"unknown setting {key!r}; settings are {', '.join(keys())}"
+        msg = f"unknown setting {key!r}: {did_you_mean(key, keys())}`disco config get` lists all"
         raise ConfigError(msg)
 
 

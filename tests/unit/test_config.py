@@ -129,11 +129,7 @@ def test_a_file_that_cannot_be_read_is_named(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        (
-            "DISCO_SERVER_URL",
-            "http://x",
-            "unknown variable DISCO_SERVER_URL; settings are DISCO_API_ALIASES, DISCO_API_ANY_USER",
-        ),
+        ("DISCO_SERVER_URL", "http://x", "unknown variable DISCO_SERVER_URL: did you mean DISCO_SERVER_BASE_URL"),
         ("DISCO_API_PORT", "many", "api.port"),
         ("DISCO_API_PORT", "70000", "api.port: Expected `int` <= 65535"),
         ("DISCO_DEVICE_ENABLED", "yes", "device.enabled: Expected `bool`"),
@@ -260,7 +256,7 @@ def test_a_setting_comes_back_with_its_type(path: Path, key: str, text: str, val
 
 
 def test_an_unknown_setting_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"unknown setting 'api.prt'; settings are api\.host"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'api.prt': did you mean api\.port.*config get"):
         config.get_value(Config(), "api.prt")
 
 
