@@ -33,6 +33,12 @@ class SystemClock:
         return time.time()
 
 
+def since_boot() -> float:
+    """Return the time since this machine was started, s: nobody sets it, and it goes on while the machine sleeps."""
+    # Linux's monotonic clock stands still in sleep, and macOS's does not if it is asked for by this name.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Deadline:
     """A time-out for one wait after the other, with one timer for all of them; `close` it.
 

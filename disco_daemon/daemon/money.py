@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ..clock import Clock
+from ..clock import Clock, since_boot
 from ..conductor import Privacy
 from ..config.pricelist import load
 from ..config.schema import Config
@@ -47,7 +47,7 @@ def make_spending(config: Config, own: Path, clock: Clock, caps: Caps | None = N
     limits = limits_of(config)
     return Spending(
         price,
-        caps or Caps(limits, None, clock.wall(), elapsed=clock.now),
+        caps or Caps(limits, None, clock.wall(), elapsed=since_boot),
         limits=limits,
         usd_per_kwh=config.device.usd_per_kwh,
         watts=config.device.watts,

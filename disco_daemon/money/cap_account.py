@@ -11,6 +11,8 @@ from typing import Any
 from ..types import Side
 
 MOST_PERIODS = 40  # of a cap: a month of days, and those to which clocks were set
+LATEST_S = 32 * 86_400.0  # for which the age of what was booked is known: a month
+STEP_OF_AGE_S = 60.0  # to which it is known; what may be younger is
 MOST_STEPS = 8  # of a clock that nobody can make out; an honest one is set back and right again
 
 
@@ -54,6 +56,7 @@ class CapAccount:
     since: date
     booked: dict[date, float]
     reserved: dict[int, tuple[date, float]] = field(default_factory=dict)
+    latest: dict[int, dict[date, float]] = field(default_factory=dict)  # booked by this process, by the minute of `at`
     steps: list[SetBack] = field(default_factory=list)
     gone: dict[date, float] = field(default_factory=dict)  # booked in a period, and moved from there for good
 
@@ -61,11 +64,15 @@ class CapAccount:
         """Return the begin of the period of a day."""
         return day.replace(day=1) if self.monthly else day
 
-    def roll(self, today: date, *, stepped: bool) -> bool:
-        """Go on in the period of a day; return whether that is another one. `stepped`: the clock was set."""
+    def roll(self, today: date, *, stepped: bool, began: float | None = None) -> bool:
+        """Go on in the period of a day; return whether that is another one. `stepped`: the clock was set.
+
+        `began` is when that period did, by the clock that nobody sets: what was booked since counts in it, for the
+        other clock was behind. None where there is no such clock.
+        """
         period = self.period(today)
         if period == self.since:
-            return False
+            return stepped and began is not None and self._catch_up(period, began)
         if period < self.since:
             self._set_back(self.since, period)
         elif stepped:
@@ -73,13 +80,21 @@ class CapAccount:
             self.steps = self.steps[: -len(steps)] if steps else self.steps
             for step in reversed(steps):
                 self._set_right(step, period)
+            if began is not None:
+                self._catch_up(period, began)
             if steps and (before := max(step.before for step in steps)) > period:
                 self._set_back(before, period)
         else:  # the time has come to which the clock was ahead
             for step in self.steps:
                 for later, amount in step.moved.items() if step.before <= period else ():
                     self.gone[later] = self.gone.get(later, 0.0) + amount
-            self.steps = [step for step in self.steps if step.before > period]
+                    for booked in self.latest.values():
+                        if later in booked:
+                            booked[step.into] = booked.get(step.into, 0.0) + booked.pop(later)
+            waiting = [step for step in self.steps if step.before > period]
+            if began is not None and len(waiting) < len(self.steps):  # or the time has not come: it is behind
+                self._catch_up(period, began)
+            self.steps = waiting
         self.since = period
         for old in sorted(self.booked)[:-MOST_PERIODS]:
             if old != period:
@@ -88,17 +103,46 @@ class CapAccount:
             del self.gone[old]
         return True
 
+    def doubt(self, today: date) -> None:
+        """Let what was moved from periods that have come meanwhile count there, too.
+
+        Nobody knows by now which was wrong: the clock that had shown them, or that which was set back.
+        """
+        period = self.period(today)
+        for step in self.steps:
+            for later, amount in step.moved.items() if self.since < step.before <= period else ():
+                self._add(later, amount)
+        self.steps = [step for step in self.steps if not self.since < step.before <= period]
+
     def learn(self, period: date, ledger: float) -> None:
         """Take what the ledger has of a period, if that is more; not what counts elsewhere, which it cannot know."""
         elsewhere = math.fsum((self.gone.get(period, 0.0), *(step.moved.get(period, 0.0) for step in self.steps)))
         self.booked[period] = max(ledger - elsewhere, self.booked.get(period, 0.0))
 
-    def book(self, period: date, amount: float) -> None:
-        """Book an amount in a period; in the running one, if that period is not yet."""
+    def book(self, period: date, amount: float, at: float | None) -> None:
+        """Book an amount in a period; in the running one, if that period is not yet. `at`: by the clock nobody sets."""
         if period > self.since and self.steps and self.steps[-1].into == self.since:
             moved = self.steps[-1].moved
             moved[period] = moved.get(period, 0.0) + amount
         self._add(min(period, self.since), amount)
+        if at is not None:
+            while self.latest and (oldest := next(iter(self.latest))) * STEP_OF_AGE_S < at - LATEST_S:
+                del self.latest[oldest]
+            booked = self.latest.setdefault(int(at // STEP_OF_AGE_S), {})
+            booked[min(period, self.since)] = booked.get(min(period, self.since), 0.0) + amount
+
+    def _catch_up(self, period: date, began: float) -> bool:
+        """Let what was booked since `began` count in a period that the clock should have shown; return if any was."""
+        found = False
+        for minute, booked in self.latest.items():
+            if (minute + 1) * STEP_OF_AGE_S > began:
+                for earlier in [day for day in booked if day < period]:
+                    amount, found = booked.pop(earlier), True
+                    self._add(earlier, -amount)
+                    self._add(period, amount)
+                    booked[period] = booked.get(period, 0.0) + amount
+        self.reserved = {n: (max(begun, period), bound) for n, (begun, bound) in self.reserved.items()}
+        return found
 
     def _set_back(self, before: date, period: date) -> None:
         """Let all that is booked in periods which are not yet count in this one."""
@@ -112,7 +156,8 @@ class CapAccount:
         self._add(step.into, -math.fsum(step.moved.values()))
         for later, amount in step.moved.items():
             self._add(later, amount)
-        since = max(0.0, self.booked.get(step.into, 0.0) - step.had)
+        own = math.fsum(booked.get(step.into, 0.0) for booked in self.latest.values())  # whose age is known
+        since = max(0.0, self.booked.get(step.into, 0.0) - step.had - own)
         self._add(step.into, -since)
         self._add(period, since)
 

@@ -13,6 +13,8 @@ A day and a month begin at midnight in the user's time zone. A request counts in
 as the ledger counts it by its creation. What is spent is the sum over the period that it is now, whichever way clocks
 go: where one is set back, what was booked in a period that is not yet counts in the one that it is, and no longer; if
 that was the error and the clock is set right again, it counts where it was booked.
+One that was behind and is set right books nothing on the day before: what this process booked has an age by a clock
+that nobody sets, and counts in the period in which that lies.
 State lives in memory, and goes to `keep` at each change: after a restart it comes from there and from the ledger's
 sums, whichever is more. Where neither can be read, a cap is closed. Requests that ran at a crash are in no sum.
 One owner, one thread: `reserve` decides and writes in one step.
@@ -39,7 +41,7 @@ BUSY_RETRY_S = 5.0  # closed by reservations only: one of the requests will end,
 BATTERY_RETRY_S = 300.0  # it is not known when the machine is plugged in
 UNKNOWN_RETRY_S = 300.0  # somebody has to mend a disk, or take a cap away
 LONG = timedelta(days=90)  # a daemon that is used is not off for longer; a clock that lost its battery is
-STEP_S = 3600.0  # a wall clock that gains more than this on the other one was set; time servers slew by seconds
+STEP_S = 60.0  # a wall clock that gains more than this on the other one was set; time servers slew by seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Caps:
         """`now` is Unix time, s; `spent` are the ledger's sums for the day and the month that `now` is in.
 
         Without `tz` days are those of the C library, whose zone may change while this runs. `elapsed` is a clock that
-        nobody sets, s, to tell that the other one was.
+        nobody sets and that goes on while the machine sleeps, s, to tell that the other one was.
         """
         self.limits = limits
         self.keep: Callable[[], object] = _nobody
@@ -130,7 +132,7 @@ class Caps:
             ),
             CapAccount("wh_per_day", Side.DEVICE, "Wh", False, limits.wh_per_day, day, {day: spent.wh_today}),
         )
-        self._seen = now, 0.0 if elapsed is None else elapsed()  # when `_roll` looked last …
+        self._seen = now, self._now() or 0.0  # when `_roll` looked last …
         self._rolled = day  # … and the day to which all caps have gone on
         self._open: dict[int, Reservation] = {}
         self._made = 0
@@ -167,9 +169,12 @@ class Caps:
                     cap.learn(period, amount)
             # Nobody knows how long this process did not run: for months it is rather the clock that was wrong.
             today = _today(now, self._tz)
-            cap.roll(today, stepped=today > cap.since + LONG)
+            stepped = today > cap.since + LONG
+            if not stepped:
+                cap.doubt(today)
+            cap.roll(today, stepped=stepped)
             self._rolled = today
-        self._seen = now, self._seen[1] if self._elapsed is None else self._elapsed()
+        self._seen = now, self._now() or 0.0
         self.keep()
 
     def kept(self) -> dict[str, Any]:
@@ -225,11 +230,12 @@ class Caps:
         if reservation.number not in self._open:
             msg = f"already settled or released: {reservation}"
             raise ValueError(msg)
+        periods = [cap.reserved[reservation.number][0] for cap in self._of(reservation.side)]
         self._close(reservation)
         if not real:
             return
-        for cap, period in zip(self._of(reservation.side), reservation.periods, strict=True):
-            cap.book(period, real)
+        for cap, period in zip(self._of(reservation.side), periods, strict=True):
+            cap.book(period, real, self._now())
         self.keep()
 
     def book(self, side: Side, real: float, now: float) -> None:
@@ -239,7 +245,7 @@ class Caps:
         if not real:
             return
         for cap in self._of(side):
-            cap.book(cap.since, real)
+            cap.book(cap.since, real, self._now())
         self.keep()
 
     def release(self, reservation: Reservation) -> None:
@@ -290,15 +296,22 @@ class Caps:
 
     def _roll(self, now: float) -> None:
         (then, at), today = self._seen, _today(now, self._tz)
-        elapsed = 0.0 if self._elapsed is None else self._elapsed()
+        elapsed = self._now() or 0.0
         self._seen = now, elapsed
-        if today == self._rolled:  # several times a request
+        stepped = now - then > elapsed - at + STEP_S  # or nobody knows: then it counts twice rather than never
+        if today == self._rolled and not stepped:  # several times a request
             return
         self._rolled = today
-        stepped = now - then > elapsed - at + STEP_S  # or nobody knows: then it counts twice rather than never
-        changed = [cap.roll(today, stepped=stepped) for cap in self._caps]
-        if any(changed):
+        changed = False
+        for cap in self._caps:
+            began = elapsed - (now - _midnight(cap.period(today), self._tz))
+            changed |= cap.roll(today, stepped=stepped, began=None if self._elapsed is None else began)
+        if changed:
             self.keep()
+
+    def _now(self) -> float | None:
+        """Return what the clock that nobody sets says, s; None without one."""
+        return None if self._elapsed is None else self._elapsed()
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------

@@ -172,7 +172,8 @@ class Unbooked(Machine):
 
 
 DAY = 86_400.0
-WRONG = [n * DAY for n in (0, 1, -1, 3, -3, 40, -40, 400, -20_000)]  # so that midnights stay what they are
+HOUR = 3600.0
+WRONG = [n * DAY for n in (0, 1, -1, 3, -3, 40, -40, 400, -20_000)] + [n * HOUR for n in (-2, -5, -9, 5)]
 
 
 class ClockMachine(RuleBasedStateMachine):
@@ -186,7 +187,10 @@ class ClockMachine(RuleBasedStateMachine):
         self.true, self.wrong_by, self.elapsed = START, 0.0, 0.0
         self.right_since = self.true
         self.spent: defaultdict[int, float] = defaultdict(float)  # by true day, but for what a clock behind hides
-        self.hidden: defaultdict[int, float] = defaultdict(float)
+        self.hidden: defaultdict[int, float] = defaultdict(float)  # … from the next process
+        self.shown: set[int] = set()  # days that a clock ahead has shown
+        self.doubted: set[int] = set()  # … of which no later process knows that it was wrong: they may count twice
+        self.behind: defaultdict[int, float] = defaultdict(float)  # of this one, while its clock is
         self.ledger: defaultdict[int, float] = defaultdict(float)
         self.caps = self._made()
 
@@ -210,11 +214,11 @@ class ClockMachine(RuleBasedStateMachine):
                 assert self.spent[self.today] < DAY_CAP, "open"
             self.caps.settle(answer, usd)
             self.spent[self.today] += usd if self.wrong_by >= 0 else 0.0
-            self.hidden[self.today] += usd if self.wrong_by < 0 else 0.0
+            self.behind[self.today] += usd if self.wrong_by < 0 else 0.0
             self.ledger[Machine._day(self.wall)] += usd
             return
         assert 0 <= answer.retry_after_s <= DAY
-        if not self.wrong_by and Machine._day(self.right_since) < self.today:
+        if not self.wrong_by and Machine._day(self.right_since) < self.today and self.today not in self.doubted:
             assert self.spent[self.today] + self.hidden[self.today] >= DAY_CAP - SMALL, (
                 "closed for longer than the day in which it was wrong"
             )
@@ -223,13 +227,26 @@ class ClockMachine(RuleBasedStateMachine):
     def wait(self, hours: float) -> None:
         self.true += hours * 3600
         self.elapsed += hours * 3600
+        self._look()
+
+    def _look(self) -> None:
+        if self.wrong_by > 0:
+            self.shown.add(Machine._day(self.wall))
 
     @rule(wrong_by=st.sampled_from(WRONG))
     def set_the_clock(self, wrong_by: float) -> None:
         if self.wrong_by and not wrong_by:
             self.right_since = self.true
         self.wrong_by = wrong_by
+        if not wrong_by:
+            self._keep_behind(self.spent)
+        self._look()
         self.caps.check(Side.SERVER, MOST, self.wall)  # somebody looks before the day is over
+
+    def _keep_behind(self, sums: defaultdict[int, float]) -> None:
+        for day, usd in self.behind.items():
+            sums[day] += usd
+        self.behind.clear()
 
     @rule()
     def set_it_right(self) -> None:
@@ -238,7 +255,10 @@ class ClockMachine(RuleBasedStateMachine):
     @rule(hours=st.floats(0, 30), ledger=st.booleans())
     def restart(self, hours: float, *, ledger: bool) -> None:
         kept = self.caps.kept()
+        self._keep_behind(self.hidden)
+        self.doubted |= self.shown
         self.true += hours * 3600
+        self._look()
         self.caps = self._made()
         days = {date.fromordinal(day): Spent(usd_today=usd) for day, usd in self.ledger.items()} if ledger else {}
         self.caps.restore(days, kept, self.wall)

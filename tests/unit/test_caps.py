@@ -245,6 +245,28 @@ def test_a_clock_that_is_set_back_and_right_again_opens_nothing(back: float) -> 
     assert two.spent(again.wall).usd_today == pytest.approx(1.1)
 
 
+@pytest.mark.parametrize("behind_s", [0.5 * DAY + 3600, 0.5 * DAY + 120, 3 * DAY, 400 * DAY])
+def test_a_clock_that_was_behind_midnight_opens_nothing_when_it_is_set_right(behind_s: float) -> None:
+    """A machine that starts at noon, and believes that it is still yesterday; also where a request runs meanwhile."""
+    clocks = Clocks(NOON - behind_s)
+    one = clocks.caps(CapLimits(usd_per_day=1.0))
+    spend(one, 0.6, clocks.wait(300))
+    running = admitted(one.reserve(Side.SERVER, 0.3, clocks.wait(60)))
+    one.settle(admitted(one.reserve(Side.SERVER, 0.3, clocks.wall)), 0.3)
+    assert one.check(Side.SERVER, 0.1, clocks.set(NOON + 360)) is not None
+    one.settle(running, 0.2)
+    assert one.spent(clocks.wall).usd_today == pytest.approx(1.1)
+    assert one.check(Side.SERVER, 0.1, clocks.wait(DAY)) is None
+
+
+def test_a_machine_that_slept_over_midnight_begins_a_new_day() -> None:
+    clocks = Clocks(NOON)
+    one = clocks.caps(CapLimits(usd_per_day=1.0))
+    spend(one, 1.0, clocks.wait(60))
+    assert one.check(Side.SERVER, 0.1, clocks.wait(60)) is not None
+    assert one.check(Side.SERVER, 0.1, clocks.wait(DAY)) is None, "both clocks have gone on"
+
+
 def test_a_request_that_runs_while_the_clock_is_set_counts_once_and_now() -> None:
     clocks = Clocks(NOON + YEAR)
     one = clocks.caps(CapLimits(usd_per_day=1.0))
