@@ -96,7 +96,7 @@ class PromptSize:
     """Length of the prompt in tokens; `counted` by the device's tokenizer, or estimated until a side has read it."""
 
     def __init__(self, length: PromptLength) -> None:
-        self.n_tokens, self.counted, self.rearranged = length.tokens, length.counted, length.rearranged
+        self.n_tokens, self.counted = length.tokens, length.counted
 
     @property
     def length(self) -> PromptLength:

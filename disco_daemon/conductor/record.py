@@ -110,7 +110,7 @@ class Recorder:
         sides = [side for side, n in self._answer.tokens.items() if n] or [Side.SERVER]
         endpoints = (self._context.endpoints.get(side) for side in sides)
         found = {*fewer, *(name for endpoint in endpoints for name in ignored_by(endpoint, self._request))}
-        if self._prompt.rearranged and Side.DEVICE in sides:
+        if any(run.usage.rearranged and run.side in sides for run in self._runs.all):
             found.add(TURNS)
         return sorted(found)
 

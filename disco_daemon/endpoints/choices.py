@@ -97,6 +97,7 @@ class _Choices:
         """Keep the usage of all up to date: the prompt, and the wait for the model, are the first one's."""
         first, total = self._usages[0], self._usage
         total.prompt_tokens, total.cached_tokens, total.load_s = first.prompt_tokens, first.cached_tokens, first.load_s
+        total.rearranged = first.rearranged
         total.completion_tokens = sum(one.completion_tokens for one in self._usages)
         total.reasoning_tokens = sum(one.reasoning_tokens for one in self._usages)
         total.busy_s = sum(one.busy_s for one in self._usages)

@@ -171,7 +171,7 @@ class Device:
         counted = await self._engine.count(_readable(request)) if request.text_only else None
         if counted is None:
             return None
-        return PromptLength(counted.n_tokens, counted.n_cached, rearranged=counted.rearranged)
+        return PromptLength(counted.n_tokens, counted.n_cached)
 
     async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
         """Token ids of the prompt and the answer so far, by this model's vocabulary; None while loading."""
@@ -241,7 +241,7 @@ class Device:
                 if answer.done is not None:
                     usage.prompt_tokens, usage.cached_tokens = answer.done.n_prompt, answer.done.n_cached
                     usage.completion_tokens = answer.done.n_completion
-                    usage.busy_s = answer.done.busy_s
+                    usage.busy_s, usage.rearranged = answer.done.busy_s, answer.done.rearranged
                     usage.split = split = self.describe_split(request, answer.done)
                     usage.partner_j = (split or {}).get("partner_j") or 0.0
 

@@ -215,7 +215,6 @@ class Counted(Message, frozen=True, kw_only=True):
     """Prompt length in tokens, `n_cached` of them computed already; if asked for, `ids` and `text` with answer so far.
 
     There is no text for messages that spell control tokens: its reader would take them for control tokens.
-    `rearranged`: the model's template refuses the order of the messages, and turns were joined or filled in.
     """
 
     id: str
@@ -223,7 +222,6 @@ class Counted(Message, frozen=True, kw_only=True):
     ids: tuple[int, ...] = ()
     text: str = ""
     n_cached: int = 0
-    rearranged: bool = False
 
 
 class PrefillProgress(Message, tag="Progress", frozen=True, kw_only=True):
@@ -318,7 +316,8 @@ class Done(Message, frozen=True, kw_only=True):
     """A sequence has ended: `stop`, `length` (its `max_tokens`), FULL or `cancelled`.
 
     Counts are of tokens really computed, `busy_s` is in s. `n_cached` prompt tokens were in the KV cache already.
-    `split` tells the partner's part, where there is one; `stop` the stop string that ended it.
+    `split` tells the partner's part, where there is one; `stop` the stop string that ended it. `rearranged`: the
+    model's template refuses the order of the messages, and turns were joined or filled in.
     """
 
     id: str
@@ -329,6 +328,7 @@ class Done(Message, frozen=True, kw_only=True):
     n_cached: int = 0
     split: SplitUsage | None = None
     stop: str | None = None
+    rearranged: bool = False
 
 
 class Failed(Message, frozen=True, kw_only=True):

@@ -62,7 +62,6 @@ class PromptLength:
     tokens: int
     cached: int = 0
     counted: bool = True
-    rearranged: bool = False  # its model takes the turns in another order only
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none can be in a cycle

@@ -35,6 +35,7 @@ class Usage:
     its own currency: the ledger does not know them. `told`: the completion is counted by the endpoint itself, all of
     it; else it is what its text tells. `load_s` is how long it had to wait for its model. `split` tells the partner's
     part of a split device's answer, in the names of the API; `partner_j` is what the partner's machine spent on it, J.
+    `rearranged`: the model has read the messages in another order, or with turns joined or filled in.
     """
 
     prompt_tokens: int = 0
@@ -48,6 +49,7 @@ class Usage:
     partner_j: float = 0.0
     cache_write_tokens: int = 0
     cost: float | None = None
+    rearranged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ async def test_turns_that_a_template_refuses_are_answered(tmp_path: Path) -> Non
             told = await daemon.client.chat.completions.create(model="disco", messages=messages, max_tokens=2)
             disco = (told.model_extra or {})["disco"]
             assert told.choices[0].finish_reason in ("stop", "length"), roles
-            if roles in (["user"], ["user", "assistant"]):
+            if roles in (["user"], ["user", "assistant"], ["user", "system", "user"]):  # this template takes them
                 assert disco["ignored"] == [], roles
-            else:  # a prompt that was not counted in time is not known to be changed
-                assert disco["ignored"] in ([], ["messages.order"]), roles
+            else:
+                assert disco["ignored"] == ["messages.order"], roles

@@ -383,6 +383,46 @@ async def test_an_answer_that_has_ended_is_in_no_cycle(
         gc.enable()
 
 
+# --- what it is told that was not heeded ------------------------------------------------------------------------------
+
+
+@dataclass
+class Strict(Scripted):
+    """A device whose model takes the turns in another order; how long the prompt is, it does not say in time."""
+
+    def count(self, request: GenerationRequest) -> Any:
+        del request
+        return asyncio.sleep(0, None)
+
+    async def generate(
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
+    ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
+        try:
+            async for event in super().generate(request, usage, controls):
+                yield event
+        finally:
+            usage.rearranged = True
+
+
+@in_jumps
+async def test_turns_that_were_changed_are_told_however_slow_the_prompt_is_counted() -> None:
+    whole = [*words("one"), Finish("stop")]
+    told: list[tuple[list[Step], list[Step], str, list[str]]] = [
+        (whole, GOES_ON, "all-device", ["messages.order"]),
+        (SILENT, GOES_ON, "all-device", ["messages.order"]),
+        (
+            [*words("one "), EndpointError(DEVICE, "engine_gone", "it is gone")],
+            GOES_ON,
+            "all-device",
+            ["messages.order"],
+        ),
+        (whole, GOES_ON, "all-server", []),
+    ]
+    for device, server, policy, ignored in told:
+        _, outcome = await played(context(Strict(DEVICE, device), Scripted(SERVER, server), policy))
+        assert list(outcome.ignored) == ignored
+
+
 # --- which side begins, and why -----------------------------------------------------------------------------------
 
 DOWN = EndpointError(SERVER, "unreachable", "nobody is there")

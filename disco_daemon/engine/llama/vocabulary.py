@@ -92,7 +92,7 @@ class Vocabulary:
                 self._known.popitem(last=False)
         return tokens
 
-    def rearranges(self, request: Count) -> bool:
+    def rearranges(self, request: Generate | Count) -> bool:
         """Whether the template refuses the order of these messages, so that turns are joined or filled in."""
         if request.prompt is not None:
             return False

@@ -71,7 +71,7 @@ class Batcher:
         )  # fmt: skip
         s = Sequence(
             request=request, given=given, timeline=self._timeline(request, now), waiting_since=now,
-            grammar=ready.grammar, salt=ready.salt,
+            grammar=ready.grammar, salt=ready.salt, rearranged=ready.rearranged,
         )  # fmt: skip
         self.admission.add(s)
         self._announce(s)

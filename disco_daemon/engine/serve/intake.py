@@ -144,8 +144,7 @@ class Intake:
         if not message.ids:
             prompt = [*prompt, *begun]
             n_cached = self.cells.count_cached(prefix_key(prompt, llama.salt(message.adapter)))
-            rearranged = vocabulary.rearranges(message)
-            return wire.Counted(id=message.id, n_tokens=len(prompt), n_cached=n_cached, rearranged=rearranged)
+            return wire.Counted(id=message.id, n_tokens=len(prompt), n_cached=n_cached)
         ids = (*prompt, *begun)
         text = vocabulary.prompt_text(message)
         return wire.Counted(id=message.id, n_tokens=len(prompt), ids=ids, text=text + message.answer if text else "")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Prepared:
     """A request with the tokens of its prompt and of the answer so far, and the grammar that its answer holds to.
 
-    `salt` keeps what its adapter computes apart from others' (`llama.adapters`).
+    `salt` keeps what its adapter computes apart from others' (`llama.adapters`). `rearranged`: its template refuses the
+    order of the messages, and turns were joined or filled in.
     """
 
     request: Generate
@@ -26,6 +27,7 @@ class Prepared:
     given: list[int]
     grammar: str
     salt: int
+    rearranged: bool
 
 
 def prepare(llama: Llama, request: Generate) -> Prepared:
@@ -33,4 +35,5 @@ def prepare(llama: Llama, request: Generate) -> Prepared:
     llama.vocabulary.check_drawing(request.drawing)
     prompt = llama.vocabulary.prompt_tokens(request)
     given = llama.vocabulary.answer_tokens(request.answer_so_far, request.answer_ids)
-    return Prepared(request, prompt, given, llama.grammar(request), llama.salt(request.adapter))
+    rearranged = llama.vocabulary.rearranges(request)
+    return Prepared(request, prompt, given, llama.grammar(request), llama.salt(request.adapter), rearranged)

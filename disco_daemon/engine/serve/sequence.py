@@ -149,7 +149,7 @@ class Sequence:
     Tokens that were guessed one by one, each from the row of the one before, are `ahead` of them until they are judged.
     Its cells belong to the sequence `slot` of the KV cache, -1 without cells. The first token's `key` has its adapter's
     `salt`. Of its orders `n_orders` are carried out. The daemon knows that it is idle (`idle_sent`), and that it waits
-    for others (`pause_sent`).
+    for others (`pause_sent`). `rearranged`: the turns of its prompt are not those of the request.
     """
 
     request: wire.Generate
@@ -158,6 +158,7 @@ class Sequence:
     waiting_since: float | None
     grammar: str = ""
     salt: int = 0
+    rearranged: bool = False
 
     status: SequenceStatus = WAITING
     held_at: float = 0.0
@@ -381,4 +382,5 @@ class Sequence:
             n_cached=prefill.n_cached,
             split=split,
             stop=self.unsent.text.stop if reason == "stop" else None,
+            rearranged=self.rearranged,
         )
