@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -11,9 +10,22 @@ from typing import Any
 import pytest
 
 from disco_daemon.engine.llama import template
-from disco_daemon.engine.llama.template import ChatTemplate, TemplateError
+from disco_daemon.engine.llama.template import ChatTemplate
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "templates" / "tools"
+ASKED = (
+    "<s><start_of_turn>user\n{}What's the weather in Zürich <tomorrow> & after?<end_of_turn>\n<start_of_turn>model\n"
+)
+# What transformers refuses, since the template raises, is answered here as llama-server and Ollama do: instructions
+# stand in the user's first turn, and calls and their results are turns of text.
+TOLD = {
+    "google-gemma-2-2b-it": {
+        "a question with instructions": ASKED.format("Be brief.\n\n"),
+        "a result": ASKED.format("")
+        + """{"name": "get_weather", "arguments": {"city": "Zürich <ZH> & \\"so\\" 'on'", "days": 2}}<end_of_turn>\n"""
+        + """<start_of_turn>user\n{"°C": [7, 9]}<end_of_turn>\n<start_of_turn>model\n""",
+    }
+}
 RECORDED: dict[str, dict[str, str | None]] = json.loads((FOLDER / "prompts.json").read_text("utf-8"))["prompts"]
 
 
@@ -42,9 +54,6 @@ def test_a_prompt_with_tools_is_that_of_transformers(name: str, monkeypatch: pyt
     assert set(RECORDED[name]) == set(RECORDER.CONVERSATIONS)
     for conversation, messages in RECORDER.CONVERSATIONS.items():
         expected = RECORDED[name][conversation]
-        if expected is None:  # a template that refuses them gets these turns joined, or as text
-            with suppress(TemplateError):
-                said = chat.render(messages, {"tools": RECORDER.TOOLS})
-                assert all((m.get("content") or "").strip() in said for m in messages), conversation
-        else:
-            assert chat.render(messages, {"tools": RECORDER.TOOLS}).encode() == expected.encode(), conversation
+        if expected is None:
+            expected = TOLD[name][conversation]
+        assert chat.render(messages, {"tools": RECORDER.TOOLS}).encode() == expected.encode(), conversation
