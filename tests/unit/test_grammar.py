@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from disco_daemon.engine.json_schema.expressions import Texts
+from disco_daemon.engine.json_schema.patterns import PatternError, pattern_of
 from disco_daemon.engine.llama.grammar import MAX_GRAMMAR, GrammarError, grammar_of
 from disco_daemon.engine.schema import MAX_CHOICES, MAX_DEPTH, MAX_LEAST, MAX_OPTIONAL, MAX_SCHEMA, SchemaError, check
 from tests.fixtures.gbnf import Language
@@ -169,12 +174,33 @@ def test_what_people_ask_for_is_within_the_bounds(of: Any) -> None:
         (r"^\S+\s\D$", ["x y"], ["x  y", "x 1"]),
         (r"^[^\d\]]\x41\u00e9$", ["xAé"], ["1Aé", "]Aé"]),
         (r"^\$\^\-\/.$", ["$^-/x"], ["$^-/"]),
+        (r"^(?!a)", ["", "ba"], ["a", "ab"]),
+        (r"x(?!y)", ["x", "xz", "xyx"], ["xy", "y"]),
+        (r"^(?!a$)", ["", "ab"], ["a"]),
+        (r"(?=.*a)b", ["ba", "cba"], ["b", "ab"]),
     ],
 )
 def test_a_pattern_means_in_the_grammar_what_it_means(pattern: str, good: list[str], bad: list[str]) -> None:
     language = of_value({"type": "string", "pattern": pattern})
     for text in good + bad:
         assert bool(re.search(pattern, text)) is language.allows(json.dumps(text, ensure_ascii=False)) is (text in good)
+
+
+PARTS = ["a", "b", ".", "[ab]", "a*", "(?:ab|b)", "b{1,2}", "(?!a)", "(?=b)", "(?!a$)", "(?=.*b)", "^", "$", "|"]
+SHORT = ["".join(signs) for n in range(5) for signs in itertools.product("abc", repeat=n)]
+
+
+@given(st.lists(st.sampled_from(PARTS), min_size=1, max_size=5).map("".join))
+@settings(max_examples=150, deadline=None)
+def test_a_pattern_is_found_where_python_finds_it(pattern: str) -> None:
+    texts = Texts()
+    try:
+        automaton = texts.automaton(pattern_of(texts, pattern))
+    except PatternError:  # such as a ^ behind something
+        return
+    accepted = [text for text in SHORT if automaton.accepts(text)]
+    found = [text for text in SHORT if re.search(pattern, text)]
+    assert accepted == found or (pattern.count("$") > 1 and set(accepted) < set(found))
 
 
 def test_no_class_of_a_pattern_ends_the_string_of_the_answer() -> None:

@@ -210,5 +210,5 @@ class Texts:
         return self.sequence(found, self.one_of(((END, END),)))
 
     def within(self, found: Expression) -> Expression:
-        """Return texts in which an expression is found, as `automaton` has it; `^` is START, and `$` is END."""
-        return self.after(self.sequence(self.everything, found, self.everything), START)
+        """Return texts of which an expression is some end, as `automaton` has it; `^` is START, and `$` is END."""
+        return self.after(self.sequence(self.everything, found), START)

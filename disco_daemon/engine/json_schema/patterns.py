@@ -78,13 +78,13 @@ class _Reader:
         """Read parts up to a `|`, a `)` or the end, in front of `rest`."""
         parts: list[tuple[str, Expression]] = []
         while self._at < len(self._pattern) and self._peek() not in "|)":
-            parts.append(self._part())
+            found = self._part()
+            is_first = found[0] == "start" and all(kind == "ahead" for kind, _ in parts)
+            parts.insert(0 if is_first else len(parts), found)  # what is looked at before the begin stands behind it
         made = rest
-        n_starts = 0
         for kind, part in reversed(parts):
             made = self._texts.all_of(part, made) if kind == "ahead" else self._texts.sequence(part, made)
-            n_starts += kind == "start"
-        if n_starts > 1 or (n_starts and parts[0][0] not in ("start", "ahead")):
+        if any(kind == "start" for kind, _ in parts[1:]):
             raise PatternError("'pattern' has a ^ behind its begin, which no answer could hold to: leave it out.")
         return made
 
