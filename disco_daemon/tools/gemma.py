@@ -27,6 +27,7 @@ from .grammar import (
     members,
 )
 from .reading import MarkedReader, NoCall, Steps, quoted
+from .references import Document
 from .schemas import resolved
 
 OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
@@ -108,13 +109,14 @@ class _Schemas:
     """
 
     def __init__(self, root: Mapping[str, Any], rules: dict[str, Node], name: str) -> None:
-        self._root, self._rules, self._name = root, rules, name
+        self._root, self._rules, self._name = Document(root), rules, name
         self._known: dict[int, RuleOf] = {}  # by the id of a part of `root`
         self._n_members = 0
 
     def arguments(self) -> Node:
         """Return what may stand for the arguments of a call."""
-        schema = resolved(self._root, self._root)
+        root = self._root.root
+        schema = resolved(root, self._root) if isinstance(root, Mapping) else {}
         if not schema.get("properties") and not schema.get("additionalProperties"):
             return Literal("{}")
         return self._object(schema, 0)

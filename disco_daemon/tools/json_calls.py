@@ -10,7 +10,7 @@ from typing import Any
 from .format import Tool, ToolParser, WrittenCall
 from .grammar import NOTHING, SPACE, Either, Grammar, JsonValue, Literal, Node, calls, in_order, optional
 from .reading import MarkedReader, NoCall, Steps
-from .schemas import python_words
+from .schemas import Property
 
 _OTHERS = ("id", "type")
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 says the latter
@@ -77,10 +77,10 @@ def call_object(tools: Sequence[Tool], arguments: str = "arguments", tail: Node 
     return in_order('{"name": "', Either(named), tail, "}")  # what all have in common is read once, not once a tool
 
 
-def json_or_python(schema: Mapping[str, Any]) -> Node:
-    """Return what a value by a schema may be where a model may as well write `True`."""
-    words = [Literal(word) for word in python_words(schema)]
-    return Either((JsonValue(schema), *words)) if words else JsonValue(schema)
+def json_or_python(each: Property) -> Node:
+    """Return what the value of an argument may be where a model may as well write `True`."""
+    words = [Literal(word) for word in each.python_words]
+    return Either((JsonValue(each.schema), *words)) if words else JsonValue(each.schema)
 
 
 def written(call: WrittenCall, arguments: str = "arguments") -> str:

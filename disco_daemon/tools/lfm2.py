@@ -43,7 +43,7 @@ class Lfm2:
         named: list[Node] = []
         for n, tool in enumerate(tools):
             args: list[tuple[Node, bool]] = [
-                (in_order(f"{each.name}=", json_or_python(each.schema)), not each.is_required)
+                (in_order(f"{each.name}=", json_or_python(each)), not each.is_required)
                 for each in properties(tool.parameters)
             ]
             named.append(in_order(f"{tool.name}(", members(args, rules, f"args-{n}", ", "), ")"))

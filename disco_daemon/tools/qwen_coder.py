@@ -13,7 +13,7 @@ from .format import Tool, ToolParser, WrittenCall
 from .grammar import SPACE, Either, Grammar, InOrder, Literal, Node, Until, calls, in_order, optional
 from .json_calls import CLOSE, OPEN, as_json, json_or_python
 from .reading import MarkedReader, NoCall, Steps, quoted
-from .schemas import TYPES, Property, properties, type_of, types_of
+from .schemas import TYPES, Property, properties, type_of
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
@@ -58,12 +58,12 @@ class QwenCoder:
 
 def _value(each: Property) -> Node:
     """Return what stands between the tags of an argument, and the closing one."""
-    values = each.schema.get("enum")
+    values = each.found.get("enum")
     if isinstance(values, list) and values and all(isinstance(value, str) and "\0" not in value for value in values):
         return in_order(Either(tuple(Literal(value) for value in values)), f"\n{END_PARAMETER}")
-    if "string" in types_of(each.schema, each.schema):
+    if "string" in each.types:
         return Until(f"\n{END_PARAMETER}")
-    return in_order(json_or_python(each.schema), f"\n{END_PARAMETER}")
+    return in_order(json_or_python(each), f"\n{END_PARAMETER}")
 
 
 def _written(call: WrittenCall) -> str:
@@ -93,7 +93,7 @@ class _QwenCoderReader(MarkedReader):
         if name not in self.tools:
             raise NoCall
         yield from self.take(">")
-        kinds = {each.name: types_of(each.schema, each.schema) for each in properties(self.tools[name].parameters)}
+        kinds = {each.name: each.types for each in properties(self.tools[name].parameters)}
         self.begin(name)
         self.argue("{")
         said = ""

@@ -69,6 +69,10 @@ class Document:
             found = self._pointed(self._resources[address], fragment, address)
         return found if isinstance(found, Mapping | bool) else None
 
+    def is_own(self, reference: str, base: str) -> bool:
+        """Whether a reference is to this document, or to one within it."""
+        return _joined(base, reference).partition("#")[0] in self._resources
+
     def _pointed(self, found: Any, pointer: str, base: str) -> Any:
         """Follow a JSON pointer."""
         for part in pointer.split("/")[1:]:

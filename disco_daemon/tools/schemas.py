@@ -2,63 +2,87 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
+
+from .references import Document
 
 TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 MAX_REFERENCES = 16  # one inside the other
-_DEFINITIONS = ("$defs", "definitions")
 _HINTS = {"properties": "object", "additionalProperties": "object", "items": "array", "prefixItems": "array"}
 _ANYTHING: Mapping[str, Any] = {}
+_ADDRESS = "tool:parameters"  # of a tool's schema that has none
 
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """An argument; its schema stands for itself: the definitions that it refers to are in it."""
+    """An argument. Its `schema` stands for itself: what it refers to is in it; what this leads to is `found`."""
 
     name: str
     schema: Mapping[str, Any]
     is_required: bool
+    found: Mapping[str, Any]
+    types: frozenset[str]
+
+    @property
+    def python_words(self) -> list[str]:
+        """Which of Python's words its value may be."""
+        if "enum" in self.found or "const" in self.found:
+            return []
+        return ["True", "False"] * ("boolean" in self.types) + ["None"] * ("null" in self.types)
 
 
 def properties(parameters: Mapping[str, Any]) -> list[Property]:
     """List the arguments of a tool in their order."""
-    root = resolved(parameters, parameters)
-    shared = {name: parameters[name] for name in _DEFINITIONS if name in parameters}
-    required = root.get("required", ())
-    return [
-        Property(name, {**shared, **schema} if isinstance(schema, Mapping) else shared, name in required)
-        for name, schema in root.get("properties", {}).items()
-        if "\0" not in name  # which no grammar can spell
-    ]
+    document = Document(parameters)
+    root = resolved(parameters, document)
+    required, pointer = root.get("required", ()), document.pointer(root)
+    made = []
+    for name, schema in root.get("properties", {}).items():
+        if "\0" in name:
+            continue  # which no grammar can spell
+        schema = schema if isinstance(schema, Mapping) else _ANYTHING
+        alone = _alone(schema, f"{pointer}/properties/{name.replace('~', '~0').replace('/', '~1')}", parameters)
+        found = resolved(schema, document)
+        made.append(Property(name, alone, name in required, found, types_of(schema, document)))
+    return made
 
 
-def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _alone(schema: Mapping[str, Any], pointer: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a part of a tool's schema as one that stands for itself: if it refers to others, all of it is within."""
+    if '"$' not in json.dumps(schema, default=str):
+        return schema
+    named = parameters.get("$id")
+    address = named if isinstance(named, str) and not named.startswith("#") else _ADDRESS
+    return {"$ref": f"{address}#{quote(pointer)}", "$defs": {"tool": {**parameters, "$id": address}}}
+
+
+def resolved(schema: Mapping[str, Any], document: Document) -> Mapping[str, Any]:
     """Follow `$ref`s within a document; an empty schema, which allows all, where they lead nowhere."""
     for _ in range(MAX_REFERENCES):
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        found: Any = root if reference.startswith("#") else None
-        for part in filter(None, reference[1:].split("/")):
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        found = document.find(reference, document.base(schema))
         if not isinstance(found, Mapping):
             break
         schema = found
     return _ANYTHING
 
 
-def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+def types_of(schema: object, document: Document) -> frozenset[str]:
     """Return which of JSON's types a value by a schema may have; all of them where it does not say."""
-    return _types_of(schema, root, {})
+    return _types_of(schema, document, {})
 
 
-def _types_of(schema: object, root: Mapping[str, Any], known: dict[int, frozenset[str]]) -> frozenset[str]:
+def _types_of(schema: object, document: Document, known: dict[int, frozenset[str]]) -> frozenset[str]:
     """As `types_of`; `known` has each part of a schema once, by its id, so that references end."""
     if not isinstance(schema, Mapping):
         return TYPES
-    schema = resolved(schema, root)
+    schema = resolved(schema, document)
     if id(schema) in known:
         return known[id(schema)]
     known[id(schema)] = found = TYPES
@@ -70,20 +94,12 @@ def _types_of(schema: object, root: Mapping[str, Any], known: dict[int, frozense
         found = frozenset(hints)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(keyword), list) and options:
-            found &= frozenset().union(*(_types_of(option, root, known) for option in options))
+            found &= frozenset().union(*(_types_of(option, document, known) for option in options))
     if isinstance(parts := schema.get("allOf"), list):
         for part in parts:
-            found &= _types_of(part, root, known)
+            found &= _types_of(part, document, known)
     known[id(schema)] = found or TYPES
     return known[id(schema)]
-
-
-def python_words(schema: Mapping[str, Any]) -> list[str]:
-    """Return which of Python's words a value by a schema may be."""
-    if "enum" in schema or "const" in schema:
-        return []
-    kinds = types_of(schema, schema)
-    return ["True", "False"] * ("boolean" in kinds) + ["None"] * ("null" in kinds)
 
 
 def type_of(value: object) -> str:

@@ -28,6 +28,7 @@ from disco_daemon.tools.detect import TemplateTools, detect
 from disco_daemon.tools.format import Tool, WrittenCall, tools_of
 from disco_daemon.tools.formats import BY_NAME, GENERIC
 from disco_daemon.types import ToolUse
+from tests.fixtures.gbnf import Language
 
 TEMPLATES = Path(__file__).parents[1] / "fixtures/templates/tools"
 HERMES = BY_NAME["hermes"]
@@ -182,6 +183,41 @@ def tool(name: str, **properties: Any) -> Tool:
     return tools_of([{"type": "function", "function": {"name": name, "parameters": {
         "type": "object", "properties": properties, "required": list(properties), "$defs": {"of": {"enum": [name]}},
     }}}])[0]  # fmt: skip
+
+
+INNER = {
+    "type": "object",
+    "properties": {"k": {"enum": ["yes", "no"]}},
+    "required": ["k"],
+    "additionalProperties": False,
+}
+REFERENCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a member": ("#/properties/a", {}),
+    "within a member": ("#/properties/list/items", {}),
+    "an alternative": ("#/$defs/of/anyOf/0", {"$defs": {"of": {"anyOf": [INNER]}}}),
+    "definitions": ("#/definitions/of", {"definitions": {"of": INNER}}),
+    "a name with signs": ("#/$defs/a%20b~1c%25", {"$defs": {"a b/c%": INNER}}),
+    "an anchor": ("#of", {"$defs": {"x": {"$anchor": "of", **INNER}}}),
+    "an address": ("https://own.example/s#/properties/a", {"$id": "https://own.example/s"}),
+    "an address within": ("of.json", {"$id": "https://own.example/s", "$defs": {"x": {"$id": "of.json", **INNER}}}),
+    "by way of others": ("#/$defs/b", {"$defs": {"b": {"$ref": "#/$defs/c"}, "c": {"$ref": "#/properties/a"}}}),
+}
+
+
+@pytest.mark.parametrize("reference", sorted(REFERENCES))
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_an_argument_may_refer_to_anything_in_its_tools_schema(name: str, reference: str) -> None:
+    to, beside = REFERENCES[reference]
+    parameters = {
+        "type": "object", "properties": {"a": INNER, "list": {"type": "array", "items": INNER}, "x": {"$ref": to}},
+        "required": ["x"], "additionalProperties": False, **beside,
+    }  # fmt: skip
+    tools = tools_of([{"type": "function", "function": {"name": "look", "parameters": parameters}}])
+    known = BY_NAME[name]
+    found = Language(grammar_of_calls(known.grammar(tools, parallel=False)))
+    assert found.allows(known.write([WrittenCall("look", {"x": {"k": "yes"}})]))
+    for wrong in ({"k": "maybe"}, "yes", {}, 1):
+        assert not found.allows(known.write([WrittenCall("look", {"x": wrong})])), wrong
 
 
 def test_definitions_of_one_name_in_two_tools_are_two() -> None:

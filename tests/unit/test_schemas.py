@@ -191,6 +191,33 @@ def test_what_a_schema_allows_and_an_answer_leaves_out_is_named_unless_all_of_it
         assert Language(grammar_of(whole)).allows(text(only_whole))
 
 
+@pytest.mark.parametrize("reference", ["#/$defs/none", "#none", "#/properties/x/items", "https://own.example/s#/none"])
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_reference_to_nothing_is_the_callers_mistake_strict_or_not(reference: str, is_strict: bool) -> None:
+    form = strict({"$id": "https://own.example/s", "properties": {"x": {"$ref": reference}}})
+    form["json_schema"]["strict"] = is_strict
+    with pytest.raises(GrammarError, match=r"'\$ref' in the JSON schema at #/properties/x is '.*', which is not in"):
+        grammar_of(form)
+
+
+@pytest.mark.parametrize("reference", ["https://example.invalid/x", "other.json#/a", "Pet", "urn:example:x"])
+def test_a_reference_to_another_document_is_refused_if_strict_and_else_left_out_and_named(reference: str) -> None:
+    form = strict({"type": "object", "properties": {"x": {"$ref": reference}}, "required": ["x"]})
+    with pytest.raises(
+        GrammarError, match=r"'\$ref' in the JSON schema at #/properties/x is '.*', which is in another"
+    ):
+        grammar_of(form)
+    form["json_schema"]["strict"] = False
+    assert Language(grammar_of(form)).allows('{"x":[1]}')
+    assert left_out(form, []) == ["response_format.$ref"]
+
+
+def test_a_tool_may_have_lost_what_it_refers_to() -> None:
+    parameters = {"type": "object", "properties": {"x": {"$ref": "#/$defs/none"}, "n": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    assert left_out(None, [tool]) == ["tools.look.$ref"]
+
+
 def test_a_schema_beside_json_object_is_kept() -> None:
     grammar = grammar_of({"type": "json_object", "schema": {"properties": {"a": {"const": 1}}, "required": ["a"]}})
     assert Language(grammar).allows('{"a":1}')

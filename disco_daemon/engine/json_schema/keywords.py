@@ -85,14 +85,20 @@ def _target(reading: SchemaReading, schema: Schema, keyword: str) -> tuple[Schem
     """Return what a reference leads to, or why it leads nowhere."""
     document, reference = reading.document, schema[keyword]
     if not isinstance(reference, str):
-        return None, "has to be a text."
+        raise _malformed(reading, schema, keyword, "a text")
     dynamic = document.dynamic.get("" if keyword == "$recursiveRef" else reference.rpartition("#")[2], [])
     if keyword != "$ref" and len(dynamic) > 1:
         return None, f"is {reference[:80]!r}, which several schemas may be meant by: use $ref."
     found = document.find(reference, document.base(schema))
-    if found is None:
-        return None, f"is {reference[:80]!r}, which is not in the schema itself: put what it names into $defs."
-    return found, ""
+    if found is not None:
+        return found, ""
+    if document.is_own(reference, document.base(schema)):
+        why = f"is {reference[:80]!r}, which is not in the schema: put what it names into $defs."
+        if not reading.forgets:
+            msg = f"'{keyword}' in the JSON schema{reading.place(schema)} {why}"
+            raise GrammarError(msg)
+        return None, why
+    return None, f"is {reference[:80]!r}, which is in another document: put what it names into $defs."
 
 
 def listed(reading: SchemaReading, schema: Schema, keyword: str) -> list[SchemaPart]:
@@ -122,7 +128,7 @@ def _one_of(reading: SchemaReading, parts: list[SchemaPart]) -> Shapes:
     for i, part in enumerate(parts):
         shapes = reading.shapes((part,))
         for other in parts[:i] + parts[i + 1 :]:
-            if not reading.are_apart(part, other):
+            if reading.is_possible((part, other)):
                 shapes = reading.product(shapes, reading.shapes((contrary_of(other),)), MAX_CONTRARY)
         found += shapes
     return tuple(found)

@@ -11,7 +11,7 @@ from ...tools.references import Document
 from .contraries import contrary
 from .keywords import shapes_of
 from .plans import MAX_PLACES, is_closed, named_in
-from .reading import GrammarError, SchemaReading
+from .reading import GrammarError, SchemaReading, contrary_of
 from .rules import rules_of
 from .shapes import Arrays, Kind, Objects, Parts, SchemaPart
 
@@ -28,7 +28,7 @@ def left_out(form: Mapping[str, Any] | None, tools: Iterable[Mapping[str, Any]])
     for tool in tools:
         match tool:
             case {"function": {"name": str() as name, "parameters": dict() as schema}}:
-                found += [f"tools.{name}.{keyword}" for keyword in _of(schema)]
+                found += [f"tools.{name}.{keyword}" for keyword in _of(schema, forgets=True)]
     return found
 
 
@@ -82,6 +82,7 @@ def _within(reading: SchemaReading, kinds: Iterable[Kind], found: set[str]) -> I
         if isinstance(kind, Arrays):
             n_first = max((len(places.prefix) for places in kind.places), default=0)
             yield from (reading.item(kind, i) for i in range(min(n_first, MAX_PLACES) + 1))
+            yield from ((part,) for of in kind.contained for part in (of.part, contrary_of(of.part)))
         elif isinstance(kind, Objects):
             names = named_in(kind)
             if is_closed(kind, len(names)) and (kind.most is None or kind.most > len(names)):
@@ -91,17 +92,17 @@ def _within(reading: SchemaReading, kinds: Iterable[Kind], found: set[str]) -> I
             yield from ((members.rest,) for members in kind.members if members.rest is not None)
 
 
-def _of(schema: Mapping[str, Any]) -> tuple[str, ...]:
+def _of(schema: Mapping[str, Any], *, forgets: bool = False) -> tuple[str, ...]:
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError):
         return ()
-    return _of_text(text) if any(word in text for word in _MAY_BE) else ()
+    return _of_text(text, forgets=forgets) if any(word in text for word in _MAY_BE) else ()
 
 
 @lru_cache(MAX_KNOWN)
-def _of_text(text: str) -> tuple[str, ...]:
+def _of_text(text: str, *, forgets: bool) -> tuple[str, ...]:
     try:
-        return tuple(rules_of(json.loads(text), lenient=True)[1])
+        return tuple(rules_of(json.loads(text), lenient=True, forgets=forgets)[1])
     except (GrammarError, RecursionError):
         return ()  # the engine refuses it

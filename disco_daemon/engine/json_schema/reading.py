@@ -52,6 +52,7 @@ class SchemaReading:
     def __init__(
         self, document: Document, shapes_of: _Read, contrary: _Read, *, lenient: bool = False, whole: bool = False
     ) -> None:
+        self.forgets = False  # whether a reference to nothing is left out, if `lenient`
         self._shapes_of, self._contrary = shapes_of, contrary
         self.is_whole = whole  # what no schema says the type or the name of, may be there
         self.document = document
@@ -260,10 +261,6 @@ class SchemaReading:
             case Objects():
                 return planned(self, kind) is not None
         return True
-
-    def are_apart(self, one: SchemaPart, other: SchemaPart) -> bool:
-        """Whether no value holds to both, for all that is known."""
-        return not self.is_possible((one, other))
 
     # --- what is within arrays and objects ----------------------------------------------------------------------
 

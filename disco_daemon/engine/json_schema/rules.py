@@ -61,16 +61,16 @@ def rules_of(
     *,
     lenient: bool = False,
     whole: bool = False,
-    within: Mapping[str, Any] | None = None,
+    forgets: bool = False,
 ) -> tuple[dict[str, str], list[str]]:
     """Return the rules of a schema by name, `root` the first, and the keywords that they do not keep.
 
-    There are such only if `lenient`. If `whole`, a value may be of each type and have each member that the schema does
-    not forbid, else those only that it speaks of. References are to the document that it is `within`. Raises
+    There are such only if `lenient`; a reference to nothing is one only if it `forgets` these. If `whole`, a value may
+    be of each type and have each member that the schema does not forbid, else those only that it speaks of. Raises
     GrammarError.
     """
-    document = Document(schema if within is None else within)
-    reading = SchemaReading(document, shapes_of, contrary, lenient=lenient, whole=whole)
+    reading = SchemaReading(Document(schema), shapes_of, contrary, lenient=lenient, whole=whole)
+    reading.forgets = forgets
     try:
         rules = Rules(reading)
         rules.write((SchemaPart.of(schema),))

@@ -117,7 +117,7 @@ def _rules_of(schema: Mapping[str, Any]) -> dict[str, str]:
 
 def _any_if_strange(schema: Mapping[str, Any]) -> dict[str, str]:
     try:
-        return rules_of(schema, lenient=True)[0]
+        return rules_of(schema, lenient=True, forgets=True)[0]
     except GrammarError:
         return _rules_of(_ANY)
 

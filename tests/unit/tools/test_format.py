@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from disco_daemon.tools.format import MAX_TOOLS, Tool, ToolError, tools_of
-from disco_daemon.tools.schemas import TYPES, properties, python_words, types_of
+from disco_daemon.tools.references import Document
+from disco_daemon.tools.schemas import TYPES, properties, types_of
 
 
 def function(name: Any = "add", **more: Any) -> dict[str, Any]:
@@ -83,18 +84,18 @@ ROOT = {
     ],
 )
 def test_which_types_a_value_may_have(schema: Any, types: set[str]) -> None:
-    assert types_of(schema, ROOT) == types
+    assert types_of(schema, Document(ROOT)) == types
 
 
 def test_an_argument_brings_its_definitions_along() -> None:
     root = {"properties": {"a": {"$ref": "#/$defs/name"}, "b": True}, "required": ["b"], **ROOT}
     a, b = properties(root)
     assert [(each.name, each.is_required) for each in (a, b)] == [("a", False), ("b", True)]
-    assert types_of(a.schema, a.schema) == {"string"}
-    assert types_of(b.schema, b.schema) == TYPES
+    assert a.types == {"string"}
+    assert b.types == TYPES
 
 
 def test_python_has_words_of_its_own_for_three_values() -> None:
-    assert python_words({"type": ["boolean", "null"]}) == ["True", "False", "None"]
-    assert python_words({"type": "boolean"}) == ["True", "False"]
-    assert python_words({"type": "string"}) == python_words({"const": True}) == []
+    of = {"a": {"type": ["boolean", "null"]}, "b": {"type": "boolean"}, "c": {"type": "string"}, "d": {"const": True}}
+    words = [each.python_words for each in properties({"properties": {**of, "e": {"$ref": "#/properties/b"}}})]
+    assert words == [["True", "False", "None"], ["True", "False"], [], [], ["True", "False"]]
