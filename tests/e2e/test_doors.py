@@ -357,7 +357,8 @@ async def test_sockets_of_a_service_manager_are_told_apart_by_family(tmp_path: P
 
 async def test_a_socket_that_is_open_to_others_is_not_served_without_a_key(tmp_path: Path) -> None:
     async def refused(given: socket.socket, **env: str) -> str:
-        with given, handed(tmp_path, [given], env, "--no-device", server="http://127.0.0.1:9/v1") as process:
+        words = ("--no-device", "--port", "0")  # the port that is one's own without a word may be in use here
+        with given, handed(tmp_path, [given], env, *words, server="http://127.0.0.1:9/v1") as process:
             assert await asyncio.to_thread(process.wait, PATIENCE_S) == 1
         return (tmp_path / "daemon.log").read_text()
 

@@ -1,5 +1,5 @@
 """Of a private request nothing is written or sent: words and ids of tokens are looked for in files, log, traces,
-all that is told, and at the server. What may have those of any other request is in docs/privacy.md.
+all that is told, and at the server. What may have those of any other request is in docs/explain/privacy.md.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def test_without_the_wish_for_privacy_the_same_words_are_kept_where_the_se
                 await asyncio.sleep(0.01)  # the engine writes when it is idle
     found = places(tmp_path, OPEN)
     kept = {name.partition(".")[2] for name in found}
-    assert kept <= {"sqlite", "sqlite-wal", "kv"}, "all that docs/privacy.md names"
+    assert kept <= {"sqlite", "sqlite-wal", "kv"}, "all that docs/explain/privacy.md names"
     assert any(name.startswith("history.sqlite") and "text" in forms for name, forms in found.items())
     assert any(name.endswith(".kv") and "ids of 4 bytes" in forms for name, forms in found.items()), found
 
