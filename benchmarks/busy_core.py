@@ -1,7 +1,8 @@
-"""Measures what another program on one of the cores costs the engine, with our way to wait for a thread and OpenMP's.
+"""Measures what other programs on the cores cost the engine, with our way to wait for a thread and two others.
 
-`python benchmarks/busy_core.py [--threads 2] [--tokens 64] [--repeats 3]`; the last line is JSON, medians in token/s of
-one answer of the default model. The other program counts to infinity. `ratio` is ours / OpenMP's own in the same run.
+`python benchmarks/busy_core.py [--threads 2] [--tokens 64] [--repeats 3] [--busy 0,1]`; the last line is JSON, medians
+in token/s of one answer of the default model. The other programs count to infinity. The other ways are OpenMP's own,
+and `asleep`, which never spins; `ratio` is ours / OpenMP's, and `asleep_ratio` is `asleep` / ours, of the same run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import GenerationRequest, Sampling
 
+Environment = Callable[..., dict[str, str]]
+
 PATIENCE_S = 120.0
 ENOUGH_S = 10.0  # of an answer
 PROMPT = "Tell me a long story about a fox and a crow who live in a wood."
@@ -50,7 +53,7 @@ async def busy(n: int) -> AsyncIterator[None]:
             await other.wait()
 
 
-async def speed(threads: int, tokens: int, environment: Callable[[], dict[str, str]]) -> float:
+async def speed(threads: int, tokens: int, environment: Environment) -> float:
     """One answer by an engine of its own, token/s from its first token on."""
     with mock.patch.object(process, "environment", environment):
         engine = Engine(EngineConfig(default_model_path(), 1024, threads), SystemClock())
@@ -70,13 +73,27 @@ async def speed(threads: int, tokens: int, environment: Callable[[], dict[str, s
             await engine.close()
 
 
-async def measure(threads: int, tokens: int, repeats: int) -> dict[str, dict[str, float]]:
-    """Medians by what else runs, and by who says how threads wait; the two take turns."""
+def asleep(module: str = "") -> dict[str, str]:
+    """An engine's environment in which no thread spins."""
+    return program.environment(module=module) | {"GOMP_SPINCOUNT": "0"}
+
+
+def openmp(module: str = "") -> dict[str, str]:
+    """An environment in which OpenMP says itself how long threads spin."""
+    del module
+    return os.environ.copy()
+
+
+WAYS: dict[str, Environment] = {"ours": program.environment, "openmp": openmp, "asleep": asleep}
+
+
+async def measure(threads: int, tokens: int, repeats: int, others: list[int]) -> dict[str, dict[str, float]]:
+    """Medians by what else runs, and by who says how threads wait; the ways take turns."""
     found: dict[str, dict[str, list[float]]] = {}
-    for n in (0, 1):
-        rows = found.setdefault("one busy core" if n else "quiet", {"ours": [], "openmp": []})
+    for n in others:
+        rows = found.setdefault(f"{n} busy" if n else "quiet", {name: [] for name in WAYS})
         for _ in range(repeats):
-            for name, environment in (("ours", program.environment), ("openmp", os.environ.copy)):
+            for name, environment in WAYS.items():
                 async with busy(n):
                     rows[name].append(await asyncio.wait_for(speed(threads, tokens, environment), PATIENCE_S))
     return {what: {name: statistics.median(v) for name, v in rows.items()} for what, rows in found.items()}
@@ -87,12 +104,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=min(n_processors(), 4))
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--busy", default="0,1", help="numbers of other programs, with commas between")
     args = parser.parse_args()
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         os.environ.pop(name, None)
-    found = asyncio.run(measure(args.threads, args.tokens, args.repeats))
+    others = [int(n) for n in args.busy.split(",")]
+    found = asyncio.run(measure(args.threads, args.tokens, args.repeats, others))
     rows = {
-        what: {name: round(tps, 1) for name, tps in row.items()} | {"ratio": round(row["ours"] / row["openmp"], 2)}
+        what: {name: round(tps, 1) for name, tps in row.items()}
+        | {"ratio": round(row["ours"] / row["openmp"], 2), "asleep_ratio": round(row["asleep"] / row["ours"], 2)}
         for what, row in found.items()
     }
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}

@@ -92,28 +92,12 @@ def bench_of(load: wire.Load, llama: Llama, **more: Any) -> Bench:
 
 
 @contextmanager
-def whole(load: wire.Load) -> Iterator[Bench]:
-    """A whole model."""
+def whole(load: wire.Load, *, on_gpu: bool = False, **more: Any) -> Iterator[Bench]:
+    """A whole model; as on a GPU cells in the way cost nothing, so that they are not put away for that."""
     llama = Llama(load, AbortFlag())
-    yield bench_of(load, llama)
-    llama.close()
-
-
-@contextmanager
-def as_on_a_gpu(load: wire.Load) -> Iterator[Bench]:
-    """A whole model to which cells in the way cost nothing, so that they are not put away for that."""
-    llama = Llama(load, AbortFlag())
-    llama.skip_s = 0.0
-    yield bench_of(load, llama)
-    llama.close()
-
-
-@contextmanager
-def without_host_cache(load: wire.Load) -> Iterator[Bench]:
-    """As on a GPU, with no main memory for cached prefixes."""
-    llama = Llama(load, AbortFlag())
-    llama.skip_s = 0.0
-    yield bench_of(load, llama, spare_bytes=0)
+    if on_gpu:
+        llama.skip_s = 0.0
+    yield bench_of(load, llama, **more)
     llama.close()
 
 
@@ -198,8 +182,8 @@ def fields_of(load: wire.Load) -> dict[str, Any]:
 
 KINDS: dict[str, Callable[[wire.Load], AbstractContextManager[Bench]]] = {
     "whole": whole,
-    "gpu": as_on_a_gpu,
-    "gpu_without_host_cache": without_host_cache,
+    "gpu": partial(whole, on_gpu=True),
+    "gpu_without_host_cache": partial(whole, on_gpu=True, spare_bytes=0),
     "fleet": fleet,
     "split": split,
     **{kind: partial(tiny, kind) for kind in MODELS},

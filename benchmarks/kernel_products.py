@@ -127,6 +127,23 @@ class Products:
         placed = self._place(random, N_ROWS, ne, block)
         return of.tensor(graph, ne, *placed) if placed else None
 
+    def _operands(
+        self,
+        graph: Graph,
+        random: np.random.Generator,
+        weights: Packing,
+        ne: Sequence[int],
+        rows_ne: Sequence[int],
+        *,
+        may_be_packed: bool,
+    ) -> tuple[Node, FloatArray, Node, FloatArray] | None:
+        """Return weights and rows of these shapes with their numbers; None where chance has no room for them."""
+        placed = self._place(random, N_WEIGHTS, ne, weights.block)
+        rows = self._rows_of(graph, random, weights, rows_ne, may_be_packed=may_be_packed)
+        if placed is None or rows is None:
+            return None
+        return (*self.weights(weights.number).tensor(graph, ne, *placed), *rows)
+
     def product(self, graph: Graph, random: np.random.Generator) -> bool:
         """Add a product of weights and rows of up to four dimensions; return False where chance made one too large."""
         one = self.packings[self._kind(random)]
@@ -140,12 +157,9 @@ class Products:
         ne, rows_ne = (k, m, slices, more), (k, n, slices * each, more * each_more)
         if k * m * n * rows_ne[2] * rows_ne[3] > LARGEST:
             return False
-        placed = self._place(random, N_WEIGHTS, ne, one.block)
-        rows = self._rows_of(graph, random, one, rows_ne, may_be_packed=True)
-        if placed is None or rows is None:
+        if (found := self._operands(graph, random, one, ne, rows_ne, may_be_packed=True)) is None:
             return False
-        node, numbers = self.weights(one.number).tensor(graph, ne, *placed)
-        row_node, row_numbers = rows
+        node, numbers, row_node, row_numbers = found
         numbers = np.repeat(np.repeat(numbers, each, 1), each_more, 0)
         expected = row_numbers @ numbers.swapaxes(2, 3)
         amount = np.abs(row_numbers) @ np.abs(numbers).swapaxes(2, 3)
@@ -169,12 +183,9 @@ class Products:
         ne, rows_ne = (k, m, n_experts, 1), (k, n_rows, n_tokens, 1)
         if k * m * n_used * n_tokens > LARGEST:
             return False
-        placed = self._place(random, N_WEIGHTS, ne, one.block)
-        rows = self._rows_of(graph, random, one, rows_ne, may_be_packed=False)
-        if placed is None or rows is None:
+        if (found := self._operands(graph, random, one, ne, rows_ne, may_be_packed=False)) is None:
             return False
-        node, numbers = self.weights(one.number).tensor(graph, ne, *placed)
-        row_node, row_numbers = rows
+        node, numbers, row_node, row_numbers = found
         apart = n_used + int(random.integers(0, 3))  # as a view of the best of all experts
         ids: Array = np.zeros((n_tokens, apart), np.int32)
         ids[:, :n_used] = np.argsort(random.random((n_tokens, n_experts)), 1)[:, :n_used]
