@@ -22,9 +22,7 @@ UNREAD = ("lab/",)  # tables of figures, one newest on top: they are looked up
 WAITING = (
     "explain/architecture.md",
     "explain/engine.md",
-    "explain/handoff.md",
     "explain/money.md",
-    "explain/peer.md",
     "explain/policy.md",
     "explain/privacy.md",
     "explain/serving.md",
