@@ -15,7 +15,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 FRONT = "README.md"
-KINDS = {"start": "Start", "howto": "How to", "reference": "Reference", "explain": "Why", "lab": "Measured"}
+KINDS = {
+    "start": "Start",
+    "howto": "How to",
+    "reference": "Reference",
+    "explain": "Why",
+    "lab": "Measured",
+    "contribute": "Contribute",
+}
 ITEM = re.compile(r"(?:[-*+]|\d+\.) ")
 FENCE = re.compile(r" *(```|~~~)")
 
