@@ -20,7 +20,6 @@ FEWEST = 4  # words of what is a sentence
 UNREAD = ("lab/",)  # tables of figures, one newest on top: they are looked up
 # Pages that wait to be written anew. The list may only get shorter: a page that has got better leaves it.
 WAITING = (
-    "explain/architecture.md",
     "explain/engine.md",
     "explain/money.md",
     "explain/policy.md",
