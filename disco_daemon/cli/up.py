@@ -67,8 +67,15 @@ def run(args: argparse.Namespace) -> int:
     import gc
     import signal
 
-    hangups: list[int] = []  # that come before there is a daemon, which would end this process
-    signal.signal(signal.SIGHUP, lambda number, _: hangups.append(number))
+    early: list[int] = []  # signals that come before there is a daemon, and would end this process in the middle
+
+    def note(number: int, _: object) -> None:
+        if number == signal.SIGTERM in early:
+            os._exit(128 + number)  # a second one ends everything at once, as it does later
+        early.append(number)
+
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, note)
     gc.disable()  # all that is loaded now stays: to look for what does not is an eighth of a start
     from ..config.layers import config_path, load
     from ..daemon import logs
@@ -94,15 +101,17 @@ def run(args: argparse.Namespace) -> int:
     if not is_loopback(config.api.host) and not config.api.key:
         msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
         raise ConfigError(msg)
-    asyncio.run(_serve(args, config, args.config or config_path(), flags, hangups))
+    asyncio.run(_serve(args, config, args.config or config_path(), flags, early))
     return 0
 
 
-async def _serve(
-    args: argparse.Namespace, config: Config, path: Path, flags: dict[str, Any], hangups: list[int]
-) -> None:
-    """Load the daemon's modules while its engine's process loads those of its own; then serve."""
+async def _serve(args: argparse.Namespace, config: Config, path: Path, flags: dict[str, Any], early: list[int]) -> None:
+    """Load the daemon's modules while its engine's process loads those of its own; then serve.
+
+    `early` are the signals so far: a SIGTERM among them ends this in order, and what has begun with it.
+    """
     import gc
+    import signal
 
     from ..control_groups import n_processors
     from ..engine.early import early_engine
@@ -110,7 +119,7 @@ async def _serve(
     device = config.device
     has_engine = device.enabled and not (device.base_url or config.split.enabled or config.fleet.enabled)
     # On a single processor it would only keep the daemon from starting.
-    async with early_engine(wanted=has_engine and n_processors() > 1) as early:
+    async with early_engine(wanted=has_engine and n_processors() > 1) as engine:
         with _no_certificates():
             from ..daemon.daemon import Daemon
         from ..daemon.lifecycle import announce_json, run_until_signal
@@ -118,6 +127,8 @@ async def _serve(
 
         gc.freeze()  # before the collector is back, which would walk all of it at once
         gc.enable()
+        if signal.SIGTERM in early:
+            return
         daemon = Daemon(
             config,
             path,
@@ -125,10 +136,10 @@ async def _serve(
             force=args.force_handoff,
             manager=ServiceChannel(),
             flags=flags,
-            early=early,
+            early=engine,
         )
         announce = announce_json if args.json else _announce
-        await run_until_signal(daemon, announce, until_eof=args.until_eof, hangups=hangups)
+        await run_until_signal(daemon, announce, until_eof=args.until_eof, early=early)
 
 
 @contextlib.contextmanager

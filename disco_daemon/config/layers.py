@@ -81,12 +81,12 @@ def set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config],
     None goes back to the default where that is "none". All are written, or none if one is wrong or if `check` of the
     new settings raises: ConfigError.
     """
-    with _changing(path):
+    with changing(path):
         return _set_values(path, changes, check)
 
 
 @contextmanager
-def _changing(path: Path) -> Iterator[None]:
+def changing(path: Path) -> Iterator[None]:
     """Keep other programs from writing this file meanwhile: what they have set would be lost. Raises ConfigError.
 
     It is the folder that is locked, for the file is another one behind each write. Where the file system knows no

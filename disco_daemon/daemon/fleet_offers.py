@@ -6,15 +6,15 @@ import asyncio
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from .. import process
-from ..config.layers import write_private
+from ..config.layers import changing, write_private
 from ..errors import ConfigError
 from ..peer.control import HostEnded, HostOffered
 from ..peer.first_frames import TellLoad
@@ -66,20 +66,30 @@ class MemberPlaces:
 
     def keep(self, names: Sequence[str]) -> None:
         """Let those machines have a place, and no others. Raises OSError."""
-        before = self._load()  # or each machine would be dealt another's layers
-        places = {name: place for name, place in before.items() if name in names}
-        for name in names:
-            taken = set(places.values())
-            places.setdefault(name, next(place for place in range(len(taken) + 1) if place not in taken))
-        if places != before:
-            self._save(places)
+        with self._alone():
+            before = self._load()  # or each machine would be dealt another's layers
+            places = {name: place for name, place in before.items() if name in names}
+            for name in names:
+                taken = set(places.values())
+                places.setdefault(name, next(place for place in range(len(taken) + 1) if place not in taken))
+            if places != before:
+                self._save(places)
 
     def drop(self, name: str) -> None:
         """Forget a machine. Raises OSError."""
-        self._save({other: place for other, place in self._load().items() if other != name})
+        with self._alone():
+            self._save({other: place for other, place in self._load().items() if other != name})
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other thread or program change the places meanwhile: one of two changes would be lost."""
+        try:
+            with changing(self._path):
+                yield
+        except ConfigError as e:
+            raise OSError(str(e)) from e
 
     def _save(self, places: dict[str, int]) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(self._path, msgspec.json.encode(places).decode())
         self._read_at = None
 

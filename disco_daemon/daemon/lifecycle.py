@@ -25,13 +25,13 @@ STDIN = 0
 
 
 async def run_until_signal(
-    daemon: Daemon, announce: Callable[[str], None], *, until_eof: bool = False, hangups: Sequence[int] = ()
+    daemon: Daemon, announce: Callable[[str], None], *, until_eof: bool = False, early: Sequence[int] = ()
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once.
 
     With `until_eof` the end of stdin asks for the same, however the parent process has ended. It does not count as a
-    signal: a parent that sends one and closes its end of the pipe asks once. `hangups` are the SIGHUPs that came before
-    this began to listen to them.
+    signal: a parent that sends one and closes its end of the pipe asks once. `early` are the signals that came before
+    this began to listen to them: they are obeyed as if they came now.
     """
     stop, signalled_before = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -45,6 +45,8 @@ async def run_until_signal(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
+    if signal.SIGTERM in early:
+        on_signal(signal.SIGTERM)
 
     def on_stdin() -> None:
         if not os.read(STDIN, 4096):
@@ -67,7 +69,7 @@ async def run_until_signal(
     async with daemon.serving() as url, contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(lambda: cancel_all(list(reloads)))
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
-        if hangups:
+        if signal.SIGHUP in early:
             on_hangup()
         # Objects of the imports live for ever: they are frozen, or each full collection would walk all of them and stop
         # every stream for tens of milliseconds. The few of them that are garbage, some 3,000, are not looked for: that

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace as replace_fields
 
 from disco_daemon.clock import SystemClock
@@ -40,6 +42,25 @@ def test_a_machine_keeps_its_place_until_it_leaves_and_then_the_next_one_gets_it
     assert places.load() == {"barn": 2, "dock": 1}
     (tmp_path / "places.json").write_text("no places")
     assert MemberPlaces(tmp_path).load() == {}
+
+
+def test_of_two_changes_of_places_at_a_time_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine is forgotten by one thread just when another one has read the places, and is about to write them."""
+    places = MemberPlaces(tmp_path)
+    places.keep(["attic", "cellar"])
+    forgetting = threading.Thread(target=lambda: MemberPlaces(tmp_path).drop("cellar"))
+    save = MemberPlaces._save
+
+    def save_late(self: MemberPlaces, kept: dict[str, int]) -> None:
+        if self is places:
+            forgetting.start()
+            forgetting.join(0.2)  # it is done by then, unless it waits for us
+        save(self, kept)
+
+    monkeypatch.setattr(MemberPlaces, "_save", save_late)
+    places.keep(["attic", "cellar", "barn"])
+    forgetting.join()
+    assert MemberPlaces(tmp_path).load() == {"attic": 0, "barn": 2}
 
 
 def offered(life: int, *has: str) -> tuple[HostOffered, socket.socket, socket.socket]:
