@@ -68,6 +68,9 @@ class FakeVocabulary:
     def check_drawing(self, drawing: Drawing) -> None:
         assert drawing == Drawing()
 
+    def rearranges(self, request: wire.Generate) -> bool:
+        return False
+
     def prompt_tokens(self, request: wire.Generate) -> list[int]:
         return tokens_of("".join(m["content"] for m in request.messages))
 
