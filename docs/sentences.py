@@ -21,16 +21,6 @@ UNREAD = ("lab/",)  # tables of figures, one newest on top: they are looked up
 # Pages that wait to be written anew. The list may only get shorter: a page that has got better leaves it.
 WAITING = (
     "explain/engine.md",
-    "explain/money.md",
-    "explain/policy.md",
-    "explain/privacy.md",
-    "explain/serving.md",
-    "explain/whatif.md",
-    "howto/binary.md",
-    "howto/offline.md",
-    "howto/openai.md",
-    "howto/vllm.md",
-    "reference/profile.md",
 )
 
 

@@ -51,7 +51,7 @@ N_SIZES = 5  # batch sizes looked at
 HYSTERESIS = 0.5  # share by which a challenger must gain more than a running job: a swap costs all of them time
 EVEN = 1e-6  # QoE, on top of each gain: without any gain, too, a running job stays
 # Of the readers, those whose begun answer may stand still. At twice the capacity 0.15 costs a tenth of the mean QoE,
-# and less than half as many readers stand still for over 10 s as with 1, the paper's (docs/explain/serving.md).
+# and less than half as many readers stand still for over 10 s as with 1, the paper's (docs/lab/serving.md).
 STALL_SHARE = 0.15
 WANTED_SHARE = 0.8  # of the preemptions under the cap; the rest is for those that growing answers force
 ONE_BY_ONE = 8  # jobs, whose gains are computed sooner one by one than by numpy for all
