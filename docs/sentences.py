@@ -19,9 +19,7 @@ TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 FEWEST = 4  # words of what is a sentence
 UNREAD = ("lab/",)  # tables of figures, one newest on top: they are looked up
 # Pages that wait to be written anew. The list may only get shorter: a page that has got better leaves it.
-WAITING = (
-    "explain/engine.md",
-)
+WAITING = ()
 
 
 def pages() -> dict[str, Path]:
