@@ -22,6 +22,7 @@ from ..draw.theme import TextTheme, fit
 from ..widgets.prompt import Prompt
 from ..widgets.sidebar import Sidebar
 from ..widgets.transcript import Transcript
+from ..widgets.words import PlainStatic
 from . import dialog_actions
 from .conversations import AnswerEnded, AnswerGrew, Conversations
 from .timeline import TimelineScreen
@@ -78,9 +79,9 @@ class ChatScreen(Screen[None]):
         with Horizontal(id="middle"):
             yield Sidebar(id="sidebar")
             with Vertical(id="main"):
-                yield Static(id="banner", markup=False)
+                yield PlainStatic(id="banner")
                 yield Transcript(self._text_theme, id="transcript")
-                yield Static(id="line", markup=False)
+                yield PlainStatic(id="line")
                 yield Prompt(id="prompt")
         yield Footer(show_command_palette=False)
 

@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Label, Select, Static
+from textual.widgets import Footer, Input, Select, Static
 
 from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
 
@@ -44,6 +44,7 @@ from ..data.sliders import (
 )
 from ..widgets.slider import Slider
 from ..widgets.toggle import Toggle
+from ..widgets.words import PlainLabel, PlainStatic
 
 T = TypeVar("T")
 
@@ -94,41 +95,41 @@ class ControlScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Lay out the sliders by importance, with the prediction between them, always in view."""
-        yield Label("", id="banner")
+        yield PlainLabel("", id="banner")
         with VerticalScroll(can_focus=False):
             with Vertical(classes="block"):
-                yield Label(RATE_WORDS, classes="words")
+                yield PlainLabel(RATE_WORDS, classes="words")
                 yield Slider(RATE, 0.3, plain=self._plain, id="rate")
-                yield Static(id="effect")
+                yield PlainStatic(id="effect")
             with Vertical(classes="block"):
-                yield Label(BUDGET_WORDS, classes="words")
+                yield PlainLabel(BUDGET_WORDS, classes="words")
                 with Horizontal(classes="slider"):
                     yield Slider(BUDGET, 0.5, plain=self._plain, id="budget")
-                    yield Label("", id="budget-value", classes="value")
+                    yield PlainLabel("", id="budget-value", classes="value")
             for tail in TAILS.values():
                 with Vertical(classes="block tail", id=f"{tail.name}-block"):
-                    yield Label(tail.words, classes="words")
+                    yield PlainLabel(tail.words, classes="words")
                     with Horizontal(classes="slider"):
                         yield Slider(tail.scale, tail.scale.low, plain=self._plain, id=tail.name)
-                        yield Label("", id=f"{tail.name}-value", classes="value")
-            yield Label("", classes="words block tail", id="no-tail")
+                        yield PlainLabel("", id=f"{tail.name}-value", classes="value")
+            yield PlainLabel("", classes="words block tail", id="no-tail")
             with Vertical(classes="block"):
-                yield Static("What-if: asking the daemon", id="prediction")
+                yield PlainStatic("What-if: asking the daemon", id="prediction")
             yield from self._compose_rest()
         yield Footer()
 
     def _compose_rest(self) -> ComposeResult:
         with Vertical(classes="block"):
-            yield Label(PACE_WORDS, classes="words")
+            yield PlainLabel(PACE_WORDS, classes="words")
             with Horizontal(classes="row"):
                 yield Input(type="number", compact=True, id="pace", placeholder="token/s")
                 yield Select[int](self._options(), prompt="presets: reading and listening", compact=True, id="reader")
         with Vertical(classes="block"):
-            yield Label(CAP_WORDS, classes="words")
+            yield PlainLabel(CAP_WORDS, classes="words")
             with Horizontal(classes="caps"):
                 for key, name, _ in CAPS:
                     with Vertical(classes="cap"):
-                        yield Label(name)
+                        yield PlainLabel(name)
                         yield Input(type="number", compact=True, id=field_id(key), placeholder="none")
         yield Toggle(PRIVATE_WORDS, id="private")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar, cast
 
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Vertical
@@ -16,6 +17,8 @@ from disco_daemon.client.once import DaemonError
 
 from ..data.model import FILTERS, DashboardSnapshot, HostApp, RequestRow, filter_requests
 from ..draw import pictures
+from ..draw.theme import fit
+from ..widgets.words import PlainLabel, PlainStatic
 from .timeline import TimelineScreen
 
 POLL_S = 2.0
@@ -39,14 +42,14 @@ class DashboardScreen(Screen[None]):
     chosen: reactive[str] = reactive("all")
 
     def compose(self) -> ComposeResult:
-        yield Label("", id="banner")
-        yield Label("asking the daemon", id="summary")
+        yield PlainLabel("", id="banner")
+        yield PlainLabel("asking the daemon", id="summary")
         with Grid():
             for name in ("server", "starts", "spend", "wins"):
-                yield Static(id=name)
+                yield PlainStatic(id=name)
         with Vertical():
-            yield Label("", id="filter")
-            yield DataTable[str](cursor_type="row", zebra_stripes=False, id="requests")
+            yield PlainLabel("", id="filter")
+            yield DataTable[Text](cursor_type="row", zebra_stripes=False, id="requests")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -63,7 +66,7 @@ class DashboardScreen(Screen[None]):
         return bool(getattr(self.app, "plain", False))
 
     @property
-    def _table(self) -> DataTable[str]:
+    def _table(self) -> DataTable[Text]:
         return self.query_one("#requests", DataTable)
 
     def _poll_again(self) -> None:
@@ -128,7 +131,7 @@ class DashboardScreen(Screen[None]):
         self.query_one("#wins", Static).update(pictures.wins(requests, width, plain=self._plain))
 
     def _show(self, name: str, words: str, picture: Any) -> None:
-        self.query_one(name, Static).update(words if picture is None else picture + f"\n{words}")
+        self.query_one(name, Static).update(words if picture is None else picture + f"\n{fit(words)}")
 
     # --- the table ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +150,8 @@ class DashboardScreen(Screen[None]):
         under = self._under_cursor()
         table.clear()
         for request in requests:
-            table.add_row(_clock(request.created), *pictures.cells(request), key=request.request_id)
+            cells = [Text(fit(cell), no_wrap=True, end="") for cell in pictures.cells(request)]
+            table.add_row(Text(_clock(request.created), no_wrap=True, end=""), *cells, key=request.request_id)
         if under is not None and under in table.rows:
             table.move_cursor(row=table.get_row_index(under))
 

@@ -11,10 +11,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Input, Label, OptionList, Static, TextArea
+from textual.widgets import Input, OptionList, TextArea
 from textual.widgets.option_list import Option
 
 from ..draw.theme import fit
+from ..widgets.words import PlainLabel, PlainStatic
 
 
 class LineDialog(ModalScreen[str | None]):
@@ -28,9 +29,9 @@ class LineDialog(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield Label(Text(fit(self._title)))
+            yield PlainLabel(Text(fit(self._title)))
             yield Input(self._value, compact=True)
-            yield Label(Text(self._hint, "dim"))
+            yield PlainLabel(Text(self._hint, "dim"))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip())
@@ -50,9 +51,9 @@ class TextDialog(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield Label(Text(fit(self._title)))
+            yield PlainLabel(Text(fit(self._title)))
             yield TextArea(self._value, compact=True)
-            yield Label(Text("Ctrl+S accepts, Escape cancels", "dim"))
+            yield PlainLabel(Text("Ctrl+S accepts, Escape cancels", "dim"))
 
     def action_accept(self) -> None:
         self.dismiss(self.query_one(TextArea).text.strip())
@@ -69,9 +70,9 @@ class ChoiceDialog(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical():
-            yield Label(Text(fit(self._title)))
+            yield PlainLabel(Text(fit(self._title)))
             yield OptionList(*(Option(Text(fit(shown)), id=f"c{i}") for i, (_, shown) in enumerate(self._choices)))
-            yield Label(Text("Enter chooses, Escape cancels", "dim"))
+            yield PlainLabel(Text("Enter chooses, Escape cancels", "dim"))
 
     def on_mount(self) -> None:
         keys = [key for key, _ in self._choices]
@@ -95,6 +96,6 @@ class HelpDialog(ModalScreen[None]):
         for key, does in self._keys:
             table.add_row(Text(key, "bold"), Text(does))
         with VerticalScroll():
-            yield Static(Text("Keys (Escape closes)", "bold"))
-            yield Static(table)
-            yield Static(Text(f"Who wrote each word: {self._legend}"))
+            yield PlainStatic(Text("Keys (Escape closes)", "bold"))
+            yield PlainStatic(table)
+            yield PlainStatic(Text(f"Who wrote each word: {self._legend}"))

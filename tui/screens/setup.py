@@ -37,6 +37,7 @@ from ..data.setup_draft import (  # fmt: skip
     result_of,
 )
 from ..draw.theme import fit
+from ..widgets.words import PlainStatic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -70,9 +71,9 @@ class SetupScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="setup"):
-            yield Static(id="head", markup=False)
-            yield Static(id="said", markup=False)
-            yield Static(id="problem", markup=False)
+            yield PlainStatic(id="head")
+            yield PlainStatic(id="said")
+            yield PlainStatic(id="problem")
             yield Input(id="field", compact=True)
             yield OptionList(id="choices", compact=True)
         yield Footer(show_command_palette=False)

@@ -14,6 +14,7 @@ from disco_daemon.client.once import DaemonError
 
 from ..data.model import HostApp, Json
 from ..draw.timeline_model import DELIVERY, LEGEND, LEVEL, STRAIGHT, TimelineModel, delivery, lanes, level, words
+from ..widgets.words import PlainLabel, PlainStatic
 
 RECENT = 1000  # rows of the history in which the answer's own is looked up
 
@@ -35,11 +36,11 @@ class TimelineScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="pictures"):
-            yield Label("", id="title")
-            yield Static(id="lanes")
-            yield Static(id="delivery")
-            yield Static(id="level")
-            yield Static(id="words")
+            yield PlainLabel("", id="title")
+            yield PlainStatic(id="lanes")
+            yield PlainStatic(id="delivery")
+            yield PlainStatic(id="level")
+            yield PlainStatic(id="words")
         yield Footer()
 
     def on_mount(self) -> None:
