@@ -81,6 +81,12 @@ def test_every_link_between_documents_leads_somewhere() -> None:
             assert not anchor or anchor in anchors(path), f"{name}: {target}#{anchor}"
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_no_picture_has_a_semicolon(name: str) -> None:
+    """It ends a statement of Mermaid's, and what follows it is an error where the page is drawn."""
+    assert ";" not in "".join(re.findall(r"```mermaid\n(.*?)```", PAGES[name], re.DOTALL))
+
+
 def test_every_page_that_the_code_cites_is_there() -> None:
     cited = set()
     for folder in ("disco_daemon", "tui", "profiles", "benchmarks", ".ci"):
