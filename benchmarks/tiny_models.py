@@ -32,14 +32,16 @@ from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.scheduler.baselines import Fcfs
 from disco_daemon.scheduler.latency import IterationLatency
+from tests.fixtures.daemon import by_socket
 from tests.fixtures.tiny_models import MODELS, tiny_model
 
-N_CTX, N_CELLS = 1024, 1024  # of an answer, and of all that run: three with long prompts do not fit
-AT_ONCE = 8  # clients
+N_CTX, N_CELLS = 768, 768  # of an answer, and of all that run: three with long prompts do not fit
+AT_ONCE = 16  # clients
 N_DIFFERENT = 48  # requests; each comes about ten times, since what it is alone has to be computed too
-LONG, SHORT = (150, 500), (2, 40)  # words of a prompt
+LONG, SHORT = (100, 300), (2, 40)  # words of a prompt
 LONG_SHARE, CANCEL_SHARE, CHOICES_SHARE, ALIKE_SHARE = 0.25, 0.3, 0.1, 0.5
-MOST_TOKENS = 32
+FEW_TOKENS, MANY_TOKENS, MANY_SHARE = (1, 32), (150, 300), 0.4  # of an answer: those that grow long need others' cells
+LEAST_PREEMPTED = 0.04  # of the requests of a run of hundreds; fewer, and it says too little of preemption
 LOOK_S = 0.05  # between two looks at how many answers run and wait
 ANSWERS = re.compile(r'^disco_engine_answers\{state="(\w+)"\} (\S+)$', re.MULTILINE)
 PATIENCE_S = 120.0  # for one answer, on a machine that does other things
@@ -77,7 +79,13 @@ def requests(rng: random.Random, n: int) -> list[TinyRequest]:
         n_words = rng.randint(*(LONG if rng.random() < LONG_SHARE else SHORT))
         words = base[:n_words] if rng.random() < ALIKE_SHARE else rng.choices(WORDS, k=n_words)
         choices = 3 if rng.random() < CHOICES_SHARE else 1
-        found.append(TinyRequest(" ".join([*words, str(i)]), rng.randint(1, MOST_TOKENS), choices))
+        found.append(
+            TinyRequest(
+                " ".join([*words, str(i)]),
+                rng.randint(*(MANY_TOKENS if rng.random() < MANY_SHARE else FEW_TOKENS)),
+                choices,
+            )
+        )
     return found
 
 
@@ -191,7 +199,7 @@ async def measure_model(kind: str, n: int, n_threads: int, seed: int, folder: Pa
     expected = await asyncio.to_thread(alone, model, requests(rng, min(n, N_DIFFERENT)))
     config = folder / f"{kind}.toml"
     device: dict[str, Any] = {"n_ctx": N_CTX, "n_cells": N_CELLS, "rounding": "exact", "autotune": False, "watts": 15.0}
-    device["scheduler"] = "round-robin"  # which preempts most
+    device["scheduler"] = "fcfs"  # which lets in whatever fits now, and preempts when that grows
     config.write_text(tomlkit.dumps({"device": device}))
     argv = [
         sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--until-eof", "--config",
@@ -203,8 +211,11 @@ async def measure_model(kind: str, n: int, n_threads: int, seed: int, folder: Pa
         watching = asyncio.create_task(watch(root, most))
         tally = await stress(root, expected, n, rng)
         watching.cancel()
+        async with by_socket(url) as controls, controls.get(f"{root}/disco/v1/state") as response:
+            n_preempted = (await response.json())["endpoints"]["device"]["engine"]["preemptions"]
     figures = {what: tally.counts[what] for what in ("same", "differ", "failed", "cancelled")}
     seconds = round(time.monotonic() - began, 1)
+    figures |= {"preempted": n_preempted}
     return {"requests": n, **figures, "most": dict(most), "seconds": seconds, "examples": tally.examples}
 
 
@@ -219,8 +230,10 @@ async def measure(kinds: Sequence[str], n: int, n_threads: int, seed: int) -> di
 
 
 def is_right(figures: dict[str, Any]) -> bool:
-    """Whether no answer failed or differed."""
-    return all(model["differ"] == model["failed"] == 0 for model in figures["models"].values())
+    """Whether no answer failed or differed, and where there were hundreds enough were preempted."""
+    models = figures["models"].values()
+    is_thin = any(one["requests"] >= 200 and one["preempted"] < LEAST_PREEMPTED * one["requests"] for one in models)
+    return not is_thin and all(model["differ"] == model["failed"] == 0 for model in models)
 
 
 def main() -> int:
