@@ -6,14 +6,17 @@ Tiny ones with random weights, so that a text depends on all that is before it; 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import llama_cpp
 import numpy as np
 import pytest
 
 from disco_daemon.engine import wire
+from disco_daemon.engine.llama.embedding import Embeddings
 from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.speculation.speculate import Option, Speculator
+from disco_daemon.scheduler.latency import IterationLatency
 from tests.e2e.test_engine_exact import N_CELLS, Core
 from tests.fixtures.tiny_models import MODELS, tiny_model
 
@@ -205,3 +208,80 @@ def test_prompts_that_begin_alike_are_answered_as_if_each_came_first(llama: Llam
             core.cells.tidy()  # what is cached goes to main memory, and comes back in part
         core.finish()
         assert [core.said[f"{i}"] for i in range(len(prompts))] == expected
+
+
+class KnownTexts:
+    """A draft model that knows how these texts go on, and is wrong somewhere in every second guess."""
+
+    token_s = 0.0
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self._texts, self._rng = texts, random.Random(5)
+
+    def draft(self, key: str, tokens: Sequence[int], n: int) -> list[int]:
+        del key
+        whole = next(text for text in self._texts if text[: len(tokens)] == list(tokens))
+        found = whole[len(tokens) : len(tokens) + n]
+        if found and self._rng.random() < 0.5:
+            at = self._rng.randrange(len(found))
+            found[at] = found[at] % 100 + 1000
+        return found
+
+
+class Guessing(Speculator):
+    """Computes short guesses always, whatever they are worth: a machine's speed decides nothing here."""
+
+    def _best(self, options: list[Option], rate: float) -> Option | None:
+        del rate
+        return min((one for one in options if one.of_model), key=lambda one: one.size, default=None)
+
+
+def test_right_and_wrong_guesses_change_no_answer(llama: Llama) -> None:
+    if not llama.divisible:
+        pytest.skip("an engine guesses nothing where wrong guesses could not be cut")
+    rng = random.Random(6)
+    asked = {f"r{i}": phrase(rng, 3, 60) for i in range(3)}
+    texts, expected = list[list[int]](), dict[str, str]()
+    for name, prompt in asked.items():
+        core = Core(llama)
+        s = core.ask(name, prompt, max_tokens=24)
+        core.finish()
+        texts.append(list(s.tokens))
+        expected |= core.said
+    core = Core(llama)
+    latency = IterationLatency(llama.latency_prior)
+    guessing = core.batcher.speculator = Guessing(llama, latency, core.cells, KnownTexts(texts))
+    for name, prompt in asked.items():  # without a pace: a reader with text in hand gets no guesses
+        messages = [{"role": "user", "content": prompt}]
+        core.batcher.add(wire.Generate(id=name, messages=messages, temperature=0, max_tokens=24))
+    while core.batcher.step():
+        core.check()
+    assert core.said == expected
+    assert 0 < guessing.n_accepted < guessing.n_drafted
+
+
+def test_an_embedding_has_the_same_bits_in_any_pieces_broken_off_or_beside_an_answer(
+    llama: Llama, alone: Alone, abort: AbortedAfter
+) -> None:
+    prompt = phrase(random.Random(7), 5, 40)
+    expected = alone.text(prompt, 12)
+    found = list[bytes]()
+
+    def hear(message: wire.Message) -> None:
+        assert not isinstance(message, wire.Failed)
+        if isinstance(message, wire.Embedded):
+            found.append(message.vector)
+
+    for room, broken_off in ((512, -1), (32, -1), (7, 9), (7, 90)):
+        embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, hear)
+        core = Core(llama)
+        core.ask("answer", prompt, max_tokens=12)
+        embeddings.add(wire.Embed(id="e", input=TEXT))
+        abort.left, busy = broken_off, True
+        while busy:
+            busy = embeddings.step(lambda: room)  # noqa: B023 - called before the next round
+            abort.clear()
+            busy |= core.batcher.step()
+        assert core.said == {"answer": expected}
+    assert len(found) == 4
+    assert len(set(found)) == 1
