@@ -164,7 +164,7 @@ class Answer:
         assert self.state in allowed, (event, self.state)
         return in_order
 
-    # --- racing --------------------------------------------------------------------------------------------------
+    # --- racing and relaying -------------------------------------------------------------------------------------
 
     def _begin(self) -> Iterable[Effect]:
         plan = self.plan = self.plan.restricted(self.available)
@@ -210,8 +210,6 @@ class Answer:
         yield from self._sides.cancel(side.other)
         self.state, self.source, self.winner = State.RELAYING, side, side
         yield from self._accept(side, token)
-
-    # --- relaying ------------------------------------------------------------------------------------------------
 
     def _accept(self, side: Side, token: Token) -> Iterable[Effect]:
         """Take a token of the source; it may be the last one. An endpoint that has ended says why itself."""
@@ -311,7 +309,7 @@ class Answer:
         yield from self._sides.cancel(side.other)
         if self.state is State.RACING:
             self.source = self.winner = side
-        yield from self._complete(side, finish.reason, finish.stop)
+        yield from self._complete(side, self._relay.limits.end(finish), finish.stop)
 
     def _complete(self, side: Side, reason: str, stop: str | None = None) -> Iterable[Effect]:
         """End the answer where `side`, its source, has said enough."""
@@ -319,7 +317,6 @@ class Answer:
         yield from self._sides.cancel(side)
         yield from map(Deliver, self._relay.flush(self.source, self._now))
         self.state = State.DONE
-        reason = "length" if self._relay.limits.was_cut else reason
         met = self._relay.limits.met or stop or None  # an endpoint may name what is none of the client's
         self.stop_met = met if reason == "stop" and met in self.stop else None
         yield Complete(reason)
@@ -352,6 +349,8 @@ class Answer:
         elif begun:
             yield from self._hand_over(target, reason_to_move(error))
         else:
+            self.state, self.source, self.winner = State.RACING, None, None  # what was said waits for a stop string
+            self._relay.begin_anew()
             yield self._sides.start(target, self.generated)
 
     def _fail(self, error: DiscoError) -> Iterable[Effect]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..delivery.cut import divided
 from ..delivery.seam import StopScan
-from ..types import Token
+from ..types import Finish, Token
 
 # How far beyond `max_tokens`, by our count of its text, an endpoint's own end is waited for before it is taken for one
 # that knows no limit. What is said in vain is paid for.
@@ -20,7 +20,8 @@ class Limits:
     """What the client allows. An endpoint keeps to it by itself, but cannot see what came before a seam.
 
     A text is counted from outside, and may have fewer tokens than that: what is beyond `max_tokens` waits for the end
-    that the endpoint makes itself, which has the last word. `was_cut`: it said far more, or its ids tell how many
+    that the endpoint makes itself. It has the last word if it says that it kept to the limit: it ended for that, or has
+    counted no more tokens. `was_cut`: it said far more, or its ids tell how many
     tokens it said, and nothing more is admitted. Behind a seam (`begin_anew`) only we count the tokens.
 
     A stop string may begin before a seam and end behind it. So where there may be one (`may_move`), text that may grow
@@ -44,7 +45,7 @@ class Limits:
 
     def begin_anew(self, text: str) -> None:
         """Another endpoint goes on after `text`."""
-        self._counts = True
+        self._counts = bool(text)
         self._beyond, self._n_beyond = [], 0
         self._look_for_stops(text)
 
@@ -82,6 +83,17 @@ class Limits:
         # A text may go on with a token that is counted already; where ids come, it does not.
         return kept, "length" if self._counts and token.ids and self.is_reached(n_generated) else None
 
+    def end(self, finish: Finish) -> str:
+        """Cut what is beyond the limit, unless the endpoint says by its own end or count that it is not.
+
+        Return the reason why the answer ends.
+        """
+        if self._beyond and finish.reason != "length":
+            assert self.max_tokens is not None
+            if finish.n_tokens is None or finish.n_tokens > self.max_tokens:
+                self.cut()
+        return "length" if self.was_cut else finish.reason
+
     def cut(self) -> None:
         """Admit nothing more: what waits is beyond the limit, too."""
         self.was_cut, self._counts, self._scan = True, True, None
@@ -99,7 +111,7 @@ class Limits:
         return [*(scan.rest() if scan is not None else ()), *beyond]
 
     def _look_for_stops(self, text: str) -> None:
-        self._scan = StopScan(self.stop, text) if self.stop else None
+        self._scan = StopScan(self.stop, text) if self.stop and (self.may_move or text) else None
 
     def _wait(self, token: Token) -> str | None:
         """Let a token beyond the limit wait; return "length" once there are too many of them."""

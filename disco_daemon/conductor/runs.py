@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from ..answer import Arrived, Broke, Ended, Followed, Start
+from ..delivery.counting import TextCount
 from ..dispatch.planner import Planned
 from ..endpoints.base import Controls, Endpoint
 from ..endpoints.hedge import Hedge
@@ -149,9 +150,9 @@ class EndpointRuns:
     def _continued(self, effect: Start) -> GenerationRequest:
         """Return the request to go on after the answer so far."""
         request, sampling = self._request, self._request.sampling
-        exact = self._context.endpoints[effect.side].continuation is Continuation.EXACT
-        if sampling.max_tokens is not None and exact:  # another may repeat the answer first; that counts, too
-            sampling = replace(sampling, max_tokens=max(1, sampling.max_tokens - effect.n_tokens))
+        if sampling.max_tokens is not None:
+            n_left = sampling.max_tokens - effect.n_tokens + self._n_repeated(effect)
+            sampling = replace(sampling, max_tokens=max(1, n_left))
         drawing = request.drawing.after(effect.n_tokens)
         least = {"min_tokens": drawing.min_tokens} if drawing != request.drawing else {}
         return replace(
@@ -162,6 +163,17 @@ class EndpointRuns:
             answer_so_far=request.answer_so_far + effect.answer_so_far,
             answer_ids=() if request.answer_so_far else effect.ids,
         )
+
+    def _n_repeated(self, effect: Start) -> int:
+        """Return how many tokens a side says again before it goes on: they count for its limit.
+
+        That is what it is asked to repeat, or all of the answer where a probe has found that it does that unasked. Of
+        one that nobody has tried it is none: it may end too soon, but never beyond what the client allows.
+        """
+        if self._context.endpoints[effect.side].continuation is not Continuation.GUARDED:
+            return 0
+        words = self.overlap(effect.side, effect.answer_so_far)
+        return effect.n_tokens if words is None else TextCount().add(words)
 
     async def _run(self, run: EndpointRun, endpoint: Endpoint, request: GenerationRequest) -> None:
         """Let an endpoint run; one that closed a kept connection unheard is asked a second time, if that is allowed."""

@@ -313,7 +313,8 @@ class Server:
                         if event == Finish("length") and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
                             text = "the server cut an answer without a limit to its own default"
                             raise self._errors.error("cut", text)
-                        yield event
+                        told = isinstance(event, Finish) and usage.told
+                        yield replace(event, n_tokens=usage.completion_tokens) if told else event
         except EndpointError as e:
             if noted and (lack := self._note(e, request)) is not None:
                 raise lack from e

@@ -88,3 +88,4 @@ class Finish:
     reason: str
     full: bool = False
     stop: str | None = None  # the stop string that ended it, where its endpoint names one, of the client's or not
+    n_tokens: int | None = None  # the endpoint's own count of all that it made, thoughts too, where it tells one

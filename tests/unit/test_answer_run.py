@@ -383,6 +383,26 @@ async def test_an_answer_that_has_ended_is_in_no_cycle(
         gc.enable()
 
 
+@pytest.mark.parametrize(
+    ("trust", "overlap", "n"),
+    [
+        (Continuation.EXACT, None, 8),
+        (Continuation.UNTRIED, None, 8),
+        (Continuation.GUARDED, None, 10),
+        (Continuation.GUARDED, "one two", 10),
+        (Continuation.GUARDED, "two", 9),
+    ],
+)
+@in_jumps
+async def test_a_side_that_goes_on_is_asked_for_what_is_left_and_for_what_it_says_again(
+    trust: Continuation, overlap: str | None, n: int
+) -> None:
+    breaks = Scripted(DEVICE, [*words("one", " two"), EndpointError(DEVICE, "engine_gone", "it is gone")])
+    server = Scripted(SERVER, GOES_ON, continuation=trust, overlap=overlap)
+    await played(context(breaks, server), asked(sampling=Sampling(max_tokens=10)))
+    assert [request.sampling.max_tokens for request in server.asked] == [n]
+
+
 # --- what it is told that was not heeded ------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from disco_daemon.answer import (
     Followed,
     Move,
     Start,
+    State,
     Tick,
 )
 from disco_daemon.types import Delivery, Finish, Token
@@ -91,6 +92,17 @@ def test_a_stop_string_across_the_seam_ends_the_answer() -> None:
     effects = watch.on(said(SERVER, "END two"))
     assert effects[-1] == Complete("stop")
     assert (watch.shown, watch.answer.stop_met) == ("one ", "END")
+
+
+def test_a_source_that_breaks_with_all_of_its_text_waiting_has_not_begun_the_answer() -> None:
+    watch, effects = played(said(SERVER, "E"), broke(SERVER), stop=("END",))
+    assert (watch.answer.state, effects) == (State.RACING, [Start(DEVICE)])
+    watch.on(said(DEVICE, "END"))
+    assert (watch.shown, watch.ends) == ("", [Complete("stop")])
+    watch, _ = played(said(SERVER, "E"), broke(SERVER), said(DEVICE, "Every"), ended(DEVICE), stop=("END",))
+    assert (watch.shown, watch.makers) == ("Every", [DEVICE] * 5)
+    watch, effects = played(said(SERVER, "E"), broke(SERVER), broke(DEVICE), stop=("END",))
+    assert isinstance(effects[-1], Fail)
 
 
 def test_a_stop_string_that_begins_behind_the_seam_is_never_shown() -> None:
@@ -194,6 +206,24 @@ def test_tokens_held_as_a_possible_stop_string_count_for_the_limit() -> None:
     watch, _ = played(said(DEVICE, "one"), TO_SERVER, said(SERVER, " "), stop=("END",), max_tokens=3)
     assert watch.on(said(SERVER, "E")) == []
     assert watch.on(said(SERVER, "x")) == [Deliver(Token("E")), Cancel(SERVER), Complete("length")]
+
+
+@pytest.mark.parametrize(
+    ("finish", "shown"),
+    [
+        (Finish("length"), "one two three four"),
+        (Finish("stop", n_tokens=3), "one two three four"),
+        (Finish("stop", n_tokens=4), "one two three "),
+        (Finish("stop"), "one two three "),
+    ],
+)
+def test_what_is_beyond_the_limit_is_shown_only_where_its_endpoint_says_that_it_kept_to_it(
+    finish: Finish, shown: str
+) -> None:
+    watch, _ = played(*(said(SERVER, text) for text in ("one", " two", " three", " four")), max_tokens=3)
+    assert watch.shown == "one two three "
+    assert watch.on(Ended(SERVER, finish))[-1] == Complete("stop" if finish.n_tokens == 3 else "length")
+    assert watch.shown == shown
 
 
 # --- delivery ---------------------------------------------------------------------------------------------------------
