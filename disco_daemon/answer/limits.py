@@ -64,24 +64,31 @@ class Limits:
             return [], "length"
         if self._beyond:
             return [], self._wait(token)
-        said, stopped = ([token], False) if self._scan is None else self._scan.take(token)
-        kept: list[Token] = []
-        for piece in said:
-            if self.max_tokens is not None and n_generated + piece.n_tokens > self.max_tokens:
-                before = text() + "".join(one.text for one in kept)
-                within, beyond = divided(piece, self.max_tokens - n_generated, before)
-                kept += [] if within is None else [within]
-                if not self._counts and not piece.ids:
-                    return kept, self._wait(beyond)
-                self.cut()
-                return kept, "length"
-            kept.append(piece)
-            n_generated += piece.n_tokens
+        within, beyond = self._divided(token, n_generated, text)
+        kept, stopped = (
+            ([], False) if within is None else ([within], False) if self._scan is None else self._scan.take(within)
+        )
         if stopped and self._scan is not None:
             self.met = self._scan.stop
             return kept, "stop"
+        if beyond is not None:
+            if not self._counts and not token.ids:
+                return kept, self._wait(beyond)
+            self.cut()
+            return [*kept, *(self._scan.rest() if self._scan is not None else ())], "length"
+        n_generated += sum(piece.n_tokens for piece in kept)
         # A text may go on with a token that is counted already; where ids come, it does not.
         return kept, "length" if self._counts and token.ids and self.is_reached(n_generated) else None
+
+    def _divided(self, token: Token, n_generated: int, text: Callable[[], str]) -> tuple[Token | None, Token | None]:
+        """Return what of a token is within the limit, and what is beyond: what waits for a stop string counts, too."""
+        if self.max_tokens is None:
+            return token, None
+        scan = self._scan
+        n_left = self.max_tokens - n_generated - (scan.n_waiting if scan is not None else 0)
+        if token.n_tokens <= n_left:
+            return token, None
+        return divided(token, n_left, text() + (scan.waiting if scan is not None else ""))
 
     def end(self, finish: Finish) -> str:
         """Cut what is beyond the limit, unless the endpoint says by its own end or count that it is not.
@@ -95,8 +102,8 @@ class Limits:
         return "length" if self.was_cut else finish.reason
 
     def cut(self) -> None:
-        """Admit nothing more: what waits is beyond the limit, too."""
-        self.was_cut, self._counts, self._scan = True, True, None
+        """Admit nothing more; what waits for the rest of a stop string is within the limit, and stays."""
+        self.was_cut, self._counts = True, True
         self._beyond.clear()
 
     def is_reached(self, n_generated: int) -> bool:

@@ -177,6 +177,11 @@ class StopScan:
         """Tokens held back."""
         return sum(token.n_tokens for token in self._waiting)
 
+    @property
+    def waiting(self) -> str:
+        """The text held back."""
+        return "".join(token.text for token in self._waiting)
+
     def take(self, token: Token) -> tuple[list[Token], bool]:
         """Return the tokens that may be shown now, and whether a stop string has ended the answer.
 

@@ -86,6 +86,14 @@ class Resting(Played):
 @example(SERVER, whole_answer(1, 40), 5, 2, ["the target breaks"], Manner())
 @example(DEVICE, whole_answer(1, 40), 5, 2, ["the stock is low", "the target speaks"], Manner(stop_at=30))
 @settings(max_examples=150)
+@example(
+    source=Side.DEVICE,
+    pieces=whole_answer(185, 40),
+    before=1,
+    between=0,
+    steps=[],
+    manner=Manner(follows=False, server_ids=False, heeds=False, max_tokens=20, stop_at=60),
+)
 def test_nothing_is_lost_or_doubled_and_a_source_is_asked_from_the_very_end(
     source: Side, pieces: tuple[str, ...], before: int, between: int, steps: list[str], manner: Manner
 ) -> None:
