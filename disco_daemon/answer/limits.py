@@ -65,9 +65,9 @@ class Limits:
         if self._beyond:
             return [], self._wait(token)
         within, beyond = self._divided(token, n_generated, text)
-        kept, stopped = (
-            ([], False) if within is None else ([within], False) if self._scan is None else self._scan.take(within)
-        )
+        kept, stopped = ([], False) if within is None else ([within], False)
+        if within is not None and self._scan is not None:
+            kept, stopped = self._scan.take(within)
         if stopped and self._scan is not None:
             self.met = self._scan.stop
             return kept, "stop"
