@@ -151,7 +151,7 @@ async def test_a_second_daemon_on_the_same_port_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_demo_both_sides_win_and_no_answer_starts_late(tmp_path: Path) -> None:
+async def test_demo_each_answer_has_a_winner_and_none_starts_late(tmp_path: Path) -> None:
     models = os.environ.get("DISCO_MODELS_DIR")
     env = {"DISCO_MODELS_DIR": models} if models else {"HOME": os.environ["HOME"]}
     code, out, err = await disco("demo", "--json", home=tmp_path, env=env)
@@ -164,7 +164,8 @@ async def test_demo_both_sides_win_and_no_answer_starts_late(tmp_path: Path) -> 
         }  # fmt: skip
         assert row["tokens"][row["winner"]] > 0
         assert row["loser_tokens"] <= 3
-    assert min(result["summary"]["wins"].values()) >= 1
+    # Who wins is a matter of how fast this machine is.
+    assert sum(result["summary"]["wins"].values()) == 12
 
 
 @pytest.mark.slow

@@ -227,7 +227,8 @@ async def test_a_whole_answer_in_one_chunk_comes_in_pieces_with_turns_between(fo
     tokens = [one for one in events if isinstance(one, Token)]
     assert "".join(one.text for one in tokens) == text
     assert max(len(one.text) for one in tokens) <= MAX_PIECE
-    assert events[-1] == Finish("stop")
+    assert isinstance(events[-1], Finish)
+    assert events[-1].reason == "stop"
     assert all(later > earlier for earlier, later in itertools.pairwise(at[: len(tokens)]))
 
 
