@@ -35,12 +35,17 @@ async def fleet_of(daemon: DaemonProcess) -> dict[str, Any]:
         return found
 
 
-async def until(daemon: DaemonProcess, *states: str) -> dict[str, Any]:
-    """Wait until home and hosts are in these states."""
+AS_CUT = [[(0, 5), (22, 30)], [(5, 12)], [(12, 22)]]
+
+
+async def until(
+    daemon: DaemonProcess, *states: str, layers: list[list[tuple[int, int]]] | None = None
+) -> dict[str, Any]:
+    """Wait until home and hosts are in these states, and have these layers: a host is up before home lets go of its."""
     async with asyncio.timeout(RELIEVED_S):
         while True:
             found = await fleet_of(daemon)
-            if [host["state"] for host in found["hosts"]] == list(states):
+            if [host["state"] for host in found["hosts"]] == list(states) and layers in (None, ranges(found)):
                 return found
             await asyncio.sleep(0.1)
 
@@ -97,8 +102,7 @@ async def test_layers_leave_a_host_that_is_drained_or_may_have_less_while_answer
         set_values(tmp_path / "config.toml", {"fleet.memory_gib": 0.0})
         async with daemon.controls.post(f"{daemon.root}/disco/v1/reload") as response:
             assert (await response.json())["changed"] == ["fleet.memory_gib"]
-        found = await until(daemon, "up", "up", "up")
-        assert ranges(found) == [[(0, 5), (22, 30)], [(5, 12)], [(12, 22)]], "layers come back where the cuts have them"
+        await until(daemon, "up", "up", "up", layers=AS_CUT)
         assert await answers(daemon) == expected
 
 
