@@ -121,6 +121,17 @@ class ContentManager:
 
         The row of the last token is always expected: what follows it is drawn behind that row.
         """
+        if (refused := self.refused(peer, message)) is not None:
+            return refused
+        n_past = max(0, min(n_have, len(message.tokens) - 1))
+        self._peers[peer].answers[message.id] = Content((peer, message.id), message.private, n_past)
+        return ContentChange((AnswerOpened(id=message.id, n_past=n_past),), keep=n_past)
+
+    def refused(self, peer: int, message: OpenAnswer) -> ContentChange | None:
+        """Return what follows if an answer cannot begin. Raises BadFrameError.
+
+        Ask before its tokens are looked up: an id beyond the vocabulary may stand for another machine's text there.
+        """
         sender = self._peers.setdefault(peer, _Sender())
         if not 0 < len(message.id) <= N_ID or message.id in sender.answers or message.id in sender.ended:
             msg = f"the id {message.id[:N_ID]!r} is none, or was used before"
@@ -132,9 +143,7 @@ class ContentManager:
         except BadContentError as e:
             self._remember_ended(sender, message.id)
             return ContentChange((_failed(message.id, e),), ended=True)
-        n_past = max(0, min(n_have, len(message.tokens) - 1))
-        sender.answers[message.id] = Content((peer, message.id), message.private, n_past)
-        return ContentChange((AnswerOpened(id=message.id, n_past=n_past),), keep=n_past)
+        return None
 
     def rows(self, peer: int, message: SendRows, payload: bytes | memoryview) -> ContentChange:
         """Take rows that have come. Raises BadFrameError."""
@@ -164,11 +173,14 @@ class ContentManager:
         if content is None:
             return ContentChange()
         try:
-            self._check_tokens((*message.answer, *message.candidates))
-            _check_rules(message)
+            self._check_tokens((*message.answer, *message.candidates, *message.sampling.prompt))
+            self._check_end(max(len(message.answer), len(message.sampling.prompt)))
+            check_grammar(message.sampling.grammar)
             content.begin_drawing()
         except BadContentError as e:
             return self._fail(content, e)
+        except BadFrameError as e:
+            return self._fail(content, BadContentError(str(e), "bad_grammar"))
         return ContentChange()
 
     def judge(self, peer: int, message: JudgeDrafts) -> ContentChange:
@@ -376,13 +388,6 @@ class ContentManager:
 def credits_for(max_answers: int) -> int:
     """Return how many rows may be on their way from a peer with so many answers: twice what its drafts need at most."""
     return 4 * MAX_JUDGED * max_answers
-
-
-def _check_rules(message: BeginDrawing) -> None:
-    try:
-        check_grammar(message.sampling.grammar)
-    except BadFrameError as e:
-        raise BadContentError(str(e), "bad_grammar") from e
 
 
 def _credit(n: int) -> tuple[ToEdge, ...]:

@@ -28,6 +28,7 @@ MAX_HEADER = 1 << 20  # bytes of a message: the ids of a prompt of 100,000 token
 MAX_PAYLOAD = 16 << 20  # bytes of rows in one frame: 512 rows of 8,192 numbers of 4 bytes
 HEADER = struct.Struct("<III")  # length of the message, length of the bytes behind it, number of the peer
 ERA = 1 << 24  # turns that the partner may begin between two cuts: more than a text has tokens
+MAX_TURN = 1 << 62  # a number that everybody can hold, and add to
 N_ID = 64  # characters of an answer's id at most
 
 FAST = " fast rounding"
@@ -37,10 +38,15 @@ N_VERSION = 64  # characters of a version, a fingerprint or a mark
 N_BUILD = 500  # characters of what says by which llama.cpp a machine computes
 MAX_COUNT = 1 << 24  # of layers, numbers of a row, tokens of a vocabulary or of a context
 MAX_WATTS = 1e5  # that a machine draws: a hundred times what one does
+MAX_SECONDS = 1e9  # that a machine was busy
 MAX_FACTOR = 1e3  # of a temperature or a penalty: servers take 2
 Version = Annotated[str, Meta(max_length=N_VERSION, pattern=r"^[ -~]*\Z")]
 LlamaBuild = Annotated[str, Meta(max_length=N_BUILD, pattern=r"^[ -~]*\Z")]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, Meta(ge=0.0, le=MAX_SECONDS)]
+AnswerId = Annotated[str, Meta(max_length=N_ID)]
+Turn = Annotated[int, Meta(ge=0, le=MAX_TURN)]
+Tokens = tuple[Count, ...]  # as many as a frame has room for; what fits into a text is checked there
 
 CODECS = ("f32", "bf16", "int8")  # how numbers of rows are sent; see peer.codec
 IDS = "ids"  # of rows without numbers: the partner has all layers, and the token ids are all it needs
@@ -87,7 +93,7 @@ class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: Annotated[float, Meta(ge=-MAX_FACTOR, le=MAX_FACTOR)] | None = None
     grammar: str = ""
     drawing: Drawing = AS_USUAL
-    prompt: tuple[int, ...] = ()
+    prompt: Tokens = ()
 
 
 # --- the two relays, and each with its engine ---------------------------------------------------------------------
@@ -171,8 +177,8 @@ class OpenAnswer(PeerMessage, frozen=True, kw_only=True):
     Nothing of a `private` text is kept for another one.
     """
 
-    id: str
-    tokens: tuple[int, ...]
+    id: AnswerId
+    tokens: Tokens
     private: bool = False
 
 
@@ -182,11 +188,11 @@ class SendRows(PeerMessage, frozen=True, kw_only=True):
     `drafts`: their logits are wanted, and they wait for the JudgeDrafts; others are computed as they come.
     """
 
-    id: str
-    turn: int
-    pos: int
-    tokens: tuple[int, ...]
-    codec: str = "f32"
+    id: AnswerId
+    turn: Turn
+    pos: Count
+    tokens: Tokens
+    codec: Version = "f32"
     drafts: bool = False
 
 
@@ -196,10 +202,10 @@ class BeginDrawing(PeerMessage, frozen=True, kw_only=True):
     The first token may be one of `candidates` only, if there are any (the last given token is healed).
     """
 
-    id: str
+    id: AnswerId
     sampling: DrawRules
-    answer: tuple[int, ...] = ()
-    candidates: tuple[int, ...] = ()
+    answer: Tokens = ()
+    candidates: Tokens = ()
 
 
 class JudgeDrafts(PeerMessage, frozen=True, kw_only=True):
@@ -208,11 +214,11 @@ class JudgeDrafts(PeerMessage, frozen=True, kw_only=True):
     The tokens `left` were drawn by the edge itself since the last verdict, or since drawing began.
     """
 
-    id: str
-    turn: int
-    start: int
-    end: int
-    left: tuple[int, ...] = ()
+    id: AnswerId
+    turn: Turn
+    start: Count
+    end: Count
+    left: Tokens = ()
 
 
 class CutAnswer(PeerMessage, frozen=True, kw_only=True):
@@ -221,15 +227,15 @@ class CutAnswer(PeerMessage, frozen=True, kw_only=True):
     Drawing ends until the next BeginDrawing. The answer goes on with other rows, or waits.
     """
 
-    id: str
-    turn: int
-    n: int
+    id: AnswerId
+    turn: Turn
+    n: Count
 
 
 class CloseAnswer(PeerMessage, frozen=True, kw_only=True):
     """End an answer; answered by AnswerClosed. What was computed may be kept for the next turn of the conversation."""
 
-    id: str
+    id: AnswerId
 
 
 # --- partner -> edge: one answer ----------------------------------------------------------------------------------
@@ -238,8 +244,8 @@ class CloseAnswer(PeerMessage, frozen=True, kw_only=True):
 class AnswerOpened(PeerMessage, frozen=True, kw_only=True):
     """The first `n_past` tokens need no rows: they are computed. Rows are expected from there on."""
 
-    id: str
-    n_past: int
+    id: AnswerId
+    n_past: Count
 
 
 class DraftVerdict(PeerMessage, tag="Verdict", frozen=True, kw_only=True):
@@ -250,13 +256,13 @@ class DraftVerdict(PeerMessage, tag="Verdict", frozen=True, kw_only=True):
     were to be judged where those behind a wrong draft were left out.
     """
 
-    id: str
-    turn: int
-    start: int
-    tokens: tuple[int, ...]
-    n_judged: int = 0
-    n_rows: int = 0
-    busy_s: float = 0.0
+    id: AnswerId
+    turn: Turn
+    start: Count
+    tokens: Tokens
+    n_judged: Count = 0
+    n_rows: Count = 0
+    busy_s: Seconds = 0.0
 
 
 class NeedRows(PeerMessage, frozen=True, kw_only=True):
@@ -265,22 +271,22 @@ class NeedRows(PeerMessage, frozen=True, kw_only=True):
     Drafts of the last turn have to be judged again.
     """
 
-    id: str
-    turn: int
-    pos: int
+    id: AnswerId
+    turn: Turn
+    pos: Count
 
 
 class Credit(PeerMessage, frozen=True, kw_only=True):
     """So many more rows may be on their way: as many have been computed, or dropped."""
 
-    rows: int
+    rows: Count
 
 
 class AnswerFailed(PeerMessage, tag="Failed", frozen=True, kw_only=True):
     """An answer cannot go on, and is closed. `reason` is overloaded, context, bad_rows, bad_grammar or engine_error."""
 
-    id: str
-    reason: str
+    id: AnswerId
+    reason: Version
     message: str
     your_fault: bool = False
 
@@ -288,9 +294,9 @@ class AnswerFailed(PeerMessage, tag="Failed", frozen=True, kw_only=True):
 class AnswerClosed(PeerMessage, frozen=True, kw_only=True):
     """An answer has ended: so many of its rows were computed (`n_rows`, drafts included), in `busy_s`, s."""
 
-    id: str
-    n_rows: int
-    busy_s: float
+    id: AnswerId
+    n_rows: Turn
+    busy_s: Seconds
 
 
 ToPartner = Hello | OpenAnswer | SendRows | BeginDrawing | JudgeDrafts | CutAnswer | CloseAnswer

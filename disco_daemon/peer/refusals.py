@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..plain import plain
-from .messages import Build, Refused
+from .messages import AnswerFailed, Build, Refused
 
 # What `Refused.reason` may be, and what it says. Those of RETRIED pass by themselves.
 REASONS = {
@@ -32,6 +32,8 @@ REASONS = {
 REVOKED = "this machine has been revoked: pair it again"
 ENDS = frozenset({"closed", "silent", "engine_gone", "replaced", "stopped"})  # of links, that nobody is to blame for
 MAX_TOLD = 500  # characters of the other side's sentence; ours have 200
+# Why a partner cannot go on with one answer: `AnswerFailed.reason`.
+OF_ANSWERS = frozenset({"overloaded", "context", "bad_rows", "bad_grammar", "engine_error"})
 RETRIED = frozenset({"not_ready", "crowded", "slow", "late", "flood"})
 
 
@@ -47,6 +49,12 @@ def told_by(refused: Refused) -> LinkEndedError:
     """Return what the other side says, fit to be shown: it may say anything, and at any length."""
     reason = refused.reason if refused.reason in REASONS or refused.reason in ENDS else "refused"
     return LinkEndedError(reason, plain(refused.message[:MAX_TOLD]))
+
+
+def failure_told(failed: AnswerFailed) -> tuple[str, str]:
+    """Return reason and sentence of an answer that a partner ends, fit to be acted upon and shown."""
+    reason = failed.reason if failed.reason in OF_ANSWERS else "engine_error"
+    return reason, plain(failed.message[:MAX_TOLD])
 
 
 def check_builds(ours: Build, theirs: Build, our_cut: int, their_cut: int) -> None:

@@ -27,6 +27,7 @@ from ...peer.messages import (
     PeerLeft,
     Refused,
 )
+from ...peer.refusals import failure_told
 from .. import wire
 from ..kv.row_texts import RowTexts
 from ..llama.refusals import FormatError
@@ -316,8 +317,8 @@ class EdgeBatcher(Batcher):
                 self._compute_uncovered(s)
             case DraftVerdict():
                 self._take_verdict(s, message)
-            case AnswerFailed(reason=reason, message=text, your_fault=your_fault):
-                self._fail_away(s, reason, text, your_fault=your_fault)
+            case AnswerFailed(your_fault=your_fault):
+                self._fail_away(s, *failure_told(message), your_fault=your_fault)
 
     def _compute_uncovered(self, s: Sequence) -> None:
         """Compute tokens again whose rows are wanted, but were never computed here, or are not kept."""

@@ -111,6 +111,9 @@ class PartnerBatcher(Batcher):
         if key in self._sequences:
             msg = f"the answer {message.id!r} is open already"
             raise BadFrameError(msg)
+        if (refused := self.contents.refused(peer, message)) is not None:
+            self._change(peer, message.id, refused)
+            return
         request = wire.Generate(id=f"{peer}/{message.id}", messages=[], private=message.private)
         now = self.clock()
         s = Sequence(
