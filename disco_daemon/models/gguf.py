@@ -22,6 +22,7 @@ _LISTED = 4096  # a longer array is a vocabulary, of which only the length is ke
 _MOST_KEYS = 10_000
 _MOST_TEXT = 1 << 24
 _MOST_TENSORS = 1 << 17  # the largest models have some thousand
+_SHOWN = 100  # characters of a key in a message
 _MOST_DIMS = 4  # GGML_MAX_DIMS
 _MOST_NUMBERS = 1 << 44  # in one tensor
 HEADER_BYTES = 64 << 20  # read of a file for its whole header: the largest vocabularies take 16 MB
@@ -174,8 +175,6 @@ class _HeaderReader:
         if kind in _SCALARS:
             self.take(n * struct.calcsize(f"<{_SCALARS[kind]}"))
             return
-        if kind != _STRING:
-            self.value(kind)
         head, at, last = self._head, self.at, len(self._head) - _LENGTH.size
         for _ in range(n):
             if at > last:
@@ -202,13 +201,18 @@ def read_header(head: bytes) -> Header:
         for _ in range(n_keys):
             start = reader.at
             key = _pair(reader, keys)
+            if key in spans:
+                msg = f"the key {key[:_SHOWN]!r} twice: no GGUF header"
+                raise ValueError(msg)
             spans[key] = (start, reader.at)
         for _ in range(n_tensors):
             tensors.append(_tensor(reader))  # noqa: PERF401 - those before the end of the bytes count
     except _Short:
         return Header(n_tensors, keys, tuple(tensors), spans=spans)
+    if len({tensor.name for tensor in tensors}) < len(tensors):
+        raise ValueError("a tensor's name twice: no GGUF header")
     alignment = keys.get("general.alignment", _ALIGNMENT)
-    if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
+    if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
         msg = f"an alignment of {alignment!r}: no GGUF header"
         raise ValueError(msg)
     data_at = -(-reader.at // alignment) * alignment
@@ -271,6 +275,9 @@ def _pair(reader: _HeaderReader, found: Keys) -> str:
         found[key] = reader.value(kind)
         return key
     inner, n = int(reader.scalar("I")), reader.count()
+    if inner != _STRING and inner not in _SCALARS:
+        msg = f"no GGUF array has values of type {inner}"
+        raise ValueError(msg)
     found[f"{key}.length"] = n
     if n > _LISTED:
         reader.pass_by(inner, n)

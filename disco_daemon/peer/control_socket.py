@@ -10,6 +10,7 @@ from collections import deque
 from .control import LENGTH, MAX_CONTROL, RelayEvent, ToRelay, encode, has_descriptor
 
 PIECE = 1 << 16  # bytes read at once
+MAX_WAITING = 64  # descriptors that have come before their message was read
 MAX_DESCRIPTORS = 4  # descriptors in one read; a message has one at most
 
 
@@ -79,6 +80,9 @@ class ControlSocket:
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
                 self._descriptors.append(descriptor)
+            if len(self._descriptors) > MAX_WAITING:
+                msg = "descriptors come that belong to no message"
+                raise ControlClosedError(msg)
             if not data:
                 msg = "the other end of the control socket has gone"
                 raise ControlClosedError(msg)

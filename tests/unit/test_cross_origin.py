@@ -101,6 +101,52 @@ async def test_web_pages_and_extensions_get_neither_an_answer_nor_a_grant(origin
         assert headers["Vary"] == "Origin", "no cache gives it another one's"
 
 
+REBOUND = [
+    "evil.example:11434", "localhost.evil.example", "127.0.0.1.evil.example:11434", "127.0.0.1@evil.example",
+    "0x7f000001", "2130706433:11434", "127.1", "0.0.0.0:11434", "[::]:11434", "[::ffff:127.0.0.1]:11434",
+    "localhost:99999", "localhost:11434x", "localhost:-1", "localhost,evil.example", "localhost evil.example", "ollama",
+    "host.docker.internal:11434", "localhost.:11434", "127.0.0.256", "xn--localhost-", "local\u017fhost", "127.0.0.1:",
+]  # fmt: skip
+OLLAMAS = [("GET", "/api/tags"), ("POST", "/api/chat"), ("DELETE", "/api/delete"), ("HEAD", "/api/version")]
+
+
+@pytest.mark.parametrize("host", REBOUND)
+async def test_ollamas_routes_are_asked_by_a_name_of_this_machine_alone(host: str, serve: Serve) -> None:
+    url = await serve(origins=DEFAULT | {FRIEND})
+    for method, path in OLLAMAS:
+        for more in ({}, {"Origin": FRIEND}, {"Origin": "app://x"}, {"Sec_Fetch_Site": "same-origin"}):
+            status, _, cors = await asked(url, path, method, Host=host, **more)
+            assert (status in (400, 403), cors) == (True, {}), (method, more)
+
+
+@pytest.mark.parametrize("origin", STRANGERS)
+async def test_ollamas_routes_have_nothing_for_a_strangers_page(origin: str, serve: Serve) -> None:
+    url = await serve()
+    for method, path in OLLAMAS:
+        for question in ({}, ASKED | {"Access_Control_Request_Private_Network": "true"}):
+            found = await asked(url, path, "OPTIONS" if question else method, Origin=origin, **question)
+            assert (found[0], found[2]) == (403, {}), (method, path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
+        "text/plain; application/json", "text/json", "application/jsonp", "application/json5", "application/ld+json",
+        "application/json/x", "json", "",
+        "text/plain, application/json", "text/plain;charset=application/json", "application", "*/*", "application/*",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("told", [{"Origin": "http://localhost:3000"}, {"Sec-Fetch-Site": "same-origin"}], ids=str)
+async def test_a_pages_simple_post_is_no_request_to_ollama(kind: str, told: dict[str, str], serve: Serve) -> None:
+    url = await serve()
+    headers = told | {"Content-Type": kind}
+    async with aiohttp.ClientSession() as session:
+        for path in ("/api/chat", "/api/generate", "/api/embed", "/api/show", "/api/pull"):
+            async with session.post(url + path, data=b'{"model": "disco"}', headers=headers) as response:
+                assert response.status == 415, path
+
+
 async def test_a_rebound_name_is_no_way_in_whatever_the_origin(serve: Serve) -> None:
     url = await serve()
     for method, more in (("GET", {}), ("OPTIONS", ASKED)):

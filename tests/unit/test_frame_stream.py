@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.peer.control import (
+    MAX_CONTROL,
     Address,
     EngineSocket,
     FileAsked,
@@ -30,7 +32,7 @@ from disco_daemon.peer.control import (
     encode,
     has_descriptor,
 )
-from disco_daemon.peer.control_socket import ControlClosedError, ControlSocket
+from disco_daemon.peer.control_socket import MAX_WAITING, ControlClosedError, ControlSocket
 from disco_daemon.peer.first_frames import AskFile, BindRows, decode_first, decode_reply, first_frame
 from disco_daemon.peer.frame_stream import FrameStream
 from disco_daemon.peer.messages import (
@@ -50,7 +52,7 @@ from disco_daemon.peer.refusals import LinkEndedError, check_builds
 from tests.fixtures.peers import BUILD, HELLO, WELCOME
 
 messages = st.one_of(
-    st.builds(lambda n: Credit(rows=n), st.integers(0, 1 << 40)),
+    st.builds(lambda n: Credit(rows=n), st.integers(0, 1 << 24)),
     st.builds(lambda text: CloseAnswer(id=text), st.text(max_size=64)),
     st.builds(lambda tokens: SendRows(id="g", turn=1, pos=3, tokens=tuple(tokens)), st.lists(st.integers(0, 1 << 20))),
 )
@@ -186,6 +188,59 @@ async def test_each_descriptor_comes_with_its_message() -> None:
         await relay.send(Listening(port=1))
     relay.close()
     relay.close()
+
+
+STRANGE: dict[str, bytes] = {
+    "a length beyond the limit": struct.pack("<I", MAX_CONTROL + 1),
+    "the longest length": b"\xff" * 4,
+    "half a length": b"\1\0",
+    "half a message": struct.pack("<I", 100) + b"\x81",
+    "a page's request": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a page's question": b"OPTIONS * HTTP/1.1\r\nAccess-Control-Request-Private-Network: true\r\n\r\n",
+    "a handshake of TLS": b"\x16\x03\x01\x02\x00" + bytes(60),
+}
+
+
+@pytest.mark.parametrize("data", STRANGE.values(), ids=STRANGE)
+async def test_what_is_no_control_message_ends_the_socket_and_is_not_waited_for(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    daemon = ControlSocket(ours)
+    with theirs:
+        theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(ControlClosedError):
+            await daemon.receive()
+    daemon.close()
+
+
+async def test_descriptors_that_belong_to_no_message_are_few() -> None:
+    ours, theirs = socket.socketpair()
+    daemon, (read_end, write_end) = ControlSocket(ours), os.pipe()
+    with theirs:
+        theirs.sendall(struct.pack("<I", MAX_CONTROL))
+        for _ in range(2 * MAX_WAITING):
+            socket.send_fds(theirs, [b"x"], [write_end])
+        with pytest.raises(ControlClosedError, match="belong to no message"):
+            await daemon.receive()
+    daemon.close()
+    os.close(write_end)
+    assert os.read(read_end, 1) == b"", "all that came are closed"
+    os.close(read_end)
+
+
+NO_EVENTS = [
+    b"", b"\xc0", b"\x80", b"\x90", b"\xc1", b"\xff" * 9, b"\xdf\xff\xff\xff\xff", b"\x91" * 5000,
+    *(encode(order)[4:] for order in ORDERS), encode(Listening(port=7))[4:] + b"\0", encode(Listening(port=7))[4:-1],
+    msgspec.msgpack.encode({"type": "Listening", "port": "7"}),
+    msgspec.msgpack.encode({"type": "listening", "port": 7}),
+    msgspec.msgpack.encode({"port": 7}), msgspec.msgpack.encode({"type": "Listening"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", NO_EVENTS, ids=range(len(NO_EVENTS)))
+def test_what_is_no_event_of_a_relay_is_refused(body: bytes) -> None:
+    with pytest.raises((msgspec.MsgspecError, ValueError, RecursionError)):
+        decode_event(body)
 
 
 @pytest.mark.parametrize("event", [Listening(port=7, error="x"), FileAsked(name="a", cut=3)], ids=repr)
