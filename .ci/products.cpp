@@ -90,13 +90,21 @@ extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, i
     }
 #endif
 #endif
+#if defined(__AVX__) && defined(NDEBUG)
+    // llamafile's tiles take two rows or more and leave one row to ggml's dot products, which add these types up in another order:
+    // a row would have other bits alone than beside others. So one row is computed as two that lie in the same place, in and out.
+    const bool is_of_two_orders = a_type == GGML_TYPE_F32 || a_type == GGML_TYPE_F16 || a_type == GGML_TYPE_BF16 || a_type == GGML_TYPE_IQ4_NL;
+    if (n == 1 && is_of_two_orders) {
+        return disco_other_products(params, m, 2, k, a, a_stride, b, 0, c, 0, a_type, b_type, c_type);
+    }
+#endif
     return disco_other_products(params, m, n, k, a, a_stride, b, b_stride, c, c_stride, a_type, b_type, c_type);
 }
 
 // The engine looks for it: these products round otherwise than ggml's own. Version 1 was wrong with more than one thread where
-// an operation has more than one slice.
+// an operation has more than one slice; version 2 added a single row of floats up otherwise than several.
 #if defined(DISCO_MULTIPLIES)
-DISCO_TOLD(disco_products, 2)
+DISCO_TOLD(disco_products, 3)
 #else
 DISCO_TOLD(disco_products, 0)
 #endif

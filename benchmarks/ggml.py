@@ -233,6 +233,15 @@ class Graph:
 
     def compute(self, n_threads: int) -> list[tuple[str, str]]:
         """Compute all; return the operations that are wrong, with what is. Raises RuntimeError if ggml refuses."""
+        self._compute(n_threads)
+        return [(one.name, fault) for one in self.operations if (fault := one.fault())]
+
+    def results(self, n_threads: int) -> list[NDArray[np.float32]]:
+        """Compute all; return what each operation came to. Raises RuntimeError if ggml refuses."""
+        self._compute(n_threads)
+        return [one.numbers.copy() for one in self.operations]
+
+    def _compute(self, n_threads: int) -> None:
         for one in self.operations:
             one.poison()
         plan = self.ggml.cpu.ggml_graph_plan(self._graph, n_threads, None)
@@ -241,7 +250,6 @@ class Graph:
         if rc := self.ggml.cpu.ggml_graph_compute(self._graph, ctypes.byref(plan)):
             msg = f"ggml_graph_compute returned {rc}"
             raise RuntimeError(msg)
-        return [(one.name, fault) for one in self.operations if (fault := one.fault())]
 
     def close(self) -> None:
         """Give the nodes' memory back."""

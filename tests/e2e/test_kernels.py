@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,11 @@ import numpy as np
 import pytest
 
 from benchmarks.ggml import F32, Graph
+from benchmarks.kernel_products import Products
 from benchmarks.kernels import Check, installed
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.llama.rounding import TILED
 from tests.fixtures.tiny_models import MODELS, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +34,40 @@ def test_products_and_attention_are_right_for_any_shape_and_number_of_threads() 
     assert found["cases"] == N_CASES
     assert found["threads"] == [1, 2, 4, 8]
     assert set(found["operations"]) == {"mul_mat", "mul_mat_id", "flash_attn_ext"}
+
+
+def test_a_row_has_the_same_bits_alone_and_among_others_whatever_the_type_of_weights() -> None:
+    """As an engine computes exact answers: without kernels that round by how many rows there are (`TILED`)."""
+    command = [sys.executable, "-c", "import tests.e2e.test_kernels as it; print(it.differing())"]
+    environment = os.environ | {TILED: "0"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def differing() -> list[str]:
+    """The types of weights with which a row has other bits among others than alone, each with the shape."""
+    products, k, n_together, found = Products(installed(), 1), 512, (2, 3, 8, 13), []
+    given = np.random.default_rng(0).normal(0, 1, (13, k)).astype(np.float32)
+    for kind in products.kinds:
+        of = products.weights(kind)
+        for m, n_threads in itertools.product((64, 20, 7), (1, 2)):
+            graph = Graph(products.ggml, 32)
+            for rows in [*(given[:n].copy() for n in n_together), *(row[None].copy() for row in given)]:
+                weights, _ = of.tensor(graph, (k, m, 1, 1), (k, k * m, k * m), 0)
+                node = graph.tensor(F32, (k, len(rows), 1, 1), (4, 4 * k, rows.nbytes, rows.nbytes), rows)
+                nothing = np.zeros((1, 1, len(rows), m))
+                graph.add("a product", graph.call("ggml_mul_mat", weights, node), nothing, nothing)
+            results = [one[0, 0] for one in graph.results(n_threads)]
+            alone = np.concatenate(results[len(n_together) :])
+            found += [
+                f"{of.packing.name}: {m} by {n} rows, {n_threads} threads"
+                for n, together in zip(n_together, results, strict=False)
+                if together.tobytes() != alone[:n].tobytes()
+            ]
+            graph.close()
+    return found
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 What a text is to be comes from the core in this process, with nothing cached and nothing beside it; see
 tests/fixtures/tiny_models.py. A model whose state cannot be cut keeps nothing of a text for the next one: there
 nothing is cached, in memory or on disk, and the texts are the same all the more.
-What chooses experts is packed here: llama.cpp multiplies F32 with one row otherwise than with several, so that a model
-whose routers are F32 rounds otherwise beside other answers.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class Tiny:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=MODELS)
 async def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tiny]:
     folder: Path = tmp_path_factory.mktemp("tiny")
-    path = tiny_model(folder / "tiny.gguf", request.param, packed_routers=True)
+    path = tiny_model(folder / "tiny.gguf", request.param)
     disk = wire.Disk(folder=str(folder / "kv"), max_bytes=2**30, idle_s=0.0)
     config = EngineConfig(path, n_ctx=N_CELLS, n_threads=2, n_cells=N_CELLS, disk=disk)
     engine = Engine(config, SystemClock())
