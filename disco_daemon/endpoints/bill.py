@@ -20,7 +20,7 @@ MAX_TPS = 5_000.0  # token/s that a server may think unseen; the quickest known 
 MAX_COST = 1e6  # of one answer, in a server's own currency: what is more is no price
 # Times the tokens that a server tells which its text may have by our count: beyond, it tells of a part. The coarsest
 # vocabulary known joins words (SuperBPE, arXiv 2503.13423): a third fewer tokens than BPE on average, of whose count
-# ours misses a tenth, makes 1.35. A bill of one choice of two makes 2.
+# ours misses a tenth, makes 1.35. Where several choices were asked for, a bill may be of one: none is let pass there.
 COARSER = 1.5
 SPARE_TOKENS = 256  # of an answer: marks of its format, and a limit that is taken not quite exactly
 
@@ -75,7 +75,8 @@ class Bill:
             completion += thought  # xAI, and Google at times, count what was thought beside the answer
         most = self._most_completion(elapsed_s)
         usage.told = 0 < completion <= most  # what cannot be true is booked up to there, and believed by nobody
-        if 0 < COARSER * completion < self._n_tokens:  # no running sum; of choices llama-server tells of one only
+        coarser = COARSER if self._body.get("n") in (None, 1) else 1.0
+        if 0 < coarser * completion < self._n_tokens:  # no running sum; of choices llama-server tells of one only
             completion, usage.told = self._n_tokens, False
         if completion:
             usage.completion_tokens = self._at_most(completion, most, "completion_tokens")

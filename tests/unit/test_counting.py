@@ -187,11 +187,15 @@ def test_what_was_shown_is_the_least_that_is_booked(steps: list[int], cuts: list
     assert not usage.told
 
 
-@pytest.mark.parametrize(("told", "booked"), [(12, 12), (10, 10), (7, 7), (6, 10), (5, 10)])
-def test_a_server_that_counts_more_coarsely_is_believed_and_a_bill_of_a_part_is_not(told: int, booked: int) -> None:
-    """A vocabulary that joins words makes a third fewer tokens of a text; of two choices one is half of them."""
+@pytest.mark.parametrize(
+    ("told", "n", "booked"), [(12, 1, 12), (10, 1, 10), (7, 1, 7), (6, 1, 10), (5, 1, 10), (10, 2, 10), (9, 2, 10)]
+)
+def test_a_server_that_counts_more_coarsely_is_believed_and_a_bill_of_a_part_is_not(
+    told: int, n: int, booked: int
+) -> None:
+    """A vocabulary that joins words makes a third fewer tokens of a text; of several choices a bill may be of one."""
     usage, text = Usage(), "one two three four five six seven eight nine ten"
-    bill = Bill(usage, {}, None)
+    bill = Bill(usage, {"n": n}, None)
     bill.count_token(Token(text, 10), 10)
     bill.take({"completion_tokens": told}, 1.0)
     assert (usage.completion_tokens, usage.told) == (booked, told == booked)
