@@ -175,7 +175,7 @@ def of_api(block: str) -> Callable[[], str]:
     return made
 
 
-# --- the life of an answer in docs/explain/handoff.md ---------------------------------------------------------------
+# --- the life of an answer in docs/reference/states.md --------------------------------------------------------------
 
 
 def states() -> str:
@@ -304,8 +304,8 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/reference/api.md", "fields"): fields,
     ("docs/reference/api.md", "routes"): routes,
     ("docs/reference/doors.md", "doors"): doors,
-    ("docs/explain/handoff.md", "states"): states,
-    ("docs/explain/handoff.md", "handoff-states"): handoff_states,
+    ("docs/reference/states.md", "states"): states,
+    ("docs/reference/states.md", "handoff-states"): handoff_states,
 }
 
 

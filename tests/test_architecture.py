@@ -24,7 +24,7 @@ from disco_daemon.config.schema import Config, keys
 from disco_daemon.continuations import CONTINUATIONS
 from disco_daemon.dispatch.policies import REGISTRY
 from docs import generate
-from tests.fixtures.documents import ARCHITECTURE, HANDOFF, PAGES, RELIABILITY, ROOT, code, rows
+from tests.fixtures.documents import ARCHITECTURE, CONTINUING, PAGES, RELIABILITY, ROOT, code, rows
 
 HEAVY = ("aiohttp", "llama_cpp", "numpy", "openai", "rich", "sqlite3", "textual", "asyncio")
 
@@ -244,7 +244,7 @@ def test_documented_command_is_understood(line: str) -> None:
 
 
 def test_every_continuation_method_is_described_and_accepted(tmp_path: Path) -> None:
-    described = tuple(code(name)[0] for name, *_ in rows(HANDOFF, "Continuing a partial answer"))
+    described = tuple(code(name)[0] for name, *_ in rows(CONTINUING, "Methods"))
     assert described == CONTINUATIONS
     for name in CONTINUATIONS:
         assert config.set_values(tmp_path / "config.toml", {"server.continuation": name}).server.continuation == name

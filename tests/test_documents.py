@@ -110,6 +110,15 @@ def test_the_site_has_every_page_and_what_a_page_links_to() -> None:
     assert {ROOT / "LICENSE", ROOT / "CHANGELOG.md", *pages} <= site.linked(ROOT / site.FRONT, pages)
 
 
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    assert sorted({*(ROOT / "docs").rglob("*.md")} - site.linked(ROOT / site.FRONT, [])) == []
+
+
+def test_the_pages_that_one_reads_stay_short() -> None:
+    read = [text for name, text in PAGES.items() if name not in TOP and not name.startswith(("lab/", "reference/"))]
+    assert sum(len(text.splitlines()) for text in read) <= 3_500
+
+
 def test_lists_of_the_site_are_indented_by_four_spaces() -> None:
     page = "Text\n- a\n  - b\n    b\n\n1. c\n\n   ```sh\n     d\n   ```\n\nText\n\n    code\n\n```\n- e\n  f\n```\n"
     wide = "Text\n\n- a\n    - b\n        b\n\n1. c\n\n    ```sh\n      d\n    ```\n"

@@ -148,7 +148,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     continuation: str = "auto"
     """How it continues a partial answer: auto (known hosts, or found out by a probe), token_ids, text,
     continue_final_message, prefix, assistant, instruct (asks in words, and trims the overlap), none
-    (docs/explain/handoff.md#continuing-a-partial-answer)."""
+    (docs/reference/continuations.md)."""
     probe: bool = True
     """Find out what it can do: at the start by what it tells of its model (a list of models, no tokens); and with
     `continuation` `auto` once how it continues answers, after its first one (some 200 tokens)."""

@@ -20,7 +20,7 @@ from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import Continuation, Finish, GenerationRequest, Sampling, Token, Usage
 from tests.fixtures.daemon import running
-from tests.fixtures.documents import HANDOFF
+from tests.fixtures.documents import CONTINUING
 from tests.fixtures.replay import replayed
 from tests.fixtures.servers import Vocabulary, llama_cpp_server, llama_server
 from tests.fixtures.upstream import Upstream
@@ -110,7 +110,7 @@ def matrix(profiles: Mapping[str, Profile]) -> str:
 
 def test_the_documented_matrix_is_the_one_checked_here() -> None:
     lines = [f"| {' | '.join([n, *(v[m] for m in METHODS), BEST[n][0]])} |" for n, v in EXPECTED.items()]
-    assert "\n".join(lines) in HANDOFF
+    assert "\n".join(lines) in CONTINUING
 
 
 @asynccontextmanager

@@ -82,9 +82,3 @@ def test_every_setting_that_is_named_exists(name: str) -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_page_names_a_place_of_one_machine(name: str) -> None:
     assert not re.search(r"/(home|root|work|tmp|Users|opt)/", TEXTS[name])
-
-
-def test_the_readme_leads_to_every_page() -> None:
-    readme = (DOCS.parent / "README.md").read_text("utf-8")
-    linked = set(re.findall(r"\(docs/([\w-]+\.md)[)#]", readme))
-    assert linked == {page.name for page in DOCS.glob("*.md")}
