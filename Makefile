@@ -15,7 +15,7 @@ ifndef CMAKE_BUILD_PARALLEL_LEVEL
 export CMAKE_BUILD_PARALLEL_LEVEL := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 endif
 # In double quotes: a checkout's path may have spaces.
-export CMAKE_ARGS := "-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/.ci/llama_cpp.cmake" $(CMAKE_ARGS)
+export CMAKE_ARGS := "-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/native/llama_cpp.cmake" $(CMAKE_ARGS)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(CURDIR)/.venv/tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
@@ -100,8 +100,8 @@ binary: model
 	PYTHONPATH=.ci $(BIN)/python -m binary.build $(if $(NATIVE),--native)
 
 test-binary:
-	$(BIN)/python -m pytest tests/e2e/test_binary.py tests/e2e/test_launcher.py \
-		tests/e2e/test_service_live.py
+	$(BIN)/python -m pytest tests/e2e/cli/test_binary.py tests/e2e/cli/test_launcher.py \
+		tests/e2e/cli/test_service_live.py
 
 # The stamp is written last: a run that was killed, or a change of pyproject.toml or a lock file, installs again. All that
 # is installed comes from the lock files, by their hashes, the tools that build it too.
@@ -114,9 +114,9 @@ test-binary:
 	mkdir -p .venv/names && ln -sfn ../../tui .venv/names/disco_tui
 	@touch $@
 
-# An environment, and pip's cache, may have llama.cpp as it was compiled before our kernels in .ci changed.
-.venv/.kernels: .venv/.stamp .ci/current_kernels.py $(wildcard .ci/*.h .ci/*.cpp)
-	$(BIN)/python .ci/current_kernels.py --no-compile --require-hashes --no-build-isolation -r requirements-dev.lock
+# An environment, and pip's cache, may have llama.cpp as it was compiled before our kernels in native/ changed.
+.venv/.kernels: .venv/.stamp native/current_kernels.py $(wildcard native/*.h native/*.cpp)
+	$(BIN)/python native/current_kernels.py --no-compile --require-hashes --no-build-isolation -r requirements-dev.lock
 	@touch $@
 
 .venv/site/.stamp: requirements-site.lock | .venv/.stamp

@@ -285,7 +285,7 @@ import hashlib, os, pathlib, sys
 source = pathlib.Path(sys.argv[1])
 names = ("pyproject.toml", "README.md", "LICENSE", "install.sh", sys.argv[2], "requirements-build.lock")
 files = [source / name for name in names]
-files += sorted(path for path in (source / ".ci").glob("*.*") if path.is_file()) # what the engine is compiled with
+files += sorted(path for path in (source / "native").glob("*.*") if path.is_file()) # what the engine is compiled with
 for folder in ("disco_daemon", "tui", "profiles"):
     files += sorted(path for path in (source / folder).rglob("*") if path.suffix != ".pyc")
 digest = hashlib.sha256((sys.version + os.environ.get("CMAKE_ARGS", "")).encode())
@@ -374,7 +374,7 @@ install = [*pip, "install", "-v", "--no-input", "--disable-pip-version-check"]
 for step in (
     [*install, "--require-hashes", "-r", f"{source}/requirements-build.lock"],
     [*install, *forced, "--require-hashes", "--no-build-isolation", "-r", f"{source}/{packages}"],
-    [sys.executable, f"{source}/.ci/current_kernels.py", *install[4:], "--require-hashes", "--no-build-isolation",
+    [sys.executable, f"{source}/native/current_kernels.py", *install[4:], "--require-hashes", "--no-build-isolation",
         "-r", f"{source}/{packages}"],
     [*install, "--no-deps", "--no-build-isolation", copy],
     [*pip, "uninstall", "--yes", "--disable-pip-version-check", "cmake", "ninja", "scikit-build-core"],
@@ -385,7 +385,7 @@ for step in (
 '
 
 install_packages() {
-  local copy="$VENV/source" lean="$SOURCE/.ci/llama_cpp.cmake" thing status=0
+  local copy="$VENV/source" lean="$SOURCE/native/llama_cpp.cmake" thing status=0
   # From a copy: setuptools builds inside its source folder, and a checkout must stay as it is.
   rm -rf "$copy"
   mkdir "$copy"

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from disco_daemon.bench.child import BenchError
-from disco_daemon.program import command
+from disco_daemon.system.program import command
 
 PACKAGE = "xllamacpp"
 ENGINE_NICE = 5  # as engine.early has it

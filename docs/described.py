@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any
 
 from disco_daemon.api.app import make_app
-from disco_daemon.api.guard import ApiConfig
-from disco_daemon.api.openapi import WITH_STATUS, document, everywhere, routes_of
-from disco_daemon.api.operations import OPERATIONS, Fields, Operation
+from disco_daemon.api.http.guard import ApiConfig
+from disco_daemon.api.openapi.document import WITH_STATUS, document, everywhere, routes_of
+from disco_daemon.api.openapi.operations import OPERATIONS, Fields, Operation
 from docs.generate import display_path, link
 
 MOST_NAMED = 3  # routes in one cell

@@ -113,7 +113,7 @@ def routes() -> str:
     """Every route of the API, by its path: what the handler says of it, and where it is served."""
     from disco_daemon.api.app import make_app
     from disco_daemon.api.doors import ROUTES
-    from disco_daemon.api.guard import ApiConfig
+    from disco_daemon.api.http.guard import ApiConfig
 
     nothing: Any = object()
     app = make_app(nothing, nothing, ApiConfig("127.0.0.1", ""), nothing)

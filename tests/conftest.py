@@ -27,13 +27,15 @@ PROCESSES = ("tests/e2e/", "tests/faults/")
 CLOCKED = tuple(
     f"tests/{name}.py"
     for name in (
-        "e2e/test_bad_bodies", "e2e/test_bench_engine", "e2e/test_bench_fleet_pressure", "e2e/test_bench_handoff",
-        "e2e/test_bounds", "e2e/test_cancelled", "e2e/test_cli", "e2e/test_completions", "e2e/test_counts",
-        "e2e/test_early_engine", "e2e/test_engine", "e2e/test_engine_scheduling", "e2e/test_fleet_pressure",
-        "e2e/test_handoff", "e2e/test_hedge", "e2e/test_infill", "e2e/test_insurance", "e2e/test_keep_alive",
-        "e2e/test_learning", "e2e/test_link", "e2e/test_next_turn", "e2e/test_pauses", "e2e/test_race",
-        "e2e/test_readings", "e2e/test_resting_sources", "e2e/test_signs_of_life", "e2e/test_slow_clients",
-        "e2e/test_stopping", "e2e/test_streams", "faults/test_faults", "faults/test_hedge",
+        "e2e/api/test_bad_bodies", "e2e/engine/test_bench_engine", "e2e/machines/test_bench_fleet_pressure",
+        "e2e/conductor/test_bench_handoff", "e2e/engine/test_bounds", "e2e/conductor/test_cancelled",
+        "e2e/cli/test_cli", "e2e/api/test_completions", "e2e/api/test_counts", "e2e/engine/test_early_engine",
+        "e2e/engine/test_engine", "e2e/engine/test_engine_scheduling", "e2e/machines/test_fleet_pressure",
+        "e2e/conductor/test_handoff", "e2e/conductor/test_hedge", "e2e/api/test_infill", "e2e/conductor/test_insurance",
+        "e2e/conductor/test_keep_alive", "e2e/daemon/test_learning", "e2e/conductor/test_link",
+        "e2e/engine/test_next_turn", "e2e/conductor/test_pauses", "e2e/conductor/test_race", "e2e/engine/test_readings",
+        "e2e/conductor/test_resting_sources", "e2e/api/test_signs_of_life", "e2e/api/test_slow_clients",
+        "e2e/daemon/test_stopping", "e2e/api/test_streams", "faults/test_faults", "faults/test_hedge",
         "faults/test_kept_connections", "faults/test_thoughts", "faults/test_tui_store_kill",
     )
 )  # fmt: skip

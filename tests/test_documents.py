@@ -56,7 +56,7 @@ def test_every_script_that_a_document_runs_is_there(name: str) -> None:
     for module in re.findall(r"python(?:3)? -m ([\w.]+)", PAGES[name]):
         path = ROOT.joinpath(*module.split("."))
         ours = module.split(".")[0] in ("disco_daemon", "benchmarks")
-        assert not ours or path.with_suffix(".py").exists(), module
+        assert not ours or path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
     for file in re.findall(r"python(?:3)? ([\w/]+\.py)", PAGES[name]):
         assert (ROOT / file).exists(), file
 
@@ -89,7 +89,7 @@ def test_no_picture_has_a_semicolon(name: str) -> None:
 
 def test_every_page_that_the_code_cites_is_there() -> None:
     cited = set()
-    for folder in ("disco_daemon", "tui", "profiles", "benchmarks", ".ci"):
+    for folder in ("disco_daemon", "tui", "profiles", "benchmarks", ".ci", "native"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text("utf-8").replace("docs/gguf.md", "")  # llama.cpp's own
             cited |= set(re.findall(r"(?<![\w/])docs/([\w/-]+\.md)(?:#([\w-]+))?", text))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from disco_daemon import __version__
 from disco_daemon.models import default as models
-from disco_daemon.program import PARTS
+from disco_daemon.system.program import PARTS
 
 from . import pack, started
 

@@ -46,7 +46,7 @@
 #endif
 
 #define PROGRAM "disco"                 /* the file in VERSION that is started */
-#define EXECUTABLE "DISCO_EXECUTABLE"   /* as disco_daemon/program.py has it, and the next one too */
+#define EXECUTABLE "DISCO_EXECUTABLE"   /* as disco_daemon/system/program.py has it, and the next one too */
 #define MODEL "--model-bytes"
 #define MAGIC "disco1\0"                /* with the zero at its end 8 bytes */
 #define SPARE (16u << 20)               /* bytes that stay free on the disk */

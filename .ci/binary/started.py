@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from disco_daemon.engine.measure.checkup_messages import Bindings, decode_reply, encode
-from disco_daemon.program import PART
+from disco_daemon.system.program import PART
 
 N_WARM = 9
 START_TIMEOUT_S = 120.0  # a first start on a slow disk

@@ -15,13 +15,14 @@ from aiohttp import web
 from ..conductor import Conductor, eligible, ignored_by, planned_quality, prompt_length
 from ..errors import DiscoError, ReaderGone, RequestError
 from ..types import GenerationRequest, Side
-from . import openai, sse
-from .connections import body
-from .embeddings import Given, Vectors
-from .failures import error_shape, failure, json_response, unexpected
-from .guard import CONFIG
+from .http import sse
+from .http.connections import body
+from .http.failures import error_shape, failure, json_response, unexpected
+from .http.guard import CONFIG
 from .names import ModelNames, NamedModel
-from .shapes import AnswerShape
+from .openai import openai_request
+from .openai.embeddings import Given, Vectors
+from .openai.shapes import AnswerShape
 
 BYTES_PER_TOKEN = 4  # of what an estimate counts beside the text: tools and calls, in JSON
 
@@ -97,12 +98,12 @@ async def complete(
     request: web.Request, raw: dict[str, Any], shape: Shape, left_out: Sequence[str] = ()
 ) -> web.StreamResponse:
     """Continue a raw prompt that came as a text completion's JSON object, or was made one. Raises RequestError."""
-    asked, extra = openai.parse_completion(raw)
+    asked, extra = openai_request.parse_completion(raw)
     model = named(request, asked.model)
     if not asked.suffix and Side.DEVICE not in request.app[CONDUCTOR].endpoints:
         msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
         raise RequestError(msg, code="unsupported")
-    generation = openai.to_raw_generation(asked, extra, new_id(), model.sides)
+    generation = openai_request.to_raw_generation(asked, extra, new_id(), model.sides)
     generation = replace(generation, adapter=model.adapter, left_out=tuple(left_out))
     return await answer(request, asked, generation, shape(generation.request_id, created(request), asked.model))
 
@@ -124,11 +125,11 @@ async def embed(request: web.Request, asked_model: str, texts: Sequence[Given], 
 
 def conversation(
     request: web.Request, raw: dict[str, Any], left_out: Sequence[str] = ()
-) -> tuple[openai.ChatRequest, GenerationRequest]:
+) -> tuple[openai_request.ChatRequest, GenerationRequest]:
     """Return a chat's JSON object as it was asked, and as endpoints get it. Raises RequestError."""
-    asked, extra = openai.parse_chat(raw)
+    asked, extra = openai_request.parse_chat(raw)
     model = named(request, asked.model)
-    generation = openai.to_generation(asked, extra, new_id(), model.sides)
+    generation = openai_request.to_generation(asked, extra, new_id(), model.sides)
     return asked, replace(generation, adapter=model.adapter, left_out=tuple(left_out))
 
 
@@ -153,7 +154,7 @@ def unread_bytes(chat: dict[str, Any]) -> int:
 
 
 async def answer(
-    request: web.Request, asked: openai.AnswerRequest, generation: GenerationRequest, shape: AnswerShape
+    request: web.Request, asked: openai_request.AnswerRequest, generation: GenerationRequest, shape: AnswerShape
 ) -> web.StreamResponse:
     """Answer a request, as a stream or as one body."""
     conductor, request_id = request.app[CONDUCTOR], generation.request_id

@@ -7,33 +7,27 @@ from aiohttp import web
 from ..conductor import Conductor
 from ..errors import RequestError
 from ..types import Delivery, Side
-from . import (
-    answering,
-    cross_origin,
-    documents,
-    embeddings,
-    fleet,
-    infill_routes,
-    messages_routes,
-    ollama_routes,
-    openapi_routes,
-    partner,
-    responses_routes,
-    servers,
-    trace,
-)
+from . import answering
 from .answering import CONDUCTOR, TURNSTILE, Turnstile, names, received
-from .bodies import decoded
-from .codex import codex_models
-from .connections import body, bounded
-from .documents import Documents
+from .anthropic import messages_routes
+from .control import documents, fleet_routes, partner_routes, server_routes, trace_route
+from .control.documents import Documents
+from .control.metrics import Metrics
+from .control.scrape import METRICS, counted, scraped
+from .control.wishes import parse_adjustment
 from .doors import DOOR, UnixDoor, check_control, fit
-from .failures import MAX_BODY, json_response, shape_errors, signed
-from .guard import CONFIG, ApiConfig, check_caller
-from .metrics import Metrics
-from .scrape import METRICS, counted, scraped
-from .shapes import ChatShape, TextShape
-from .wishes import parse_adjustment
+from .http import cross_origin
+from .http.bodies import decoded
+from .http.connections import body, bounded
+from .http.failures import MAX_BODY, json_response, shape_errors, signed
+from .http.guard import CONFIG, ApiConfig, check_caller
+from .llama_server import infill_routes
+from .ollama import ollama_routes
+from .openai import embeddings
+from .openai.codex import codex_models
+from .openai.shapes import ChatShape, TextShape
+from .openapi import openapi_routes
+from .responses import responses_routes
 
 
 def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics: Metrics) -> web.Application:
@@ -57,9 +51,9 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     app.router.add_get("/health", _health)
     app.router.add_get("/disco/v1/trace/{request_id}", _trace)
     documents.add_routes(app, daemon)
-    servers.add_routes(app)
-    partner.add_routes(app)
-    fleet.add_routes(app)
+    server_routes.add_routes(app)
+    partner_routes.add_routes(app)
+    fleet_routes.add_routes(app)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)
     openapi_routes.add_routes(app)
@@ -128,4 +122,4 @@ async def _health(request: web.Request) -> web.Response:
 
 async def _trace(request: web.Request) -> web.Response:
     """GET /disco/v1/trace/ID: Return when each token of an answer came and was shown; `latest` is the last one."""
-    return json_response(fit(request, trace.document(request.app[CONDUCTOR], request.match_info["request_id"])))
+    return json_response(fit(request, trace_route.document(request.app[CONDUCTOR], request.match_info["request_id"])))

@@ -17,10 +17,10 @@ import msgspec
 from aiohttp import web
 
 from ..errors import RequestError
-from .connections import peer_of
-from .guard import CONFIG, shows_key
-from .peers import Whose
-from .scrape import Handler
+from .control.scrape import Handler
+from .http.connections import peer_of
+from .http.guard import CONFIG, shows_key
+from .http.peers import Whose
 
 
 class At(Enum):

@@ -17,8 +17,8 @@ import tomlkit
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from ..models.default import fetch_default_model, models_dir
-from ..processors import n_cores
-from ..program import command, environment, verb
+from ..system.processors import n_cores
+from ..system.program import command, environment, verb
 from .child import BenchError, child, end, start
 
 # Of the hosted model that the loopback server stands for (gpt-4o-mini), and of a laptop that computes.

@@ -25,8 +25,8 @@ import aiohttp
 import tomlkit
 
 from ..models.default import fetch_default_model
-from ..processors import n_cores
-from ..program import verb
+from ..system.processors import n_cores
+from ..system.program import verb
 from .child import BenchError, child
 from .engine_chats import Count, calibrate_count, chat_of_length, story
 from .streamed import (

@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from ..program import command, verb
+from ..system.program import command, verb
 from .child import LOG_TAIL, BenchError, child
 from .relay_apis import APIS, CHAT, StreamApi
 from .script import script

@@ -27,7 +27,7 @@ import psutil
 import tomlkit
 
 from ..models.default import fetch_default_model
-from ..program import verb
+from ..system.program import verb
 from .child import BenchError, child
 from .proxy import Proxy
 from .soak_clients import KEY, PRIVATE, Clients, SoakVerdict

@@ -19,7 +19,8 @@ ROWS = (
     ("the daemon's CPU time for a token", "daemon_us_per_token", "us"),
 )
 # Verbs that became scripts in benchmarks/: for one release their old names say where they went.
-MOVED = ("delivery", "handoff", "money", "policy", "qoe")
+# Kinds of measurement that are scripts of a checkout, and their modules in benchmarks/.
+MOVED = {"delivery": "qoe.delivery", "handoff": "handoff", "money": "eval.money", "policy": "eval.policy", "qoe": "qoe"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,7 +118,7 @@ def run_moved(args: argparse.Namespace) -> int:
     """Name the script that the verb has become."""
     print(
         f"disco: `disco bench {args.kind}` is a script now: in a checkout of the source, run "
-        f"`python -m benchmarks.{args.kind}` with the same options",
+        f"`python -m benchmarks.{MOVED[args.kind]}` with the same options",
         file=sys.stderr,
     )
     return 2

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .terminal import make_console, progress
 
 if TYPE_CHECKING:
-    from ..daemon.exits import KeptExit
+    from ..machines.split.trained_exits import KeptExit
 
 TEXT_BYTES = 16 << 20  # of one file of the user's
 
@@ -61,7 +61,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _tokens(text: str) -> int:
-    from ..daemon.exits import FEWEST, MOST
+    from ..machines.split.trained_exits import FEWEST, MOST
 
     value = int(text)
     if not FEWEST <= value <= MOST:
@@ -77,10 +77,10 @@ def _train(args: argparse.Namespace) -> int:
     import psutil
 
     from ..config.layers import load
-    from ..daemon.device import model_path
-    from ..daemon.exits import TOKENS, train
     from ..errors import ConfigError
-    from ..smallfile import read_text
+    from ..machines.device_settings import model_path
+    from ..machines.split.trained_exits import TOKENS, train
+    from ..system.smallfile import read_text
 
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     if battery is not None and battery.power_plugged is False and not args.now:
@@ -130,8 +130,8 @@ def _show(args: argparse.Namespace) -> int:
 def _remove(args: argparse.Namespace) -> int:
     """Remove exits after asking; exit code 1 if the answer is no."""
     from ..config.layers import load
-    from ..daemon.device import model_path
-    from ..daemon.exits import KeptExits
+    from ..machines.device_settings import model_path
+    from ..machines.split.trained_exits import KeptExits
 
     exits = KeptExits(model_path(load(flags={"device.model": args.model}).device))
     chosen = [one for one in exits.all() if args.cut in (None, one.figures.cut)]
@@ -153,8 +153,8 @@ def _remove(args: argparse.Namespace) -> int:
 
 def _kept(model: str | None) -> list[KeptExit]:
     from ..config.layers import load
-    from ..daemon.device import model_path
-    from ..daemon.exits import KeptExits
+    from ..machines.device_settings import model_path
+    from ..machines.split.trained_exits import KeptExits
 
     return KeptExits(model_path(load(flags={"device.model": model}).device)).all()
 

@@ -11,7 +11,7 @@ from . import fleet_join
 from .terminal import make_console
 
 if TYPE_CHECKING:
-    from ..daemon.fleet_plan import FleetPlan
+    from ..machines.fleet.layer_plan import FleetPlan
 
 WATCH_S = 1.0  # between two looks
 WELL = ("up", "idle", "draining", "drained")  # states of a host in which nothing is wrong
@@ -140,7 +140,7 @@ def _plan(args: argparse.Namespace) -> int:
     from msgspec import to_builtins
 
     from ..config.layers import load
-    from ..daemon.fleet import plan
+    from ..machines.fleet.local_fleet import plan
 
     found = plan(load(flags={"device.model": args.model}))
     if args.json:

@@ -11,9 +11,9 @@ from . import members
 from .terminal import make_console, progress
 
 if TYPE_CHECKING:
-    from ..daemon.lend_terms import TermsFolder
-    from ..daemon.owner import OwnerTerms
-    from ..peer.pairing import PairedPartner
+    from ..link.trust.pairing import PairedPartner
+    from ..machines.fleet.lend_terms import TermsFolder
+    from ..machines.owner import OwnerTerms
 
 QUESTION = (
     "Whoever has made this code may have their disco compute here, with their model, by {threads} threads{memory}. "
@@ -126,8 +126,8 @@ def _join(args: argparse.Namespace) -> int:
     """Join with a code, and lend hosts until Ctrl-C; exit code 1 where home refuses, or the user does."""
     import asyncio
 
-    from ..daemon.fleet_lending import home_membership
     from ..errors import ConfigError
+    from ..machines.fleet.lending import home_membership
 
     kept = home_membership()
     if args.code:
@@ -153,7 +153,7 @@ def _join(args: argparse.Namespace) -> int:
     else:
         print(f"{home.own_name} has joined the fleet of {home.name} ({home.addresses[0]}); Ctrl-C ends it.", flush=True)
     if args.until_eof:
-        from ..program import end_with_stdin
+        from ..system.program import end_with_stdin
 
         end_with_stdin()
     why = asyncio.run(
@@ -186,17 +186,17 @@ def _allows(args: argparse.Namespace) -> bool:
 
 
 def _terms_folder(home: PairedPartner) -> TermsFolder:
-    from ..daemon.fleet_lending import lent_folder
-    from ..daemon.lend_terms import TermsFolder
+    from ..machines.fleet.lend_terms import TermsFolder
+    from ..machines.fleet.lending import lent_folder
 
     return TermsFolder(lent_folder() / home.name)
 
 
 def _terms(args: argparse.Namespace, before: OwnerTerms | None) -> OwnerTerms:
     """Return what the owner allows: what the words leave open is as `before`. Raises ConfigError."""
-    from ..daemon.owner import OwnerTerms
     from ..errors import ConfigError
-    from ..processors import n_cores
+    from ..machines.owner import OwnerTerms
+    from ..system.processors import n_cores
 
     if args.cpus is not None and args.cpus < 1:
         msg = f"--cpus {args.cpus}: a host needs one thread at least"
@@ -218,8 +218,8 @@ def _pair(args: argparse.Namespace) -> PairedPartner:
     import asyncio
     import socket
 
-    from ..peer.join import pair
-    from ..peer.pairing_code import parse_code, safe_name
+    from ..link.relay.join import pair
+    from ..link.trust.pairing_code import parse_code, safe_name
 
     home, _ = asyncio.run(pair(parse_code(args.code), args.name or safe_name(socket.gethostname())))
     return home
@@ -233,9 +233,9 @@ async def _lend(home: PairedPartner, terms: OwnerTerms, *, by_ray: bool, is_node
     import asyncio
     import signal
 
-    from ..daemon.fleet_lending import FleetLending, lent_folder
-    from ..daemon.fleet_node import lend_by_ray
-    from ..daemon.fleet_ray import ray_version
+    from ..machines.fleet.lending import FleetLending, lent_folder
+    from ..machines.fleet.ray_keeper import ray_version
+    from ..machines.fleet.ray_node import lend_by_ray
 
     async def lend() -> str:
         agreed = terms
@@ -262,9 +262,9 @@ def _leave(args: argparse.Namespace) -> int:
     import asyncio
     import shutil
 
-    from ..daemon.fleet_lending import home_membership, lent_folder
-    from ..peer.join import leave
-    from ..peer.pairing_code import PairingError
+    from ..link.relay.join import leave
+    from ..link.trust.pairing_code import PairingError
+    from ..machines.fleet.lending import home_membership, lent_folder
 
     kept, untold = home_membership(), ""
     home = kept.partner()

@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 from importlib import import_module
 from pathlib import Path
 
-from ..program import PART, PARTS
+from ..system.program import PART, PARTS
 
 # OpenSSL looks in the places of the machine that built it; these are Debian's and Arch's, Fedora's, openSUSE's,
 # Alpine's and macOS'.

@@ -251,7 +251,7 @@ def _tool_format(source: str, settings: DeviceSettings) -> str | None:
     from pathlib import Path
 
     from ..engine.llama.template import ChatTemplate, TemplateError
-    from ..smallfile import read_text
+    from ..system.smallfile import read_text
     from ..tools.detect import detect
 
     if settings.chat_template:
@@ -273,7 +273,7 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     """Return the memory that the engine would need, as `engine.measure.checkup` predicts it in a process of its own."""
     import msgspec
 
-    from ..daemon.device import n_gpu_layers
+    from ..machines.device_settings import n_gpu_layers
     from .doctor import engine
 
     try:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def remove(args: argparse.Namespace, path: Path) -> int:
     """Remove the file if it is ours, and the segments and exits of the model; exit code 1 without a yes."""
-    from ..daemon.exits import KeptExits
-    from ..daemon.split import segment_files
+    from ..machines.split.check import segment_files
+    from ..machines.split.trained_exits import KeptExits
     from ..models.default import models_dir
     from ..models.gguf import with_shards
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from msgspec import to_builtins
 
     from ..config.layers import load
-    from ..daemon.device import profiles
+    from ..machines.device_settings import profiles
     from ..profiling import picture, saved
     from ..simulate.figures import require_plots
 
@@ -115,7 +115,7 @@ async def _measure(config: Config, device: Device, server: Server | None, args: 
 
     from ..bench.demo import PASSAGE
     from ..clock import SystemClock
-    from ..daemon.device import key_for, knobs_for
+    from ..machines.device_settings import key_for, knobs_for
     from ..power.sensors import of_this_machine
     from ..profiling.device import FULL, QUICK, Steps, measure
     from ..profiling.saved import Measured

@@ -111,7 +111,7 @@ def spec_of(config: Config) -> Spec:
 
 def own_command() -> tuple[str, ...]:
     """Return the command that starts this program again, with absolute paths."""
-    from ..program import CLI, file, is_binary
+    from ..system.program import CLI, file, is_binary
 
     if is_binary():
         return (str(file() or sys.executable),)

@@ -61,8 +61,8 @@ def _check(args: argparse.Namespace) -> int:
     from datetime import UTC, datetime
 
     from ..config.layers import data_path, load
-    from ..daemon.device import key_for, model_path
-    from ..daemon.split import check, ranges_of
+    from ..machines.device_settings import key_for, model_path
+    from ..machines.split.check import check, ranges_of
     from ..profiling.split_checks import SplitCheck, SplitChecks
 
     config = load(flags={"device.model": args.model})

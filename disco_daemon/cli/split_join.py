@@ -12,7 +12,7 @@ from .terminal import direct, progress
 
 if TYPE_CHECKING:
     from ..config.schema import Config
-    from ..peer.pairing import PairedPartner
+    from ..link.trust.pairing import PairedPartner
 
 
 def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,9 +56,9 @@ def _join(args: argparse.Namespace) -> int:
     import asyncio
 
     from ..config.layers import config_path, load, set_values
-    from ..daemon.drafter import choose_draft
-    from ..daemon.join import join
     from ..errors import ConfigError
+    from ..machines.split.drafter import choose_draft
+    from ..machines.split.joining import join
     from ..models.progress import ProgressBar
 
     config, wanted = load(), args.cut
@@ -100,8 +100,8 @@ def _join(args: argparse.Namespace) -> int:
 def _leave(args: argparse.Namespace) -> int:
     """Remove what joining has made, and tell the partner; exit code 1 if the user does not want it."""
     from ..config.layers import config_path, load, set_values
-    from ..daemon.edge import membership
-    from ..daemon.joined import JoinedFolder
+    from ..machines.split.edge_device import membership
+    from ..machines.split.joined_model import JoinedFolder
 
     folder = JoinedFolder()
     found = folder.find()
@@ -132,8 +132,8 @@ def _say_goodbye(partner: PairedPartner, *, private: bool) -> str:
     """Tell the partner that this machine leaves; return why it could not be told, empty if it was."""
     import asyncio
 
-    from ..peer.join import leave
-    from ..peer.pairing_code import PairingError
+    from ..link.relay.join import leave
+    from ..link.trust.pairing_code import PairingError
 
     if private:
         return "policy.private is on: nothing leaves this machine"

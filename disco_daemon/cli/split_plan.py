@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..config.schema import Config
-    from ..daemon.split_plan import SplitPlan
+    from ..machines.split.cut_plan import SplitPlan
 
 RTT_MS, MBIT = 20.0, 100.0  # a home network over Wi-Fi, or a machine in the same city
 
@@ -53,7 +53,7 @@ def _plan(args: argparse.Namespace) -> int:
     from msgspec import to_builtins
 
     from ..config.layers import load
-    from ..daemon.device import model_path
+    from ..machines.device_settings import model_path
 
     config = load(flags={"device.model": args.model})
     plan = _planned(args, config, model_path(config.device))
@@ -66,9 +66,9 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _planned(args: argparse.Namespace, config: Config, model: Path) -> SplitPlan:
     """Plan by the arguments, and by what is known of this machine. Raises ConfigError."""
-    from .. import control_groups
-    from ..daemon.hosted_range import tell_cuts
-    from ..daemon.split_plan import LinkSpeed, PlanInput, plan_cuts
+    from ..machines.split.cut_plan import LinkSpeed, PlanInput, plan_cuts
+    from ..machines.split.hosted_range import tell_cuts
+    from ..system import control_groups
 
     cuts = tell_cuts(config)
     here_s = None if args.edge_token_ms and args.partner_token_ms else _token_s(cuts.token_s, model)

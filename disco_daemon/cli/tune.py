@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     from msgspec import to_builtins
 
     from ..config.layers import load
-    from ..daemon.device import job_for, model_path, save
-    from ..daemon.tasks.autotuner import BUDGET_S, run_tune
     from ..errors import ConfigError
+    from ..machines.device_settings import job_for, model_path, save
+    from ..profiling.autotuner import BUDGET_S, run_tune
 
     config = load(flags={"device.model": args.model})
     if config.device.base_url or not config.device.enabled:
@@ -90,8 +90,8 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
     from msgspec import to_builtins
     from msgspec.structs import replace
 
-    from ..daemon.device import job_for
-    from ..daemon.tasks.autotuner import run_tune
+    from ..machines.device_settings import job_for
+    from ..profiling.autotuner import run_tune
 
     copy = copy_path(path)
     if tuned.file_type in LARGE or copy == path:
@@ -110,8 +110,8 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
 
 def _requantize(path: Path, copy: Path) -> None:
     """Write the copy, in a process of its own. Raises DiscoError."""
-    from ..daemon.tasks.autotuner import TuneError
-    from ..process import run as run_part
+    from ..profiling.autotuner import TuneError
+    from ..system.process import run as run_part
 
     progress(f"writing {copy}")
     done = run_part("disco_daemon.engine.measure.requantize", str(path), str(copy))
@@ -124,7 +124,7 @@ def _requantize(path: Path, copy: Path) -> None:
 def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:
     from rich.table import Table
 
-    from ..daemon.device import describe
+    from ..machines.device_settings import describe
 
     table = Table(box=None, pad_edge=False)
     for column in ("what", "tried", "ms", "samples"):

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from ..config.layers import config_path, load
     from ..daemon import logs
     from ..errors import ConfigError
-    from ..net import is_loopback
+    from ..system.net import is_loopback
 
     logs.begin(args.log_level, as_json=args.service)
     flags = {
@@ -113,8 +113,8 @@ async def _serve(args: argparse.Namespace, config: Config, path: Path, flags: di
     import gc
     import signal
 
-    from ..control_groups import n_processors
     from ..engine.early import early_engine
+    from ..system.control_groups import n_processors
 
     device = config.device
     has_engine = device.enabled and not (device.base_url or config.split.enabled or config.fleet.enabled)

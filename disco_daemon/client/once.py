@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from .. import socketfile
 from ..errors import DiscoError
-from ..net import hostname, is_loopback, without_credentials
 from ..plain import plain
+from ..system import socketfile
+from ..system.net import hostname, is_loopback, without_credentials
 from . import listeners
 
 if TYPE_CHECKING:

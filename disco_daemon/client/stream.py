@@ -21,9 +21,9 @@ from urllib.parse import quote
 
 import aiohttp
 
-from .. import socketfile
-from ..net import is_http_url, without_credentials
 from ..plain import plain
+from ..system import socketfile
+from ..system.net import is_http_url, without_credentials
 from ..types import Side
 from . import once as client
 from .once import CONNECT_TIMEOUT_S, MAX_ERROR, RELOAD_TIMEOUT_S, DaemonError, headers, not_running, refusal

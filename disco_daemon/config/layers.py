@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 import platformdirs
 
-from .. import smallfile
 from ..continuations import CONTINUATIONS
 from ..errors import ConfigError
-from ..net import (
+from ..plain import did_you_mean
+from ..system import smallfile
+from ..system.net import (
     hostname,
     in_the_clear,
     is_address,
@@ -30,7 +31,6 @@ from ..net import (
     origin,
     without_credentials,
 )
-from ..plain import did_you_mean
 from .one_device import check_device
 from .schema import LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..money.catalog import Catalog, ServerProfile, parse
-from ..smallfile import open_regular
+from ..system.smallfile import open_regular
 
 MAX_BYTES = 1_000_000  # of one file; the largest shipped one has 5 kB
 

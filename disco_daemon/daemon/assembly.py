@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..api.metrics import Metrics
+from ..api.control.metrics import Metrics
 from ..clock import Clock
 from ..conductor import AnswerContext, DeliveryDefaults, Privacy
 from ..conductor.traces import Traces
@@ -27,20 +27,20 @@ from ..endpoints.split_device import SplitDevice
 from ..endpoints.split_rules import SplitRules
 from ..engine.early import EarlyEngine
 from ..estimation.knowledge import Knowledge
+from ..machines.device_settings import load_measured, make_autotuner
+from ..machines.fleet.members import FleetMembers
+from ..machines.split.exit_trainer import ExitTrainer
+from ..machines.split.hosted_range import make_exit_trainer
 from ..money.caps import CapLimits
 from ..money.spending import Speeds, Spending
-from ..net import without_credentials
+from ..profiling.autotuner import Autotuner
 from ..profiling.saved import Measured
 from ..store import History
+from ..system.net import without_credentials
 from ..types import Delivery, LedgerEntry, Side
-from .device import load_measured, make_autotuner
 from .endpoints import make_endpoints
-from .fleet_members import FleetMembers
-from .hosted_range import make_exit_trainer
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .scarcity import ScarceSide
-from .tasks.autotuner import Autotuner
-from .tasks.exit_trainer import ExitTrainer
 from .tasks.learner import Learner
 from .tasks.loop_monitor import LoopMonitor
 from .tasks.wattmeter import Wattmeter
@@ -90,7 +90,7 @@ class LiveSettings:
         """Make them for that device. Raises ConfigError."""
         rules = None
         if isinstance(device, SplitDevice):
-            from .edge import rules_of
+            from ..machines.split.edge_device import rules_of
 
             rules = rules_of(config)
             device.check(rules)
@@ -304,7 +304,7 @@ class Assembly:
 def follow_fleet(device: Endpoint | None, config: Config) -> None:
     """Let a fleet go by the live settings."""
     if isinstance(device, FleetDevice):
-        from .fleet_status import LocalFleet
+        from ..machines.fleet.status_document import LocalFleet
 
         if isinstance(device.fleet, LocalFleet):
             device.fleet.follow(config)

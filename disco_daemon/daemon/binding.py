@@ -8,7 +8,7 @@ from pathlib import Path
 from ..config.layers import find_key, set_values, with_values
 from ..config.schema import Config
 from ..errors import ConfigError
-from ..net import origin
+from ..system.net import origin
 
 log = logging.getLogger("disco.daemon")
 

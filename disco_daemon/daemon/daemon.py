@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..api.app import make_app
-from ..api.connections import ConnectionLimits, Runner
-from ..api.guard import ApiConfig
-from ..api.listening import open_doors
-from ..api.metrics import Metrics
-from ..api.peers import Kernel
+from ..api.control.metrics import Metrics
+from ..api.http.connections import ConnectionLimits, Runner
+from ..api.http.guard import ApiConfig
+from ..api.http.listening import open_doors
+from ..api.http.peers import Kernel
 from ..clock import Clock, SystemClock
 from ..conductor import Conductor, Privacy
 from ..conductor.traces import Traces
@@ -22,20 +22,20 @@ from ..config.layers import data_path, require_complete
 from ..config.schema import Api, Config, HistorySettings
 from ..endpoints.shaper import Shape
 from ..engine.early import EarlyEngine
+from ..machines.fleet.members import FleetMembers
+from ..machines.split.partner_service import Partner
 from ..onboarding.setup import Onboarding
 from ..service.notify import ServiceChannel
 from ..store import History
 from ..store.claim import claimed
+from ..system.tasks import cancel_all
 from . import files
 from .assembly import Assembly, Shared
 from .binding import bind_key
-from .fleet_members import FleetMembers
 from .money import restore
-from .partner import Partner
 from .runtime import Runtime
 from .server_setup import ServerSetup
 from .state import StateDocuments
-from .tasks import cancel_all
 from .tasks.loop_monitor import LoopMonitor
 from .whatif import HistoryReplay
 

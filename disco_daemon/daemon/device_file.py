@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ..api.ollama_models import DeviceFile
+from ..api.ollama.ollama_models import DeviceFile
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..models.files import ModelFile, examine, template

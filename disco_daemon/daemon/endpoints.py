@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from .. import smallfile
 from ..clock import Clock
 from ..config.layers import KeyRefusedError, cache_path, server_api_key
 from ..config.schema import AdapterSettings, Config, DeviceSettings
@@ -25,12 +24,20 @@ from ..engine.config import EngineConfig
 from ..engine.early import EarlyEngine
 from ..engine.supervisor import Engine
 from ..errors import ConfigError
+from ..machines.device_settings import (
+    is_exact,
+    is_exact_but_for_rounding,
+    knobs_for,
+    model_path,
+    n_gpu_layers,
+    require_regular,
+)
+from ..machines.fleet.members import FleetMembers
+from ..machines.split.check import checksum
+from ..machines.split.joined_model import JoinedFolder
 from ..models import places
+from ..system import smallfile
 from ..types import UNKNOWN, Capabilities, Side
-from .device import is_exact, is_exact_but_for_rounding, knobs_for, model_path, n_gpu_layers, require_regular
-from .fleet_members import FleetMembers
-from .joined import JoinedFolder
-from .split import checksum
 
 KEEP_WHOLE_S = 300.0  # that the whole model stays in memory behind the last private request, beside layers in use
 log = logging.getLogger("disco.daemon")
@@ -126,7 +133,7 @@ def _device(
     if config.split.enabled:
         if shape is not None:
             raise ConfigError("--shape-ttft and --shape-tps work with a whole model only, not with split.enabled")
-        from .edge import make_edge  # takes long to load, as a fleet does, and few have one
+        from ..machines.split.edge_device import make_edge  # takes long to load, as a fleet does, and few have one
 
         split = make_edge(config, clock)
         split.whole = _whole_here(config, clock)
@@ -139,7 +146,7 @@ def _device(
         return Server(ServerConfig(settings.base_url, settings.model, api_key=""), Side.DEVICE)
     path = model_path(settings)
     if config.fleet.enabled:
-        from .fleet import make_fleet, n_hosts
+        from ..machines.fleet.local_fleet import make_fleet, n_hosts
 
         if n_hosts(config, members):
             if shape is not None:

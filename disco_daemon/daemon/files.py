@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from ..api.connections import MAX_CONNECTIONS
+from ..api.http.connections import MAX_CONNECTIONS
 
 WANTED_FILES = 4096  # open: 1,400 connections of clients at most, 512 to servers, the engine, the history, and room
 SPARE_FILES = 128  # what is open beside connections

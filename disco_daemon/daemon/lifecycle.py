@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import ConfigError
+from ..system.tasks import cancel_all
 from .daemon import Daemon
-from .tasks import cancel_all
 from .tasks.collector import collect_at_leisure
 
 log = logging.getLogger("disco.daemon")

@@ -17,6 +17,7 @@ from ..config.schema import Config
 from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
+from ..machines.device_settings import n_gpu_layers
 from ..money.caps import SERVER_CONTEXT, CapLimits, Caps, Spent
 from ..money.catalog import Catalog, Price
 from ..money.prices import J_PER_WH
@@ -26,7 +27,6 @@ from ..store import History
 from ..store.kept_sums import KeptSums
 from ..store.migrations import DAMAGED
 from ..types import Attempt, EntryKind, LedgerEntry, Side, Usage
-from .device import n_gpu_layers
 
 log = logging.getLogger("disco.money")
 

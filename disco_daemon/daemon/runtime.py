@@ -15,12 +15,12 @@ from ..endpoints.base import Endpoint, Forgetful
 from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError, RequestError
+from ..machines.fleet.members import FleetMembers
+from ..machines.split.partner_service import Partner
+from ..system.tasks import cancel_all
 from ..types import Outcome, Side
 from .assembly import Assembly
 from .binding import bind_key
-from .fleet_members import FleetMembers
-from .partner import Partner
-from .tasks import cancel_all
 
 log = logging.getLogger("disco.daemon")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from ..errors import RequestError
 from ..models.default import installed_models
-from ..net import without_credentials
 from ..onboarding.checking import Checked
 from ..onboarding.providers import ServerKey
 from ..onboarding.saving import Choice, overriding_variables
 from ..onboarding.setup import Onboarding
+from ..system.net import without_credentials
 
 CHECK_TIMEOUT_S = 30.0  # one list of models and one answer, each with a time-out of its own
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import __version__
-from ..api.documents import Documents
-from ..api.health import Budget, CapUse, EngineHealth, FleetHealth, HealthSnapshot, LinkHealth
-from ..api.ollama_models import DeviceFile
+from ..api.control.documents import Documents
+from ..api.control.health import Budget, CapUse, EngineHealth, FleetHealth, HealthSnapshot, LinkHealth
+from ..api.ollama.ollama_models import DeviceFile
 from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
@@ -19,11 +19,11 @@ from ..endpoints.device import Device
 from ..endpoints.fleet_device import FleetDevice, FleetStatus, whole_device
 from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError
+from ..machines.fleet.members import FleetMembers
+from ..machines.split.partner_service import Partner
 from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles
-from .fleet_members import FleetMembers
-from .partner import Partner
 from .runtime import Runtime
 from .server_setup import ServerSetup
 from .whatif import HistoryReplay

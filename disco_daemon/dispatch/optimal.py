@@ -30,7 +30,7 @@ from ..types import Plan, Side
 from .policy import PolicyInput
 from .table import RequestContext, Table
 
-# Both are chosen on the halves of recorded traces that policies are fitted to: `python -m benchmarks.constants`.
+# Both are chosen on the halves of recorded traces that policies are fitted to: `python -m benchmarks.eval.constants`.
 KAPPA = 0.058  # s of mean a second of the worst 1 % is worth; docs/explain/design.md#policies
 CVAR_SHARE = 0.01  # of the requests: the worst 1 %, by which we are judged …
 # … and those that are looked at: of a few hundred samples the worst 1 % are two or three, too few to be fitted to. The

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..continuations import METHODS, RAW_METHODS
-from ..net import without_credentials
+from ..system.net import without_credentials
 from ..types import Continuation, GenerationRequest, Json, Treatment, field_of
 from .base import Resumption
 

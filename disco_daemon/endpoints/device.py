@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..engine import schema, wire
+from ..engine import constraints, wire
 from ..engine.json_schema.left_out import left_out, narrowed
 from ..engine.supervisor import Engine, EngineState
 from ..engine.tool_rules import offered
@@ -375,7 +375,7 @@ def _refused_form(request: GenerationRequest) -> Refusal | None:
         msg = "response_format.type must be text, json_object or json_schema for the device"
         return Refusal(msg, param)
     try:
-        schema.check(form)
-    except schema.SchemaError as e:
+        constraints.check(form)
+    except constraints.SchemaError as e:
         return Refusal(str(e), param)
     return None

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from ..errors import EndpointError
-from ..net import without_credentials
+from ..system.net import without_credentials
 from ..types import (
     Capabilities,
     CaughtUp,

@@ -11,7 +11,7 @@ import socket
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import DefaultResolver
 
-from ..net import is_private_address
+from ..system.net import is_private_address
 
 
 class NotPrivateError(OSError):

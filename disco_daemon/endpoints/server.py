@@ -12,7 +12,7 @@ from typing import Any
 from ..clock import Clock, SystemClock
 from ..continuations import METHODS, RAW_METHODS
 from ..errors import EndpointError
-from ..net import is_plain, without_credentials
+from ..system.net import is_plain, without_credentials
 from ..types import (
     UNKNOWN,
     Capabilities,

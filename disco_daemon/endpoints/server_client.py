@@ -27,7 +27,7 @@ from aiohttp import (
 )
 
 from .. import __version__
-from ..net import hostname, is_address, is_loopback
+from ..system.net import hostname, is_address, is_loopback
 from .kept_connections import KeptConnections
 from .plainhttp import PrivateResolver
 from .server_errors import StatusError

@@ -12,8 +12,8 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..net import in_the_clear, origin, pointed_to
 from ..plain import MAX_LINE, masked, one_line
+from ..system.net import in_the_clear, origin, pointed_to
 from ..types import Side
 from .chunks import CutError
 from .kept_connections import KeptDrop

@@ -13,7 +13,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
-from ..process import end, spawn
+from ..system.process import end, spawn
 
 NICE = 5  # added to our niceness: the daemon comes first, also while both load their modules
 

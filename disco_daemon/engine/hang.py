@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..process import waited_s
+from ..system.process import waited_s
 from . import wire
 
 HANG_S = 15.0  # an engine that owes answers and is silent; a decode takes less than 1 s, a chunk a few at most

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 
-from ..process import RestartPause
+from ..system.process import RestartPause
 from . import wire
 
 MAX_LOADS = 5  # lives in a row that ended while they loaded: a model that crashes llama.cpp will do so again

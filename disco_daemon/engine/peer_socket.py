@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ..peer.messages import HEADER, PeerFrame, check_lengths, decode, frame
+from ..link.protocol import HEADER, PeerFrame, check_lengths, decode, frame
 
 
 class PeerSocket:
     """Sends frames by a thread of its own, so that a slow network never holds up what is computed.
 
-    What waits in its queue is bounded by the credits that each answer's rows need (`peer.edge`).
+    What waits in its queue is bounded by the credits that each answer's rows need (`link.rows.edge_rows`).
     """
 
     def __init__(self, sock: socket.socket) -> None:

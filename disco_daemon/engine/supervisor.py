@@ -18,7 +18,7 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..process import drain
+from ..system.process import drain
 from ..types import GenerationRequest
 from . import framing, wire
 from .channel import RequestChannel

@@ -9,7 +9,7 @@ from typing import Any
 from ..tools.format import Tool, ToolError, tools_of
 from ..tools.formats import GENERIC
 from ..types import ToolUse
-from .schema import MAX_OPTIONAL, SchemaError, check_tools
+from .constraints import MAX_OPTIONAL, SchemaError, check_tools
 
 NOT_BY_ITSELF = (
     "the model's chat template knows no tools, so that the device cannot leave it to the model whether to call one: "

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..confine import Access, Confinement, confine
+from ..link.protocol import FAST, BadFrameError, PeerLeft
 from ..models.gguf import with_shards
-from ..peer.messages import FAST, BadFrameError, PeerLeft
 from ..scheduler.latency import IterationLatency
+from ..system.confine import Access, Confinement, confine
 from . import framing, wire
 from .host_door import HostDoor
 from .kv.cells import Cells

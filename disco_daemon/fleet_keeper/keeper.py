@@ -22,8 +22,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..program import end_with_stdin, line
-from .messages import KeeperJob, KeeperState, RayHost, decode_job, encode
+from ..system.program import end_with_stdin, line
+from .keeper_messages import KeeperJob, KeeperState, RayHost, decode_job, encode
 
 NAMESPACE = "disco"
 RESOURCE = "disco_host"  # that a node has which lends a host: one of it, for one actor

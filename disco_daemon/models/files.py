@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..smallfile import open_regular
+from ..system.smallfile import open_regular
 from .gguf import Header, joined, read_header, shard, shard_names, with_shards
 
 # Bytes of a file: the shape is in the first kilobytes; most vocabularies end within 8 MiB, all known ones within 64.

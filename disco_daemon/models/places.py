@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..smallfile import open_regular
+from ..system.smallfile import open_regular
 from .default import models_dir
 from .gguf import shard
 

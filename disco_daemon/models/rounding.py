@@ -3,7 +3,7 @@
 On a processor llama.cpp multiplies one row by one kernel and many rows by another. Of most packings both add up in the
 same order; of the others a token that was guessed, or read again after a handoff, is not to the bit the token that was
 drawn. Found with llama-cpp-python 0.3.36 on x86-64 with AVX-512, by models of each packing in batches of 1 to 70 rows;
-`tests/e2e/test_rounding.py` compares them on the processor at hand.
+`tests/e2e/engine/test_rounding.py` compares them on the processor at hand.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from ..continuations import CONTINUATIONS
 from ..errors import ConfigError
-from ..net import hostname, is_http_url, is_loopback, without_credentials
+from ..system.net import hostname, is_http_url, is_loopback, without_credentials
 from ..types import UNKNOWN, Capabilities, Capability
 
 ANY = "*"  # the entry for every model of a server that has no entry of its own

@@ -16,7 +16,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..money.catalog import is_private
-from ..net import hostname, is_address, is_loopback, is_private_address, pointed_to
+from ..system.net import hostname, is_address, is_loopback, is_private_address, pointed_to
 
 if TYPE_CHECKING:
     import httpx2

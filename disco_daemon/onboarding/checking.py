@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..money.catalog import Catalog, ServerProfile, is_private
-from ..net import hostname, is_http_url, is_loopback, is_plain
 from ..plain import masked, one_line, plain, tells
+from ..system.net import hostname, is_http_url, is_loopback, is_plain
 from .asking import Reply, Said, ask_answer, ask_models, goes_nowhere_public
 
 N_NEAR = 3  # names like the one asked for, in a hint

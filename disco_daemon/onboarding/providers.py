@@ -12,7 +12,7 @@ from ..config.layers import key_for, read_key_file
 from ..config.schema import Config
 from ..errors import ConfigError
 from ..money.catalog import Catalog
-from ..net import is_plain, origin
+from ..system.net import is_plain, origin
 from .asking import goes_nowhere_public
 
 _PORTS = {"http": 80, "https": 443}

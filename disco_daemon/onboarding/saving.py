@@ -15,8 +15,8 @@ from ..config.layers import get_value, load, require_complete, set_values, with_
 from ..config.schema import Config
 from ..errors import ConfigError
 from ..models.default import installed_models
-from ..net import is_plain
-from ..smallfile import open_regular
+from ..system.net import is_plain
+from ..system.smallfile import open_regular
 from .providers import ServerKey, key_path
 
 _MAGIC = b"GGUF"

@@ -12,7 +12,7 @@ from ..config.layers import load
 from ..config.schema import Config
 from ..errors import ConfigError
 from ..money.catalog import Catalog
-from ..net import is_http_url
+from ..system.net import is_http_url
 from . import checking, providers, saving
 from .checking import Checked
 from .providers import Provider, ServerKey

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from ..processors import n_cores
+from ..system.processors import n_cores
 from . import linux, macos
 from .nvidia import Gpus
 from .reading import Charge, Covers, PowerReading, Read, Skipped, Thermal

@@ -18,7 +18,7 @@ from ..endpoints.probe import probe
 from ..endpoints.server import Server
 from ..errors import EndpointError
 from ..estimation.line import mean95
-from ..net import without_credentials
+from ..system.net import without_credentials
 from ..types import GenerationRequest, Sampling, Usage
 from .device import Steps
 from .saved import ServerFigures

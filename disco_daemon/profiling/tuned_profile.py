@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..control_groups import n_processors
 from ..engine.measure.tune_messages import Knobs, Speed, Tuned
+from ..system.control_groups import n_processors
 
 N_UBATCH = 512  # tokens; llama.cpp's own default
 SYSCTL_TIMEOUT_S = 2.0  # asking macOS for the processor's name

@@ -4,7 +4,7 @@ For each batch size B the readers' gains differ, since a larger batch is slower 
 priority, gain / context, and stops at the first job that does not fit. Here such a job is skipped; where that is
 not good enough by proof, orders by other prices of a place are tried as well, and one or two are exchanged for one or
 two while it pays. The result is within 2 % of the exact optimum, which a dynamic programme over jobs x cells x batch
-size finds (`benchmarks.scheduling.exact`; on 1,000 random instances).
+size finds (`benchmarks.qoe.scheduling.exact`; on 1,000 random instances).
 """
 
 from __future__ import annotations

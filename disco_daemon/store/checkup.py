@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from disco_daemon.errors import Unavailable
-from disco_daemon.sqlitefile import ForeignFileError, require_ours
+from disco_daemon.system.sqlitefile import ForeignFileError, require_ours
 
 from .migrations import HISTORY, schema_version
 from .schema import MIGRATIONS

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..sqlitefile import ForeignFileError, require_ours
+from ..system.sqlitefile import ForeignFileError, require_ours
 from .migrations import HISTORY
 
 _log = logging.getLogger("disco.store")

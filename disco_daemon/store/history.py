@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from disco_daemon.errors import Unavailable
-from disco_daemon.sqlitefile import is_damage
+from disco_daemon.system.sqlitefile import is_damage
 from disco_daemon.types import LedgerEntry, Outcome, Side
 
 from .past import outcomes

@@ -9,7 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from disco_daemon.errors import ConfigError
-from disco_daemon.sqlitefile import FileKind, folder_lock, is_damage, make_private, move_aside, require_ours, statements
+from disco_daemon.system.sqlitefile import (
+    FileKind,
+    folder_lock,
+    is_damage,
+    make_private,
+    move_aside,
+    require_ours,
+    statements,
+)
 
 from .schema import MIGRATIONS
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from disco_daemon.errors import DiscoError
-from disco_daemon.sqlitefile import ForeignFileError, is_damage
+from disco_daemon.system.sqlitefile import ForeignFileError, is_damage
 from disco_daemon.types import LedgerEntry, Outcome
 
 from .migrations import give_back_free_pages, open_database

@@ -284,7 +284,7 @@ async def test_a_developer_message_is_a_system_message_on_the_device(tmp_path: P
 
 @pytest.mark.slow
 async def test_an_engine_that_hangs_is_killed_and_restarted(tmp_path: Path) -> None:
-    """Which silence is too long is for tests/unit/test_hang.py to say."""
+    """Which silence is too long is for tests/unit/engine/test_hang.py to say."""
     async with running(tmp_path, before=HANGS_SOON) as daemon:
         pid = (await daemon.device_ready())["endpoints"]["device"]["pid"]
         os.kill(pid, signal.SIGSTOP)

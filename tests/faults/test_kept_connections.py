@@ -21,7 +21,7 @@ from disco_daemon.endpoints.continuation import Way
 from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import Finish, GenerationRequest, Token, Usage
-from tests.unit.test_answer_run import DEVICE, SERVER, Scripted, asked, context, played
+from tests.unit.conductor.test_answer_run import DEVICE, SERVER, Scripted, asked, context, played
 
 BODY = b'data: {"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)

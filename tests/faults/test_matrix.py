@@ -18,7 +18,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from disco_daemon import socketfile
+from disco_daemon.system import socketfile
 from tests.fixtures.matrix import (
     FIRST,
     LATER,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.engine.kv.cells import BLOCK, Cells
-from tests.unit.test_batch import N_SEQS, FakeLlama
+from tests.unit.engine.test_batch import N_SEQS, FakeLlama
 
 N_CELLS = 256
 MOST_RUNNING = N_CELLS // 2  # cells of answers at a time

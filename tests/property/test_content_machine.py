@@ -16,11 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from disco_daemon.peer.codec import RowArray
-from disco_daemon.peer.content import ContentChange, ContentManager
-from disco_daemon.peer.credits import LinkCredits
-from disco_daemon.peer.edge import EdgeAnswer, send_all_due
-from disco_daemon.peer.messages import (
+from disco_daemon.link.protocol import (
     IDS,
     AnswerClosed,
     AnswerFailed,
@@ -38,7 +34,11 @@ from disco_daemon.peer.messages import (
     ToEdge,
     ToPartner,
 )
-from disco_daemon.peer.pending import MAX_JUDGED, ContentKey
+from disco_daemon.link.rows.codec import RowArray
+from disco_daemon.link.rows.content import ContentChange, ContentManager
+from disco_daemon.link.rows.credits import LinkCredits
+from disco_daemon.link.rows.edge_rows import EdgeAnswer, send_all_due
+from disco_daemon.link.rows.pending import MAX_JUDGED, ContentKey
 
 N_VOCAB, N_CTX, N_EMBD, MAX_ANSWERS = 3, 60, 4, 2
 CREDITS = 2 * MAX_JUDGED * MAX_ANSWERS

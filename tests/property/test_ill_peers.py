@@ -22,9 +22,7 @@ from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.drafting import EdgeDrafting
 from disco_daemon.engine.serve.edge import EdgeBatcher
 from disco_daemon.engine.serve.partner import PartnerBatcher
-from disco_daemon.peer.codec import encode_rows
-from disco_daemon.peer.content import ContentManager, credits_for
-from disco_daemon.peer.messages import (
+from disco_daemon.link.protocol import (
     ERA,
     AnswerClosed,
     AnswerFailed,
@@ -44,10 +42,12 @@ from disco_daemon.peer.messages import (
     Refused,
     SendRows,
 )
-from disco_daemon.peer.refusals import MAX_TOLD, OF_ANSWERS
+from disco_daemon.link.rows.codec import encode_rows
+from disco_daemon.link.rows.content import ContentManager, credits_for
+from disco_daemon.link.trust.refusals import MAX_TOLD, OF_ANSWERS
 from disco_daemon.scheduler.baselines import Fcfs
 from disco_daemon.scheduler.latency import IterationLatency
-from tests.unit.test_batch import N_SEQS, PIECES, FakeLlama, FakeSampler, FakeVocabulary, oracle
+from tests.unit.engine.test_batch import N_SEQS, PIECES, FakeLlama, FakeSampler, FakeVocabulary, oracle
 
 N_VOCAB, N_CTX, N_EMBD, MAX_ANSWERS = len(PIECES), 40, 4, 2
 SOUND, ILL = 1, 2  # numbers of links

@@ -19,7 +19,7 @@ from disco_daemon.engine.kv.host_cache import HostCache
 from disco_daemon.engine.kv.row_texts import RowTexts
 from disco_daemon.engine.kv.sorted_texts import SortedTexts, text_key, tokens_in_common
 from disco_daemon.engine.kv.spill import Spill
-from disco_daemon.peer.edge import EdgeAnswer
+from disco_daemon.link.rows.edge_rows import EdgeAnswer
 
 FEW, MANY = 10, 1000
 N_TOKENS, N_SYSTEM = 24, 8  # of a text, and of those the ones that all texts begin with

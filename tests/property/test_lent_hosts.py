@@ -38,7 +38,7 @@ from disco_daemon.engine.hosts.messages import (
     SignOfLife,
 )
 from disco_daemon.engine.llama.layer_states import LayerState
-from disco_daemon.peer.messages import HEADER, BadFrameError
+from disco_daemon.link.protocol import HEADER, BadFrameError
 from disco_daemon.types import LayerRange
 
 N_EMBD = 4

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from disco_daemon.peer.codec import BLOCK, N_OUTLIERS, RowArray, decode_rows, encode_rows, row_bytes
-from disco_daemon.peer.messages import CODECS, IDS, BadFrameError
+from disco_daemon.link.protocol import CODECS, IDS, BadFrameError
+from disco_daemon.link.rows.codec import BLOCK, N_OUTLIERS, RowArray, decode_rows, encode_rows, row_bytes
 
 LARGEST = float(np.float32(1e38))
 LEAST_NORMAL = float(np.finfo(np.float32).tiny)  # below it, float32 itself has no relative precision

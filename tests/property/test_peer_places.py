@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.peer.strangers import (
+from disco_daemon.link.trust.strangers import (
     ADDRESSES_MAX,
     STAYS_S,
     STRANGERS_MAX,

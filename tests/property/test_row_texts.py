@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.engine.kv.row_texts import RowTexts
-from disco_daemon.peer.codec import RowArray
-from disco_daemon.peer.edge import EdgeAnswer, n_alike
+from disco_daemon.link.rows.codec import RowArray
+from disco_daemon.link.rows.edge_rows import EdgeAnswer, n_alike
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 

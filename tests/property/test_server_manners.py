@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.server_streams import cut, disturbed, read
+from benchmarks.relay.server_streams import cut, disturbed, read
 
 NAMES = st.sampled_from(["look", "look_up", "say", "get_weather"])
 VALUES = st.recursive(

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.peer.codec import RowArray
-from disco_daemon.peer.credits import LinkCredits
-from disco_daemon.peer.edge import EdgeAnswer
-from disco_daemon.peer.messages import AnswerOpened, DraftVerdict, DrawRules
+from disco_daemon.link.protocol import AnswerOpened, DraftVerdict, DrawRules
+from disco_daemon.link.rows.codec import RowArray
+from disco_daemon.link.rows.credits import LinkCredits
+from disco_daemon.link.rows.edge_rows import EdgeAnswer
 
 N_VOCAB = 2  # so that guesses are right often
 token = st.integers(0, N_VOCAB - 1)

@@ -25,15 +25,15 @@ from disco_daemon.answer import (
     Move,
     Start,
 )
-from disco_daemon.api.messages_shape import MessagesShape
-from disco_daemon.api.ollama_shape import ChatLines
-from disco_daemon.api.responses import to_chat
-from disco_daemon.api.responses_shape import ResponsesShape
-from disco_daemon.api.shapes import ChatShape, TextShape
+from disco_daemon.api.anthropic.messages_shape import MessagesShape
+from disco_daemon.api.ollama.ollama_shape import ChatLines
+from disco_daemon.api.openai.shapes import ChatShape, TextShape
+from disco_daemon.api.responses.responses_request import to_chat
+from disco_daemon.api.responses.responses_shape import ResponsesShape
 from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.types import BOTH, Delivery, Finish, Side, Token
 from tests.fixtures.answer import PACE_TPS, RACE, STEP_S, Watch, broke
-from tests.unit.test_openai_format import outcome
+from tests.unit.api.test_openai_format import outcome
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
 Stops = tuple[str, ...]

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from disco_daemon.net import hostname, is_loopback
-from disco_daemon.program import verb
+from disco_daemon.system.net import hostname, is_loopback
+from disco_daemon.system.program import verb
 
 STOP_TIMEOUT_S = 8.0  # this window's answers have ended by then; those of other clients get this long
 SERVICE_TIMEOUT_S = 120.0  # for installing the service, which starts the daemon

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...control_groups import cpu_quota
 from ...plain import masked, plain
+from ...system.control_groups import cpu_quota
 from ..terminal import make_console
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def findings(*, offline: bool = False, online: bool = False) -> Iterator[Finding
 def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Iterator[Finding]:
     from datetime import UTC, datetime
 
-    from ...api.peers import tells_of_us
+    from ...api.http.peers import tells_of_us
     from ...config.layers import config_path
     from ..service import spec_of
     from . import files, fleet_machines, listening, machine, machines
@@ -110,7 +110,7 @@ def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Itera
 
 def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> Generator[Finding, None, bool]:
     """Yield the device's findings; return whether llama.cpp would use a GPU."""
-    from ...daemon.device import n_gpu_layers
+    from ...machines.device_settings import n_gpu_layers
     from . import engine, files, machine, server
     from .finding import Level
 

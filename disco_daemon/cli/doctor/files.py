@@ -11,9 +11,9 @@ from ...config.layers import require_complete
 from ...config.schema import Config, DeviceSettings
 from ...errors import ConfigError
 from ...models.default import SIZE, default_model_path
-from ...net import is_loopback
-from ...smallfile import open_regular
 from ...store.checkup import NEWEST, HistoryFacts
+from ...system.net import is_loopback
+from ...system.smallfile import open_regular
 from .finding import Finding, ok, warn, wrong
 
 GIB = 2**30

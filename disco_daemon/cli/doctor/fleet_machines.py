@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...config.schema import Config
-from ...fleet_keeper.messages import INSTALL
-from ...net import is_loopback
+from ...fleet_keeper.keeper_messages import INSTALL
+from ...system.net import is_loopback
 from .finding import Finding, ok, warn, wrong
 from .machines import certificate, of_members, served, way_to
 
 if TYPE_CHECKING:
-    from ...peer.pairing import PairedPartner
+    from ...link.trust.pairing import PairedPartner
 
 MAX_AHEAD_S = 60.0  # between two clocks of a fleet: no work depends on them, but logs and certificates do
 AGAIN = "join again: `disco fleet new` at home, then `disco fleet join CODE` here"
@@ -137,9 +137,9 @@ def _joined(unasked: str) -> Iterator[Finding]:
     """Check the way to the home that this machine has joined, if it has."""
     import time
 
-    from ...daemon.fleet_lending import home_membership
     from ...errors import DiscoError
-    from ...peer.certificates import valid_until
+    from ...link.trust.certificates import valid_until
+    from ...machines.fleet.lending import home_membership
 
     try:
         paired = home_membership().partner()
@@ -159,9 +159,9 @@ def ray_of_home(paired: PairedPartner) -> Finding:
     """Check that this machine can be a node of its home's Ray: whether there is one, here too, and its port is open."""
     import asyncio
 
-    from ...daemon.fleet_ray import ray_version
     from ...errors import DiscoError
-    from ...peer.join import ask_ray
+    from ...link.relay.join import ask_ray
+    from ...machines.fleet.ray_keeper import ray_version
     from .server import reach
 
     name = "Ray of home"

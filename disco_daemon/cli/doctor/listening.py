@@ -13,8 +13,8 @@ from ... import __version__
 from ...client import once as client
 from ...config.schema import Api
 from ...errors import DiscoError
-from ...net import is_loopback
 from ...onboarding.asking import within
+from ...system.net import is_loopback
 from .finding import Finding, ok, warn, wrong
 
 DAEMON_TIMEOUT_S = 5.0  # the running daemon's answer to one check of `disco doctor`

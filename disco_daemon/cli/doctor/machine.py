@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ...control_groups import affinity
 from ...engine.measure.checkup_messages import Bindings
 from ...money.exchange import DEFAULT_FLOOR
 from ...onboarding.asking import within
 from ...power.reading import Charge, Covers, Thermal
 from ...power.sensors import GUESS, PowerState
-from ...program import is_binary
 from ...service.managers import Manager, ServiceError, of_this_machine
 from ...service.spec import Spec
+from ...system.control_groups import affinity
+from ...system.program import is_binary
 from .finding import Finding, ok, warn, wrong
 
 LEAST_PYTHON = (3, 11)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...config.schema import Config
-from ...peer.join import MeasuredLink
+from ...link.relay.join import MeasuredLink
 from .finding import Finding, ok, warn, wrong
 
 if TYPE_CHECKING:
-    from ...peer.pairing import PairedPartner
+    from ...link.trust.pairing import PairedPartner
 
 MAX_AHEAD_S = (
     120.0  # between the two clocks; less matters to no certificate, which is valid for a day before it is made
@@ -61,10 +61,10 @@ def hosts_confinement(rights: Sequence[str]) -> Finding:
 
 
 def _edge(config: Config, daemon: Mapping[str, Any] | None, unasked: str) -> Iterator[Finding]:
-    from ...daemon.edge import membership
-    from ...daemon.joined import JoinedFolder
     from ...errors import DiscoError
-    from ...peer.certificates import valid_until
+    from ...link.trust.certificates import valid_until
+    from ...machines.split.edge_device import membership
+    from ...machines.split.joined_model import JoinedFolder
 
     try:
         joined, paired = JoinedFolder().find(), membership().partner()
@@ -85,7 +85,7 @@ def way_to(paired: PairedPartner, name: str, most_s: float, unasked: str) -> Ite
     import asyncio
 
     from ...errors import DiscoError
-    from ...peer.join import measure_link
+    from ...link.relay.join import measure_link
 
     if unasked:
         yield ok(name, f"{paired.name} was not asked: {unasked}")
@@ -188,8 +188,8 @@ def of_members(
     from ...client import once as client
     from ...config.layers import data_path
     from ...errors import DiscoError
-    from ...peer.certificates import valid_until
-    from ...peer.pairing import Issuer
+    from ...link.trust.certificates import valid_until
+    from ...link.trust.pairing import Issuer
 
     issuer = Issuer(data_path() / folder / "issuer")
     try:

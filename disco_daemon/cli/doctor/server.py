@@ -19,8 +19,8 @@ from ...config.schema import Api, Config, ServerSettings
 from ...endpoints.continuation import Profile, Way
 from ...errors import ConfigError
 from ...money.catalog import Catalog, is_private
-from ...net import hostname, is_loopback, is_plain
 from ...onboarding.asking import Reply, goes_nowhere_public, within
+from ...system.net import hostname, is_loopback, is_plain
 from ...types import Continuation
 from .finding import Finding, ok, warn, wrong
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from ...models.default import SIZE, default_model_path, fetch_default_model, installed_models
 from ...money.catalog import is_private
-from ...net import hostname, without_credentials
 from ...onboarding.checking import Checked, Trouble
 from ...onboarding.providers import ServerKey
 from ...onboarding.saving import Choice
 from ...onboarding.setup import Onboarding
+from ...system.net import hostname, without_credentials
 from ..terminal import progress
 
 SHOWN = 30  # models in one list; a typed part of a name makes it shorter

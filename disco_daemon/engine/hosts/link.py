@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from ...peer.messages import MAX_PAYLOAD, BadFrameError
+from ...link.protocol import MAX_PAYLOAD, BadFrameError
 from ...plain import one_line
 from ..host_door import LentSocket
 from ..llama.hidden import FloatRows

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from ...peer.messages import HEADER, MAX_HEADER, BadFrameError
+from ...link.protocol import HEADER, MAX_HEADER, BadFrameError
 from ..wire import Load
 
 MAX_BEHIND = 1 << 30  # bytes behind a message: the cells of a long text

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...confine import Access, confine
-from ...peer.messages import BadFrameError
+from ...link.protocol import BadFrameError
+from ...system.confine import Access, confine
 from ...types import LayerRange
 from ..llama import gpu
 from ..llama.layer_states import StateFormatError, moves_states, unpacked

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...peer.codec import RowArray
-from ...peer.edge import EdgeAnswer, n_alike
+from ...link.rows.codec import RowArray
+from ...link.rows.edge_rows import EdgeAnswer, n_alike
 from .sorted_texts import SortedTexts, text_key, tokens_in_common
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-MASKED_CELLS = "disco_masked_cells"  # in a llama.cpp that passes them 32 at a time (.ci/masked_cells.h)
-EXACT_ATTENTION = "disco_exact_attention"  # the version of .ci/exact_attention.h; 0: not for this processor
-PRODUCTS = "disco_products"  # likewise, of .ci/products.h
+MASKED_CELLS = "disco_masked_cells"  # in a llama.cpp that passes them 32 at a time (native/masked_cells.h)
+EXACT_ATTENTION = "disco_exact_attention"  # the version of native/exact_attention.h; 0: not for this processor
+PRODUCTS = "disco_products"  # likewise, of native/products.h
 WRONG_PRODUCTS = 1  # the version that leaves numbers out where several threads compute rows of more than two dimensions
 # With the default model and one thread; as llama.cpp comes it was 1 ns on an AMD Zen 5 and 2.6 ns on an Intel Xeon.
 PASS_S = 2e-9  # of each head of each layer, to pass by one cell; s

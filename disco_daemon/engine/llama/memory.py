@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ... import control_groups
 from ...models.gguf import shard_names
+from ...system import control_groups
 
 CACHE_SHARE = 0.25  # of the free memory, for more than one answer's KV cache
 FACTOR = 2  # answers of full length in the KV cache, if there is memory

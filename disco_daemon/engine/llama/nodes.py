@@ -6,7 +6,7 @@ import os
 
 import llama_cpp
 
-from ...processors import cores, n_nodes, node_for
+from ...system.processors import cores, n_nodes, node_for
 
 
 def use_nodes(n_threads: int) -> None:

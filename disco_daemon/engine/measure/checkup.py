@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import sys
 
-from ...confine import Access, confine, try_forbidden
-from ...program import end_with_stdin
+from ...system.confine import Access, confine, try_forbidden
+from ...system.program import end_with_stdin
 from ..llama import gpu
 from ..llama import model as llama
 from ..llama.library import FAULT

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...confine import Access, confine
 from ...exits.calibrate import LEAST, Calibration, Doubles, calibrate, calibration_error, coverage, signals
 from ...exits.fit import RidgeSums, best_map
 from ...exits.head import ExitHead, FfnBlock, Floats
@@ -22,7 +21,8 @@ from ...exits.quality import tokens_per_round_trip
 from ...exits.training import train
 from ...models.gguf import Header, with_shards
 from ...models.gguf_file import read_file_header
-from ...program import end_with_stdin
+from ...system.confine import Access, confine
+from ...system.program import end_with_stdin
 from ...types import LayerRange
 from ..llama import gpu
 from ..llama.model import quiet

@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from ...confine import Access, confine
-from ...control_groups import n_processors
 from ...models.gguf import with_shards
-from ...program import end_with_stdin
+from ...system.confine import Access, confine
+from ...system.control_groups import n_processors
+from ...system.program import end_with_stdin
 from ..llama.model import requantize
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ...confine import Access, confine
 from ...models.gguf import with_shards
-from ...program import end_with_stdin
+from ...system.confine import Access, confine
+from ...system.program import end_with_stdin
 from ...types import LayerRange
 from ..llama import gpu
 from ..llama.hidden import FloatRows

@@ -18,9 +18,9 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from ...confine import Access, confine
 from ...models.gguf import with_shards
-from ...program import end_with_stdin
+from ...system.confine import Access, confine
+from ...system.program import end_with_stdin
 from ..llama import gpu
 from ..llama.model import N_BATCH, AbortFlag, load_model
 from ..llama.refusals import ModelError

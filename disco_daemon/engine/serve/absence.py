@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...peer.credits import LinkCredits
+from ...link.rows.credits import LinkCredits
 from .away import Away
 
 ALONE_AFTER_S = 1.0  # that an answer waits for a partner that has gone, before the exit goes on with it

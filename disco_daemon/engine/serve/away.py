@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...exits.calibrate import Doubles
-from ...peer.edge import EdgeAnswer, VerdictTaken
-from ...peer.messages import DraftVerdict, DrawRules
+from ...link.protocol import DraftVerdict, DrawRules
+from ...link.rows.edge_rows import EdgeAnswer, VerdictTaken
 from .. import wire
 from ..llama.model import Llama
 from .sequence import Sequence

@@ -9,7 +9,7 @@ from enum import Enum, auto
 import numpy as np
 
 from ...exits.calibrate import Calibration, Doubles, VerdictLearner, signals
-from ...peer.pending import MAX_JUDGED
+from ...link.rows.pending import MAX_JUDGED
 from ...scheduler.draft_length import DraftLength, RunTimes, expected_run
 from .. import wire
 from ..llama.hidden import FloatRows

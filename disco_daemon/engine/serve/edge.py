@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...peer.credits import LinkCredits
-from ...peer.edge import send_all_due
-from ...peer.messages import (
+from ...link.protocol import (
     AnswerClosed,
     AnswerFailed,
     AnswerOpened,
@@ -27,7 +25,9 @@ from ...peer.messages import (
     PeerLeft,
     Refused,
 )
-from ...peer.refusals import failure_told
+from ...link.rows.credits import LinkCredits
+from ...link.rows.edge_rows import send_all_due
+from ...link.trust.refusals import failure_told
 from .. import wire
 from ..kv.row_texts import RowTexts
 from ..llama.refusals import FormatError

@@ -11,8 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ...peer.content import ContentChange, ContentManager
-from ...peer.messages import (
+from ...link.protocol import (
     BadFrameError,
     BeginDrawing,
     CloseAnswer,
@@ -25,7 +24,8 @@ from ...peer.messages import (
     Refused,
     SendRows,
 )
-from ...peer.pending import Content, ContentKey
+from ...link.rows.content import ContentChange, ContentManager
+from ...link.rows.pending import Content, ContentKey
 from .. import wire
 from ..llama.refusals import FormatError
 from ..llama.rows import Row

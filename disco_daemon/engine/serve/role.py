@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from ...peer.content import ContentManager, credits_for
+from ...link.rows.content import ContentManager, credits_for
 from .. import wire
 from ..host_door import MAX_NUMBER, HostDoor
 from ..llama.model import AbortFlag, Llama, load_model

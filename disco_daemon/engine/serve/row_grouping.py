@@ -2,7 +2,7 @@
 
 Mostly together: the weights are read once for all of them. But where a row is bound by arithmetic, as a small model's
 is on a CPU, there is nothing to share, and llama.cpp has other kernels for one row than for a few: with the default
-model and one thread, two rows together take longer than one after the other (`benchmarks/grouping.py`).
+model and one thread, two rows together take longer than one after the other (`benchmarks/engine/grouping.py`).
 
 An iteration is compared only with the one just before it: a longer context or another process slows both ways.
 """

@@ -263,7 +263,7 @@ def draw(cells: Sequence[Cell], folder: Path) -> list[Path]:
 def draw_overhead(figures: Mapping[str, Any], folder: Path) -> Path:
     """Write fig9-overhead.png: refit time by number of samples, beside the published times; return its path.
 
-    `figures` is what `benchmarks.policy --json` prints: {"paper_device_ms": {"1000": ms, …}, "paper_server_ms": …,
+    `figures` is what `benchmarks.eval.policy --json` prints: {"paper_device_ms": {"1000": ms, …}, "paper_server_ms": …,
     "optimal_ms": …, "peer_device_ms": …}, "peer" being fits from raw samples; what is missing is not drawn. Raises
     ConfigError where matplotlib is not installed.
     """

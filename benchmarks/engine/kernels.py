@@ -1,0 +1,124 @@
+"""llama.cpp's kernels as built here, asked through ggml itself: `python -m benchmarks.engine.kernels --check --json`.
+
+Random operations, products and attention of all shapes that llama.cpp asks for, are computed by each number of threads
+and compared with what numpy makes of them in 64 bits (kernel_products.py, kernel_attention.py). Results are poisoned
+beforehand: a number that is never written is as wrong as any. More threads than processors provoke races. With --check
+the exit code is 1 if one number is wrong.
+
+Another build is checked by `--library FOLDER`, where its libggml-base and libggml-cpu are; for other instruction sets,
+from llama-cpp-python's source:
+
+    cmake -S vendor/llama.cpp -B b -DBUILD_SHARED_LIBS=ON -DCMAKE_PROJECT_llama_cpp_INCLUDE=$PWD/native/llama_cpp.cmake
+    \\
+      -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON && cmake --build b --target ggml-cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from disco_daemon.bench.command import at_least, print_figures, progress, run_script
+from disco_daemon.system.program import SPINS
+
+from .ggml import Ggml, Graph
+from .kernel_attention import Attention
+from .kernel_products import Products
+
+N_CASES, N_OPERATIONS = 20_000, 50  # in all, and of a graph
+THREADS = (1, 2, 4, 8)
+ATTENTION, EXPERTS = 0.25, 0.15  # shares of all cases
+MOST_SHOWN = 20  # of what is wrong
+MARKS = ("disco_products", "disco_exact_attention", "disco_masked_cells")
+
+
+class Check:
+    """Random operations, by number, and what is wrong with them."""
+
+    def __init__(self, ggml: Ggml, seed: int) -> None:
+        self.ggml, self.seed = ggml, seed
+        self._products, self._attention = Products(ggml, seed), Attention(ggml, seed)
+
+    def graph(self, number: int, n_operations: int) -> Graph:
+        """Make graph `number` of operations that chance chooses."""
+        random = np.random.default_rng((self.seed, number))
+        graph = Graph(self.ggml, n_operations)
+        while len(graph.operations) < n_operations:
+            chance = random.random()
+            if chance < ATTENTION:
+                self._attention.attention(graph, random)
+            elif chance < ATTENTION + EXPERTS:
+                self._products.product_of_experts(graph, random)
+            else:
+                self._products.product(graph, random)
+        return graph
+
+    def run(self, n_cases: int, threads: tuple[int, ...]) -> dict[str, Any]:
+        """Compute `n_cases` operations by each number of threads."""
+        began = time.monotonic()
+        wrong, by_threads, kinds = set[tuple[int, str]](), Counter[int](), Counter[str]()
+        shown = list[str]()
+        for number, first in enumerate(range(0, n_cases, N_OPERATIONS)):
+            graph = self.graph(number, min(N_OPERATIONS, n_cases - first))
+            kinds.update(one.name.split()[0] for one in graph.operations)
+            for n in threads:
+                faults = graph.compute(n)
+                by_threads[n] += len(faults)
+                wrong |= {(number, name) for name, _ in faults}
+                shown += [f"{n} threads: {name}: {fault}" for name, fault in faults]
+            graph.close()
+            if number % 40 == 39:
+                progress(f"{first + N_OPERATIONS} of {n_cases}, {len(wrong)} wrong, {time.monotonic() - began:.0f} s")
+        return {
+            "cases": n_cases, "wrong": len(wrong), "threads": list(threads), "seconds": time.monotonic() - began,
+            "wrong_by_threads": {str(n): by_threads[n] for n in threads}, "operations": dict(kinds),
+            "versions": self.ggml.marks(MARKS), "shown": shown[:MOST_SHOWN],
+        }  # fmt: skip
+
+
+def installed() -> Ggml:
+    """Return the ggml that the engine computes with."""
+    from disco_daemon.engine.llama import library
+
+    return Ggml(library.LIBRARY, library.kernels())
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return a line for each number of threads, and what is wrong."""
+    lines = [
+        f"{found['cases']} operations ({found['operations']}), by kernels {found['versions']}: {found['wrong']} wrong"
+    ]
+    lines += [f"{n:>2} threads: {wrong} wrong" for n, wrong in found["wrong_by_threads"].items()]
+    return "\n".join([*lines, *found["shown"], f"{found['seconds']:.0f} s"])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Check and print; progress goes to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engine.kernels", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument("--check", action="store_true", help="fail if a number is wrong")
+    parser.add_argument("--cases", type=at_least(1), default=N_CASES, help="operations (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=at_least(1), nargs="+", default=THREADS, help="numbers of threads (default: 1 2 4 8)"
+    )
+    parser.add_argument("--seed", type=at_least(0), default=1, help="of all chance (default: %(default)s)")
+    parser.add_argument("--library", type=Path, help="folder of another build (default: the one that is installed)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    args = parser.parse_args(argv)
+    os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # as in the engine, before ggml is loaded
+    ggml = Ggml.of_folder(args.library) if args.library else installed()
+    found = Check(ggml, args.seed).run(args.cases, tuple(args.threads))
+    print_figures(found, table, as_json=args.json)
+    return 1 if args.check and found["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

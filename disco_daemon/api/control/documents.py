@@ -1,0 +1,217 @@
+"""The daemon's own JSON documents, one a route, and the protocol of what stands behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from ...errors import ConfigError, RequestError
+from ..doors import fit
+from ..http.connections import body
+from ..ollama.ollama_models import DeviceFile
+from .wishes import parse_settings
+
+MAX_PLAN_TOKENS = 1_000_000  # of a prompt that `disco plan` is asked about; longer than any context
+TAIL_KNOBS = {
+    "alpha": 1.0,
+    "kappa": math.inf,
+}  # the policies' knobs that protect the tail, with the largest value of each
+
+
+class Documents(Protocol):
+    """The daemon as its API shows and changes it; implemented by the composition root."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the whole state as JSON."""
+        ...
+
+    async def device_file(self) -> DeviceFile | None:
+        """Return the model that the device has, by its file; None if it has none of its own."""
+        ...
+
+    def history(self, limit: int) -> list[dict[str, Any]]:
+        """Return the latest requests, newest first; called in a thread, since it blocks on disk."""
+        ...
+
+    def ledger(self, days: int) -> list[dict[str, Any]]:
+        """Return what was spent on each of the latest days, newest first; called in a thread, as `history`."""
+        ...
+
+    def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
+        """Return what would be done now with a prompt of that length, and why; `waited_s` of its wait are over."""
+        ...
+
+    async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:
+        """Return what that exchange rate and budget would have made of the requests on record. Raises RequestError.
+
+        `tail` may have other values for the policy's knobs `alpha` and `kappa`.
+        """
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings in force, by section, and which of them are live; secrets are masked."""
+        ...
+
+    async def reload(self) -> dict[str, Any]:
+        """Read the configuration again. Raises ConfigError, and then nothing has changed."""
+        ...
+
+    async def change(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Write live settings and apply them. Raises ConfigError, RequestError, and then nothing has changed."""
+        ...
+
+    def fleet(self) -> dict[str, Any]:
+        """Return which hosts compute which layers of the device's model; no hosts for a whole device."""
+        ...
+
+    def steer_fleet(self, order: str, host: str = "") -> dict[str, Any]:
+        """Carry out `pause`, `resume` or `drain` of a host; return the fleet as then. Raises ConfigError."""
+        ...
+
+    def fleet_members(self) -> dict[str, Any]:
+        """Return which machines lend this one hosts, and how they are; called in a thread, since it blocks on disk."""
+        ...
+
+    async def new_machine(self, address: str) -> dict[str, Any]:
+        """Make a code with which one machine may join the fleet, as `pair`. Raises ConfigError."""
+        ...
+
+    async def revoke_machine(self, name: str) -> dict[str, Any]:
+        """Refuse a machine of the fleet from now on. Raises ConfigError for an unknown one."""
+        ...
+
+    def partner(self) -> dict[str, Any]:
+        """Return which machines have upper layers computed here, and how the link to each is."""
+        ...
+
+    async def pair(self, address: str) -> dict[str, Any]:
+        """Make a code with which one machine may join; `address` is what it calls this one. Raises ConfigError."""
+        ...
+
+    async def revoke(self, name: str) -> dict[str, Any]:
+        """Refuse a machine from now on. Raises ConfigError for an unknown one."""
+        ...
+
+    def providers(self) -> dict[str, Any]:
+        """Return the known servers and the models here; called in a thread, since it blocks on disk."""
+        ...
+
+    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        """Check whether a server works: its models, and with a model one short answer of it. Raises DiscoError."""
+        ...
+
+    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+        """Write the server down and go by it; "" takes it away. Raises ConfigError, RequestError."""
+        ...
+
+    async def set_device(self, model: str) -> dict[str, Any]:
+        """Have the device answer with one of the models on this machine. Raises ConfigError, RequestError."""
+        ...
+
+
+DOCUMENTS = web.AppKey("documents", Documents)
+
+
+def add_routes(app: web.Application, documents: Documents) -> None:
+    """Add the routes, and what stands behind them."""
+    app[DOCUMENTS] = documents
+    app.router.add_get("/disco/v1/state", _state)
+    app.router.add_get("/disco/v1/history", _history)
+    app.router.add_get("/disco/v1/ledger", _ledger)
+    app.router.add_get("/disco/v1/plan", _plan)
+    app.router.add_get("/disco/v1/whatif", _whatif)
+    app.router.add_get("/disco/v1/settings", _settings)
+    app.router.add_patch("/disco/v1/settings", _change)
+    app.router.add_post("/disco/v1/reload", _reload)
+
+
+async def _state(request: web.Request) -> web.Response:
+    """GET /disco/v1/state: Return the state of the daemon, as `disco status` shows it."""
+    return as_json(fit(request, request.app[DOCUMENTS].state()))
+
+
+async def _history(request: web.Request) -> web.Response:
+    """GET /disco/v1/history: Return the latest requests, newest first; `?limit=20`."""
+    rows = await asyncio.to_thread(request.app[DOCUMENTS].history, _number(request, "limit", 20))
+    return as_json({"data": rows})
+
+
+async def _ledger(request: web.Request) -> web.Response:
+    """GET /disco/v1/ledger: Return what each day has cost, newest first; `?days=31`."""
+    rows = await asyncio.to_thread(request.app[DOCUMENTS].ledger, _number(request, "days", 31))
+    return as_json({"data": rows})
+
+
+def _number(request: web.Request, name: str, usual: int) -> int:
+    """Return a number of rows from the query, between 1 and 1,000. Raises RequestError."""
+    try:
+        return min(1000, max(1, int(request.query.get(name, usual))))
+    except ValueError:
+        msg = f"{name} must be a number"
+        raise RequestError(msg, param=name) from None
+
+
+async def _settings(request: web.Request) -> web.Response:
+    """GET /disco/v1/settings: Return all settings in force; secrets are masked."""
+    return as_json(request.app[DOCUMENTS].settings())
+
+
+async def _change(request: web.Request) -> web.Response:
+    """PATCH /disco/v1/settings: Write settings, such as `{"device.usd_per_kwh": 2.5}`: all that it names, or none."""
+    changes = parse_settings(await body(request))
+    try:
+        return as_json(await request.app[DOCUMENTS].change(changes))
+    except ConfigError as e:
+        raise RequestError(str(e), code="invalid_setting") from e
+
+
+async def _reload(request: web.Request) -> web.Response:
+    """POST /disco/v1/reload: Read config.toml again; the next request goes by it."""
+    try:
+        return as_json(await request.app[DOCUMENTS].reload())
+    except ConfigError as e:
+        raise RequestError(str(e), code="invalid_setting") from e
+
+
+async def _plan(request: web.Request) -> web.Response:
+    """GET /disco/v1/plan: Return what would be done with such a prompt now, and why; `?tokens=120&waited=0`."""
+    try:
+        tokens, waited_s = int(request.query.get("tokens", "")), float(request.query.get("waited", "0"))
+    except ValueError:
+        raise RequestError("tokens must be a whole number, waited a number of seconds", param="tokens") from None
+    if not (1 <= tokens <= MAX_PLAN_TOKENS and 0 <= waited_s < float("inf")):
+        msg = f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0"
+        raise RequestError(msg, param="tokens")
+    return as_json(request.app[DOCUMENTS].plan(tokens, waited_s))
+
+
+async def _whatif(request: web.Request) -> web.Response:
+    """GET /disco/v1/whatif: Return what another rate ($/kWh) and budget would have made of the requests on record.
+
+    The query is `?rate=2&budget=0.5`, with `alpha` or `kappa` for the policies that have them.
+    """
+    tail = {name: _amount(request, name, most) for name, most in TAIL_KNOBS.items() if name in request.query}
+    rate, budget = _amount(request, "rate", math.inf), _amount(request, "budget", 1.0)
+    return as_json(await request.app[DOCUMENTS].whatif(rate, budget, tail))
+
+
+def _amount(request: web.Request, name: str, most: float) -> float:
+    """Return a number from the query, finite and from 0 to `most`. Raises RequestError."""
+    amount = math.nan
+    with suppress(ValueError):
+        amount = float(request.query.get(name, ""))
+    if not (0 <= amount <= most and amount < math.inf):
+        msg = f"{name} must be a number from 0{f' to {most:g}' if most < math.inf else ' on'}"
+        raise RequestError(msg, param=name)
+    return amount
+
+
+def as_json(payload: Any) -> web.Response:
+    """Answer with one JSON document."""
+    return web.Response(body=msgspec.json.encode(payload), content_type="application/json")

@@ -1,0 +1,62 @@
+"""Routes for first steps: the known servers, the check of one, and the choice of server and device.
+
+A key that comes in here goes only to its server and into its file: no response and no log has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from aiohttp import web
+
+from ...errors import ConfigError, RequestError
+from ..doors import fit, may_control
+from ..http.connections import body
+from .documents import DOCUMENTS, as_json
+from .wishes import parse_device, parse_server
+
+
+def add_routes(app: web.Application) -> None:
+    """Add the routes; `documents.DOCUMENTS` stands behind them."""
+    app.router.add_get("/disco/v1/providers", _providers)
+    app.router.add_post("/disco/v1/server/check", _check)
+    app.router.add_put("/disco/v1/server", _set)
+    app.router.add_put("/disco/v1/device", _set_device)
+
+
+async def _providers(request: web.Request) -> web.Response:
+    """GET /disco/v1/providers: List the known servers, and the models on this machine."""
+    known = await _with_config_errors(asyncio.to_thread(request.app[DOCUMENTS].providers))
+    if not may_control(request):  # shown is whether there is a key, not where
+        rows = [row | {"key": "set" if row.get("key") else ""} for row in known.get("providers", ())]
+        known = known | {"providers": rows}
+    return as_json(fit(request, known))
+
+
+async def _check(request: web.Request) -> web.Response:
+    """POST /disco/v1/server/check: Test a server, `{base_url, api_key?, model?}`; with a model it may cost a little."""
+    wish = parse_server(await body(request))
+    asked = request.app[DOCUMENTS].check_server(wish.base_url, wish.api_key or "", wish.model or "")
+    return as_json(await _with_config_errors(asked))
+
+
+async def _set(request: web.Request) -> web.Response:
+    """PUT /disco/v1/server: Write a server down and use it, `{base_url, api_key?, model?}`; "" takes it away."""
+    wish = parse_server(await body(request))
+    asked = request.app[DOCUMENTS].set_server(wish.base_url, wish.api_key or "", wish.model or "")
+    return as_json(await _with_config_errors(asked))
+
+
+async def _set_device(request: web.Request) -> web.Response:
+    """PUT /disco/v1/device: Use another local model, `{model}`, one that `GET /disco/v1/providers` lists."""
+    return as_json(await _with_config_errors(request.app[DOCUMENTS].set_device(parse_device(await body(request)))))
+
+
+async def _with_config_errors(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Await a result; a configuration that cannot be read or written becomes the request's error, with its mend."""
+    try:
+        return await work
+    except ConfigError as e:
+        raise RequestError(str(e), code="invalid_setting") from e

@@ -1,0 +1,70 @@
+"""A process for a host, started before one is lost: interpreter and libraries take most of what its start takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from typing import TypeAlias
+
+from ...system.process import end, spawn
+
+log = logging.getLogger("disco.fleet")
+
+MODULE = "disco_daemon.engine.hosts.process"
+AFTER_S = 2.0  # behind the start of a host: by then that has its layers, and answers go on
+
+StartedHost: TypeAlias = tuple[Process, socket.socket]
+
+
+async def start_host() -> StartedHost:
+    """Start a host's process; return it with home's end of the socket to it. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            fd = theirs.fileno()
+            return await spawn(MODULE, str(fd), pass_fds=[fd], stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE), ours
+        except BaseException:
+            ours.close()
+            raise
+
+
+class SpareHost:
+    """One such process that nobody has taken yet, and the task that starts the next one."""
+
+    def __init__(self) -> None:
+        self._started: StartedHost | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    def prepare(self) -> None:
+        """Start one soon, if there is none."""
+        if self._started is None and (self._starting is None or self._starting.done()):
+            self._starting = asyncio.create_task(self._start(), name="spare host")
+
+    async def _start(self) -> None:
+        await asyncio.sleep(AFTER_S)
+        try:
+            self._started = await start_host()
+        except OSError as e:
+            log.warning("no host of the fleet is started in advance: %s", e)
+
+    async def take(self) -> StartedHost | None:
+        """Return it, once; None if there is none, or if it has ended."""
+        started, self._started = self._started, None
+        if started is not None and started[0].returncode is not None:
+            started[1].close()
+            await end(started[0])
+            return None
+        return started
+
+    async def close(self) -> None:
+        """End a process that nobody has taken; idempotent."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+            self._starting = None
+        if (started := await self.take()) is not None:
+            process, ours = started
+            ours.close()
+            await end(process)

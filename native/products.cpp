@@ -1,0 +1,110 @@
+// Compiled into ggml-cpu by native/llama_cpp.cmake, which renames llamafile_sgemm of sgemm.cpp to disco_other_products: what is to
+// be multiplied comes here first.
+#include "ggml-impl.h"
+#include "ggml-cpu-impl.h"
+#include "llamafile/sgemm.h"
+#include "products.h"
+#include "told.h"
+
+extern "C" bool disco_other_products(const ggml_compute_params *, int64_t, int64_t, int64_t, const void *, int64_t,
+    const void *, int64_t, void *, int64_t, int, int, int);
+
+#if defined(DISCO_MULTIPLIES)
+// Whoever is done takes the next piece: some tiles with so many rows that their scales stay near.
+//
+// ggml calls this once for each slice of one operation, and a thread may be a slice ahead of another. So the pieces' counter is
+// set to `nth` and seen so by all threads whenever a slice begins, as ggml itself does before the first. Each thread stops at
+// the first piece beyond the last, so that who takes the very last number knows that no other will count any more: it sets the
+// counter back, and nobody goes on before that.
+template <typename W>
+static void disco_multiply_all(const ggml_compute_params * params, disco_product of) {
+    static constexpr int64_t most = 256;
+    static thread_local std::vector<float> scales;
+    const char * work = (const char *) params->wdata;
+    const bool is_ready = work && of.rows >= work && of.rows < work + params->wsize; // ggml has packed these rows, and waited
+    if (params->nth > 1 && !is_ready) {
+        if (params->ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+        ggml_barrier(params->threadpool);
+    }
+    const disco_product all = of;
+    const int64_t n_parts = params->nth == 1 || of.n_tiles() < 4*params->nth ? params->nth : 4*params->nth;
+    const int64_t n_pieces = n_parts*((all.n_rows + most - 1) / most); // one for each thread at least, where there are rows
+    int64_t scaled = -1; // the first row whose scales these are
+    for (int64_t piece = params->ith; piece < n_pieces;) {
+        const int64_t row = piece/n_parts*most, part = piece % n_parts;
+        of.rows = all.rows + row*all.row_bytes;
+        of.n_rows = all.n_rows - row < most ? all.n_rows - row : most;
+        of.to = all.to + row*all.to_stride;
+        if (row != scaled) {
+            scales.resize(2*of.n_rows*of.n_blocks);
+            disco_scales<W>(of.rows, of.row_bytes, of.n_rows, of.n_blocks, scales.data());
+            of.scales = scales.data();
+            scaled = row;
+        }
+        for (int64_t t = of.n_tiles()*part/n_parts; t < of.n_tiles()*(part + 1)/n_parts; ++t) {
+            disco_multiply_tile<W>(of, t);
+        }
+        if (params->nth == 1) {
+            ++piece;
+            continue;
+        }
+        piece = ggml_threadpool_chunk_add(params->threadpool, 1);
+        if (piece == n_pieces + params->nth - 1) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+    }
+    if (params->nth > 1) {
+        ggml_barrier(params->threadpool);
+    }
+}
+#endif
+
+// The product of `m` weight rows with `n` rows, `k` blocks each, as llamafile_sgemm has it. Returns false where it is left to
+// ggml's dot products.
+extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const void * a,
+        int64_t a_stride, const void * b, int64_t b_stride, void * c, int64_t c_stride, int a_type, int b_type, int c_type) {
+#if defined(DISCO_MULTIPLIES)
+    const auto multiply = [&](auto kind) {
+        using W = decltype(kind);
+        disco_product of = {};
+        of.weights = (const char *) a;
+        of.n_weights = m;
+        of.weights_bytes = a_stride*W::BYTES;
+        of.rows = (const char *) b;
+        of.n_rows = n;
+        of.row_bytes = b_stride*W::ROW_BYTES;
+        of.n_blocks = k;
+        of.to = (float *) c;
+        of.to_stride = c_stride;
+        disco_multiply_all<W>(params, of);
+        return true;
+    };
+    if (k > 0 && a_type == GGML_TYPE_Q4_1 && b_type == GGML_TYPE_Q8_1 && c_type == GGML_TYPE_F32) {
+        return multiply(disco_q4_1{});
+    }
+#if defined(DISCO_DOT)
+    if (k > 0 && a_type == GGML_TYPE_Q8_0 && b_type == GGML_TYPE_Q8_0 && c_type == GGML_TYPE_F32) {
+        return multiply(disco_q8_0{});
+    }
+#endif
+#endif
+#if defined(__AVX__) && defined(NDEBUG)
+    // llamafile's tiles take two rows or more and leave one row to ggml's dot products, which add these types up in another order:
+    // a row would have other bits alone than beside others. So one row is computed as two that lie in the same place, in and out.
+    const bool is_of_two_orders = a_type == GGML_TYPE_F32 || a_type == GGML_TYPE_F16 || a_type == GGML_TYPE_BF16 || a_type == GGML_TYPE_IQ4_NL;
+    if (n == 1 && is_of_two_orders) {
+        return disco_other_products(params, m, 2, k, a, a_stride, b, 0, c, 0, a_type, b_type, c_type);
+    }
+#endif
+    return disco_other_products(params, m, n, k, a, a_stride, b, b_stride, c, c_stride, a_type, b_type, c_type);
+}
+
+// The engine looks for it: these products round otherwise than ggml's own. Version 1 was wrong with more than one thread where
+// an operation has more than one slice; version 2 added a single row of floats up otherwise than several.
+#if defined(DISCO_MULTIPLIES)
+DISCO_TOLD(disco_products, 3)
+#else
+DISCO_TOLD(disco_products, 0)
+#endif

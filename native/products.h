@@ -1,0 +1,418 @@
+// Products of weights in Q4_1 and Q8_0 with rows in Q8_1 and Q8_0, for the copy of llama.cpp that native/llama_cpp.cmake builds
+// (products.cpp calls it). ggml has no tiles for Q4_1 and goes from weight row to weight row for each row by itself; with both
+// it adds up a register's lanes for each number. Here a tile of weight rows is laid out so that each lane is a weight row, and
+// multiplied with up to DISCO_COLUMNS rows before it is done with. What is added up for a number, and in which order, is the
+// same however many rows there are: block after block, whole numbers within a block. By AVX2, AVX-512 or VNNI it is the
+// same, too. Q8_0 needs VNNI.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if (defined(__AVX512F__) && defined(__AVX512BW__)) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
+#define DISCO_MULTIPLIES 1
+#include <immintrin.h>
+#include <vector>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+using disco_ints = __m512i;
+using disco_reals = __m512;
+static constexpr int DISCO_COLUMNS = 16; // as registers allow
+static inline disco_ints disco_both(disco_ints a, disco_ints b) { return _mm512_and_si512(a, b); }
+static inline disco_ints disco_high(disco_ints a) { return _mm512_srli_epi32(a, 4); }
+static inline disco_ints disco_bytes(int32_t four) { return _mm512_set1_epi32(four); }
+static inline disco_reals disco_real(disco_ints a) { return _mm512_cvtepi32_ps(a); }
+static inline disco_reals disco_each(float a) { return _mm512_set1_ps(a); }
+static inline disco_reals disco_times(disco_reals a, disco_reals b) { return _mm512_mul_ps(a, b); }
+static inline disco_reals disco_times_and(disco_reals a, disco_reals b, disco_reals c) { return _mm512_fmadd_ps(a, b, c); }
+static inline disco_reals disco_lower_halves(disco_ints a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
+static inline disco_reals disco_upper_halves(disco_ints a) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16)));
+}
+static inline disco_reals disco_read(const float * from) { return _mm512_loadu_ps(from); }
+static inline void disco_write(float * to, disco_reals a) { _mm512_storeu_ps(to, a); }
+#if defined(__AVX512VNNI__)
+#define DISCO_DOT(sums, weights, bytes) _mm512_dpbusd_epi32(sums, weights, bytes)
+#else
+static inline disco_ints disco_dot_pairs(disco_ints sums, disco_ints weights, disco_ints bytes) {
+    return _mm512_add_epi16(sums, _mm512_maddubs_epi16(weights, bytes));
+}
+static inline disco_ints disco_add_pairs(disco_ints sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
+#endif
+static inline disco_ints disco_none() { return _mm512_setzero_si512(); }
+static inline disco_ints disco_shifted(disco_ints a) { return _mm512_xor_si512(a, _mm512_set1_epi8((char) 0x80)); }
+#else
+using disco_ints = __m256i;
+using disco_reals = __m256;
+static constexpr int DISCO_COLUMNS = 4;
+static inline disco_ints disco_both(disco_ints a, disco_ints b) { return _mm256_and_si256(a, b); }
+static inline disco_ints disco_high(disco_ints a) { return _mm256_srli_epi32(a, 4); }
+static inline disco_ints disco_bytes(int32_t four) { return _mm256_set1_epi32(four); }
+static inline disco_reals disco_real(disco_ints a) { return _mm256_cvtepi32_ps(a); }
+static inline disco_reals disco_each(float a) { return _mm256_set1_ps(a); }
+static inline disco_reals disco_times(disco_reals a, disco_reals b) { return _mm256_mul_ps(a, b); }
+static inline disco_reals disco_times_and(disco_reals a, disco_reals b, disco_reals c) { return _mm256_fmadd_ps(a, b, c); }
+static inline disco_reals disco_halves(__m256i a) { // the lower 16 bits of each 32
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+}
+static inline disco_reals disco_lower_halves(disco_ints a) {
+    return disco_halves(_mm256_and_si256(a, _mm256_set1_epi32(0xFFFF)));
+}
+static inline disco_reals disco_upper_halves(disco_ints a) { return disco_halves(_mm256_srli_epi32(a, 16)); }
+static inline disco_reals disco_read(const float * from) { return _mm256_loadu_ps(from); }
+static inline void disco_write(float * to, disco_reals a) { _mm256_storeu_ps(to, a); }
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define DISCO_DOT(sums, weights, bytes) _mm256_dpbusd_epi32(sums, weights, bytes)
+#elif defined(__AVXVNNI__)
+#define DISCO_DOT(sums, weights, bytes) _mm256_dpbusd_avx_epi32(sums, weights, bytes)
+#else
+static inline disco_ints disco_dot_pairs(disco_ints sums, disco_ints weights, disco_ints bytes) {
+    return _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, bytes));
+}
+static inline disco_ints disco_add_pairs(disco_ints sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+#endif
+static inline disco_ints disco_none() { return _mm256_setzero_si256(); }
+static inline disco_ints disco_shifted(disco_ints a) { return _mm256_xor_si256(a, _mm256_set1_epi8((char) 0x80)); }
+#endif
+
+static constexpr int DISCO_LANES = sizeof(disco_reals) / sizeof(float); // weight rows of a tile
+static constexpr int64_t DISCO_BLOCK = 32; // numbers with one scale
+static constexpr int64_t DISCO_AT_ONCE = 12; // blocks that are laid out before they are multiplied with more rows than DISCO_COLUMNS
+
+// A block of a tile's weight rows: four numbers of each row in a register, from 0 on.
+struct disco_tile {
+    disco_ints weights[DISCO_BLOCK / 4];
+    disco_reals scale, least;
+};
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+// Turns 16 registers with a row each into 16 with a word of each row.
+static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        const __m512i even = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88), odd = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xDD);
+        const __m512i even2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
+        const __m512i odd2 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xDD);
+        words[i] = _mm512_shuffle_i32x4(even, even2, 0x88);
+        words[i + 4] = _mm512_shuffle_i32x4(odd, odd2, 0x88);
+        words[i + 8] = _mm512_shuffle_i32x4(even, even2, 0xDD);
+        words[i + 12] = _mm512_shuffle_i32x4(odd, odd2, 0xDD);
+    }
+}
+#else
+// The same with 8.
+static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
+    __m256i a[8], b[8];
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+        a[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
+        b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
+        b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
+        b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        words[i] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
+        words[i + 4] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
+    }
+}
+#endif
+
+// Weights in Q4_1: of a block, scale and least as F16, and 32 times 4 bits; with rows in Q8_1: scale and scaled sum as F16, and
+// 32 bytes. A number is the weights' scale times the row's times the dot product, and the least times the scaled sum.
+struct disco_q4_1 {
+    static constexpr int64_t BYTES = 20, ROW_BYTES = 36, ROW_AT = 4;
+    static constexpr bool HAS_LEAST = true;
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    static constexpr int64_t TOGETHER = 3; // blocks that are turned together
+    static constexpr int WORDS = 16;
+#else
+    static constexpr int64_t TOGETHER = 1;
+    static constexpr int WORDS = 8;
+#endif
+
+    // Turns `n` blocks, TOGETHER at most, of each weight row.
+    static inline void turn(const char * const * rows, int64_t block, int64_t n, disco_ints * words) {
+        disco_ints each[WORDS];
+        for (int i = 0; i < WORDS; ++i) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+            each[i] = _mm512_maskz_loadu_epi32((__mmask16) ((1u << 5*n) - 1), rows[i] + block*BYTES);
+#else
+            (void) n;
+            each[i] = _mm256_maskload_epi32(
+                reinterpret_cast<const int *>(rows[i] + block*BYTES), _mm256_setr_epi32(-1, -1, -1, -1, -1, 0, 0, 0));
+#endif
+        }
+        disco_turn(each, words);
+    }
+
+    // Makes a tile of the words of block `i` of those that were turned, the first of which is `block`.
+    static inline void lay_out(const char * const *, int64_t, const disco_ints * words, int64_t i, disco_tile & to) {
+        const disco_ints nibble = disco_bytes(0x0F0F0F0F);
+        words += 5*i;
+        to.scale = disco_lower_halves(words[0]);
+        to.least = disco_upper_halves(words[0]);
+        for (int w = 0; w < 4; ++w) {
+            to.weights[w] = disco_both(words[w + 1], nibble);
+            to.weights[w + 4] = disco_both(disco_high(words[w + 1]), nibble);
+        }
+    }
+
+    // A row's block: its scale, and its scaled sum.
+    static inline void scales(const char * block, float * to) {
+        int32_t both;
+        std::memcpy(&both, block, sizeof both);
+        _mm_storel_pi(reinterpret_cast<__m64 *>(to), _mm_cvtph_ps(_mm_cvtsi32_si128(both)));
+    }
+    static inline disco_ints start(const float *) { return disco_none(); }
+};
+
+#if defined(DISCO_DOT)
+// Weights and rows in Q8_0: of a block, scale as F16, and 32 bytes with a sign. To the weights 128 is added, and 128 times the
+// row's sum is taken off in advance.
+struct disco_q8_0 {
+    static constexpr int64_t BYTES = 34, ROW_BYTES = 34, ROW_AT = 2;
+    static constexpr bool HAS_LEAST = false;
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    static constexpr int64_t TOGETHER = 2;
+    static constexpr int WORDS = 16;
+#else
+    static constexpr int64_t TOGETHER = 1;
+    static constexpr int WORDS = 8;
+#endif
+
+    static inline void turn(const char * const * rows, int64_t block, int64_t n, disco_ints * words) {
+        disco_ints each[WORDS];
+        for (int i = 0; i < WORDS; ++i) {
+            const char * from = rows[i] + block*BYTES + ROW_AT;
+            const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+            const __m256i other = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + (n - 1)*BYTES));
+            each[i] = _mm512_inserti64x4(_mm512_castsi256_si512(first), other, 1);
+#else
+            (void) n;
+            each[i] = first;
+#endif
+        }
+        disco_turn(each, words);
+    }
+
+    static inline void lay_out(const char * const * rows, int64_t block, const disco_ints * words, int64_t i, disco_tile & to) {
+        const auto half = [&](int row) {
+            uint16_t bits;
+            std::memcpy(&bits, rows[row] + (block + i)*BYTES, sizeof bits);
+            return (short) bits;
+        };
+        const __m128i first = _mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7));
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+        const __m128i other = _mm_setr_epi16(half(8), half(9), half(10), half(11), half(12), half(13), half(14), half(15));
+        to.scale = _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(first), other, 1));
+#else
+        to.scale = _mm256_cvtph_ps(first);
+#endif
+        for (int w = 0; w < 8; ++w) {
+            to.weights[w] = disco_shifted(words[8*i + w]);
+        }
+    }
+
+    static inline void scales(const char * block, float * to) {
+        uint16_t scale;
+        std::memcpy(&scale, block, sizeof scale);
+        to[0] = _cvtsh_ss(scale);
+        int32_t sum = 0;
+        for (int i = 0; i < DISCO_BLOCK; ++i) {
+            sum += reinterpret_cast<const int8_t *>(block)[ROW_AT + i];
+        }
+        sum *= -128;
+        std::memcpy(to + 1, &sum, sizeof sum);
+    }
+    static inline disco_ints start(const float * scales) {
+        int32_t sum;
+        std::memcpy(&sum, scales + 1, sizeof sum);
+        return disco_bytes(sum);
+    }
+};
+#endif
+
+// Two numbers for each block of `n` rows.
+template <typename W>
+static inline void disco_scales(const char * rows, int64_t row_bytes, int64_t n, int64_t n_blocks, float * to) {
+    for (int64_t row = 0; row < n; ++row) {
+        for (int64_t b = 0; b < n_blocks; ++b, to += 2) {
+            W::scales(rows + row*row_bytes + b*W::ROW_BYTES, to);
+        }
+    }
+}
+
+// Multiplies a block of a tile with `N` rows, and adds to `sums`.
+template <typename W, int N>
+static inline void disco_multiply_block(
+        const disco_tile & tile, const char * rows, int64_t row_bytes, const float * scales, int64_t n_scales,
+        disco_reals * sums) {
+    for (int c = 0; c < N; ++c) {
+        const char * bytes = rows + c*row_bytes + W::ROW_AT;
+        const float * scale = scales + c*n_scales;
+        disco_ints dots = W::start(scale);
+        for (int i = 0; i < DISCO_BLOCK / 4; ++i) {
+            int32_t four;
+            std::memcpy(&four, bytes + 4*i, sizeof four);
+#if defined(DISCO_DOT)
+            dots = DISCO_DOT(dots, tile.weights[i], disco_bytes(four));
+#else
+            dots = disco_dot_pairs(dots, tile.weights[i], disco_bytes(four)); // 8*2*15*128 is within 16 bits
+#endif
+        }
+#if !defined(DISCO_DOT)
+        dots = disco_add_pairs(dots);
+#endif
+        sums[c] = disco_times_and(disco_real(dots), disco_times(tile.scale, disco_each(scale[0])), sums[c]);
+        if constexpr (W::HAS_LEAST) {
+            sums[c] = disco_times_and(tile.least, disco_each(scale[1]), sums[c]);
+        }
+    }
+}
+
+// What a call's tiles have in common: `n_blocks` blocks a row; bytes from a row to the next; numbers of `to`; what disco_scales
+// has made of the rows.
+struct disco_product {
+    const char * weights;
+    int64_t n_weights, weights_bytes;
+    const char * rows;
+    int64_t n_rows, row_bytes, n_blocks;
+    const float * scales;
+    float * to;
+    int64_t to_stride;
+
+    int64_t n_tiles() const { return (n_weights + DISCO_LANES - 1) / DISCO_LANES; }
+};
+
+// Multiplies `n` blocks of a tile, from `block` on, with `N` rows, from `row` on.
+template <typename W, int N>
+static inline void disco_multiply(
+        const disco_product & of, const disco_tile * tile, int64_t block, int64_t n, int64_t row, float * to, int64_t to_stride) {
+    disco_reals sums[N];
+    for (int c = 0; c < N; ++c) {
+        sums[c] = block ? disco_read(to + c*to_stride) : disco_each(0.0f);
+    }
+    for (int64_t b = 0; b < n; ++b) {
+        disco_multiply_block<W, N>(
+            tile[b], of.rows + row*of.row_bytes + (block + b)*W::ROW_BYTES, of.row_bytes,
+            of.scales + 2*(row*of.n_blocks + block + b), 2*of.n_blocks, sums);
+    }
+    for (int c = 0; c < N; ++c) {
+        disco_write(to + c*to_stride, sums[c]);
+    }
+}
+
+// Asks early for the blocks of the next tile, of which `next` is the first byte: a guess does no harm.
+template <typename W>
+static inline void disco_fetch_tile(const char * next, int64_t block) {
+    for (int64_t at = 0; at < W::TOGETHER*W::BYTES*DISCO_LANES; at += 64) {
+        _mm_prefetch(next + block*W::BYTES*DISCO_LANES + at, _MM_HINT_T0);
+    }
+}
+
+// The same for all blocks of few rows: what is laid out stays in registers.
+template <typename W, int N>
+static inline void disco_multiply_few(
+        const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride) {
+    disco_reals sums[N];
+    for (int c = 0; c < N; ++c) {
+        sums[c] = disco_each(0.0f);
+    }
+    const auto multiply = [&](const disco_ints * words, int64_t block, int64_t i) {
+        disco_tile tile;
+        W::lay_out(weights, block, words, i, tile);
+        disco_multiply_block<W, N>(
+            tile, of.rows + (block + i)*W::ROW_BYTES, of.row_bytes, of.scales + 2*(block + i), 2*of.n_blocks, sums);
+    };
+    disco_ints words[W::WORDS];
+    int64_t b = 0;
+    for (; b + W::TOGETHER <= of.n_blocks; b += W::TOGETHER) {
+        disco_fetch_tile<W>(next, b);
+        W::turn(weights, b, W::TOGETHER, words);
+        for (int64_t i = 0; i < W::TOGETHER; ++i) {
+            multiply(words, b, i);
+        }
+    }
+    if (b < of.n_blocks) {
+        W::turn(weights, b, of.n_blocks - b, words);
+        for (int64_t i = 0; b + i < of.n_blocks; ++i) {
+            multiply(words, b, i);
+        }
+    }
+    for (int c = 0; c < N; ++c) {
+        disco_write(to + c*to_stride, sums[c]);
+    }
+}
+
+// Calls disco_multiply for `n_rows` rows, `N` at most.
+template <typename W, int N>
+static inline void disco_multiply_rest(
+        const disco_product & of, const disco_tile * tile, int64_t block, int64_t n, int64_t row, int64_t n_rows, float * to,
+        int64_t to_stride) {
+    if constexpr (N > 0) {
+        if (n_rows >= N) {
+            disco_multiply<W, N>(of, tile, block, n, row, to, to_stride);
+        } else {
+            disco_multiply_rest<W, N - 1>(of, tile, block, n, row, n_rows, to, to_stride);
+        }
+    }
+}
+
+// The products of tile number `t` with all rows.
+template <typename W>
+static void disco_multiply_tile(const disco_product & of, int64_t t) {
+    const int64_t first = t*DISCO_LANES;
+    const int64_t n = of.n_weights - first < DISCO_LANES ? of.n_weights - first : DISCO_LANES;
+    const char * weights[DISCO_LANES];
+    for (int64_t i = 0; i < DISCO_LANES; ++i) {
+        weights[i] = of.weights + (first + (i < n ? i : n - 1))*of.weights_bytes;
+    }
+    const char * next = of.weights + (first + DISCO_LANES)*of.weights_bytes;
+    disco_tile tile[DISCO_AT_ONCE];
+    disco_ints words[W::WORDS];
+    alignas(64) float part[DISCO_COLUMNS*DISCO_LANES]; // where a tile has fewer rows than lanes
+    const int64_t columns = n == DISCO_LANES ? of.n_rows : DISCO_COLUMNS;
+    for (int64_t row = 0; row < of.n_rows; row += columns) {
+        const int64_t end = row + columns < of.n_rows ? row + columns : of.n_rows;
+        float * to = n == DISCO_LANES ? of.to + first : part;
+        const int64_t to_stride = n == DISCO_LANES ? of.to_stride : DISCO_LANES;
+        if (of.n_rows == 1) {
+            disco_multiply_few<W, 1>(of, weights, next, to, to_stride);
+        } else if (of.n_rows == 2) {
+            disco_multiply_few<W, 2>(of, weights, next, to, to_stride);
+        } else {
+            for (int64_t b = 0; b < of.n_blocks; b += DISCO_AT_ONCE) {
+                const int64_t m = of.n_blocks - b < DISCO_AT_ONCE ? of.n_blocks - b : DISCO_AT_ONCE;
+                for (int64_t i = 0; i < m; i += W::TOGETHER) {
+                    const int64_t k = m - i < W::TOGETHER ? m - i : W::TOGETHER;
+                    disco_fetch_tile<W>(next, b + i);
+                    W::turn(weights, b + i, k, words);
+                    for (int64_t l = 0; l < k; ++l) {
+                        W::lay_out(weights, b + i, words, l, tile[i + l]);
+                    }
+                }
+                for (int64_t c = row; c < end; c += DISCO_COLUMNS) {
+                    disco_multiply_rest<W, DISCO_COLUMNS>(of, tile, b, m, c, end - c, to + (c - row)*to_stride, to_stride);
+                }
+            }
+        }
+        for (int64_t c = row; n != DISCO_LANES && c < end; ++c) {
+            std::memcpy(of.to + c*of.to_stride + first, part + (c - row)*DISCO_LANES, n*sizeof(float));
+        }
+    }
+}
+#endif

@@ -1,0 +1,287 @@
+"""Models of the kinds that the default model is not: hybrid, of experts, with a sliding window, compressed, recurrent.
+
+Tiny ones with random weights, so that a text depends on all that is before it; see tests/fixtures/tiny_models.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from disco_daemon.engine import wire
+from disco_daemon.engine.llama.embedding import Embeddings
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.speculation.speculate import Option, Speculator
+from disco_daemon.scheduler.latency import IterationLatency
+from tests.e2e.engine.test_engine_exact import N_CELLS, Core
+from tests.fixtures.tiny_models import MODELS, tiny_model
+
+N_CTX = 512
+TEXT = "The quick brown fox jumps over the lazy dog and finds a river in the winter, behind the old garden wall. " * 3
+
+
+class AbortedAfter(AbortFlag):
+    """Ends a decode behind so many steps of its graph, as a request that leaves just then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = -1
+        self.callback = llama_cpp.ggml_abort_callback(self._is_over)
+
+    def _is_over(self, _: object) -> bool:
+        self.left -= self.left > 0
+        return self.left == 0
+
+    def clear(self) -> None:
+        self.left = -1
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def abort(kind: str) -> AbortedAfter:
+    return AbortedAfter()
+
+
+@pytest.fixture(scope="module")
+def llama(kind: str, abort: AbortedAfter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
+    path = tiny_model(tmp_path_factory.mktemp("tiny") / f"{kind}.gguf", kind)
+    load = wire.Load(model_path=str(path), n_ctx=N_CTX, n_threads=2, n_gpu_layers=0, n_cells=N_CELLS, exact=True)
+    model = Llama(load, abort, warm=False)
+    yield model
+    model.close()
+
+
+def said(llama: Llama, prompt: list[int], n: int) -> list[int]:
+    """The likeliest `n` tokens behind a prompt."""
+    llama.clear()
+    tokens, n_past = list(prompt), 0
+    for _ in range(n):
+        rows = [(tokens[i], i, 0, i == len(tokens) - 1) for i in range(n_past, len(tokens))]
+        assert llama.decode(rows) == 0
+        n_past = len(tokens)
+        tokens.append(int(llama.logits(len(rows) - 1).argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_it_is_of_its_kind(llama: Llama, kind: str) -> None:
+    assert llama.divisible is MODELS[kind].divisible
+
+
+def test_its_texts_are_varied_and_depend_on_all_before_them(llama: Llama) -> None:
+    prompt = llama.vocabulary.tokenize(TEXT)
+    answer = said(llama, prompt, 24)
+    assert len(set(answer)) > 12, "a text that repeats itself hides what is wrong with it"
+    for at in (len(prompt) // 4, len(prompt) // 2, len(prompt) - 2):
+        other = [*prompt[:at], prompt[0], *prompt[at + 1 :]]
+        assert said(llama, other, 24) != answer, f"the token {at} of {len(prompt)} makes no difference"
+
+
+def test_a_prompt_gives_the_same_bits_in_one_piece_and_in_many(llama: Llama) -> None:
+    prompt = llama.vocabulary.tokenize(TEXT)
+    logits = []
+    for piece in (len(prompt), 32, 7, 1):
+        llama.clear()
+        for start in range(0, len(prompt), piece):
+            end = min(start + piece, len(prompt))
+            assert llama.decode([(prompt[i], i, 0, i == len(prompt) - 1) for i in range(start, end)]) == 0
+        logits.append(llama.logits((len(prompt) - 1) % piece).copy())
+    assert all(np.array_equal(logits[0], other) for other in logits[1:])
+
+
+WORDS = ("river", "lamp", "stone", "garden", "winter", "silver", "music", "door", "island", "paper", "cloud", "letter")
+
+
+def phrase(rng: random.Random, least: int, most: int) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(least, most)))
+
+
+class Alone:
+    """What a request comes to that has the engine for itself, with nothing cached."""
+
+    def __init__(self, llama: Llama) -> None:
+        self._llama = llama
+        self._known: dict[tuple[str, int, str], str] = {}
+
+    def text(self, prompt: str, n: int, answer_so_far: str = "") -> str:
+        """Its text; ends what any other core computes."""
+        request = prompt, n, answer_so_far
+        if request not in self._known:
+            core = Core(self._llama)
+            core.ask("alone", prompt, max_tokens=n, answer_so_far=answer_so_far)
+            core.finish()
+            self._known[request] = core.said.get("alone", "")
+        return self._known[request]
+
+
+@pytest.fixture(scope="module")
+def alone(llama: Llama) -> Alone:
+    return Alone(llama)
+
+
+def test_a_decode_that_is_broken_off_anywhere_changes_no_answer(
+    llama: Llama, alone: Alone, abort: AbortedAfter
+) -> None:
+    rng = random.Random(1)
+    asked = {f"r{i}": (phrase(rng, 3, 60), rng.randint(4, 10)) for i in range(4)}
+    expected = {name: alone.text(*request) for name, request in asked.items()}
+    for at in (1, 4, 9, 16, 25, 36, 60, 90):
+        core = Core(llama)
+        for name, (prompt, n) in asked.items():
+            core.ask(name, prompt, max_tokens=n)
+        n_aborted = 0
+        for step in range(400):
+            abort.left = at if step % 3 == 1 and n_aborted < 4 else -1
+            busy = core.batcher.step()
+            n_aborted += abort.left == 0
+            abort.clear()
+            core.check()
+            if not busy:
+                break
+        assert n_aborted
+        assert core.said == expected, f"broken off behind {at} steps of the graph"
+        assert set(core.ended.values()) == {"length"}
+
+
+def test_an_answer_that_waited_and_came_back_is_as_if_it_had_not(llama: Llama, alone: Alone) -> None:
+    rng = random.Random(2)
+    prompt, beside = phrase(rng, 5, 40), phrase(rng, 5, 40)
+    expected = {"first": alone.text(prompt, 12), "beside": alone.text(beside, 12)}
+    for how in (1e-12, 1.0):  # swapped, or computed again
+        core = Core(llama)
+        first = core.ask("first", prompt, max_tokens=12)
+        core.ask("beside", beside, max_tokens=12)
+        for at in (3, 8):
+            while first.draw.n_drawn < at:
+                assert core.batcher.step()
+            core.cells.swap_s_per_byte = how
+            core.admission.preempt(first)
+            core.check()
+        core.finish()
+        assert core.said == expected
+
+
+def test_a_held_answer_that_gets_text_from_elsewhere_goes_on_as_if_it_had_been_given(
+    llama: Llama, alone: Alone
+) -> None:
+    rng = random.Random(3)
+    prompt, beside = phrase(rng, 5, 30), phrase(rng, 5, 30)
+    whole, other = alone.text(prompt, 12), alone.text(beside, 12)
+    for at in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1):  # in the middle of tokens, mostly
+        given = whole[:at] + "and so"
+        expected = alone.text(prompt, 8, answer_so_far=given)
+        core = Core(llama)
+        core.ask("loser", prompt, max_tokens=8 + len(llama.vocabulary.answer_tokens(given)))
+        core.ask("beside", beside, max_tokens=12)
+        for _ in range(4):
+            core.batcher.step()
+        core.batcher.hold("loser")  # of a race: it is parked
+        core.check()
+        core.batcher.append(wire.AppendText(id="loser", text=whole[:at], go=False))
+        core.batcher.step()
+        core.check()
+        core.said.pop("loser", None)
+        core.batcher.append(wire.AppendText(id="loser", text="and so", go=True))
+        core.finish()
+        assert core.said == {"loser": expected, "beside": other}, f"handed over behind {at} characters"
+
+
+def test_prompts_that_begin_alike_are_answered_as_if_each_came_first(llama: Llama, alone: Alone) -> None:
+    rng = random.Random(4)
+    words = phrase(rng, 100, 100).split()
+    prompts = [" ".join(words[:n]) + f" {WORDS[i]}" for i, n in enumerate((100, 95, 60, 99, 30, 97, 10, 70))]
+    expected = [alone.text(prompt, 4) for prompt in prompts]
+    for at_once in (1, 3):
+        core = Core(llama)
+        for i, prompt in enumerate(prompts):
+            core.ask(f"{i}", prompt, max_tokens=4)
+            if i % at_once == 0:
+                core.finish()
+            core.cells.tidy()  # what is cached goes to main memory, and comes back in part
+        core.finish()
+        assert [core.said[f"{i}"] for i in range(len(prompts))] == expected
+
+
+class KnownTexts:
+    """A draft model that knows how these texts go on, and is wrong somewhere in every second guess."""
+
+    token_s = 0.0
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self._texts, self._rng = texts, random.Random(5)
+
+    def draft(self, key: str, tokens: Sequence[int], n: int) -> list[int]:
+        del key
+        whole = next(text for text in self._texts if text[: len(tokens)] == list(tokens))
+        found = whole[len(tokens) : len(tokens) + n]
+        if found and self._rng.random() < 0.5:
+            at = self._rng.randrange(len(found))
+            found[at] = found[at] % 100 + 1000
+        return found
+
+
+class Guessing(Speculator):
+    """Computes short guesses always, whatever they are worth: a machine's speed decides nothing here."""
+
+    def _best(self, options: list[Option], rate: float) -> Option | None:
+        del rate
+        return min((one for one in options if one.of_model), key=lambda one: one.size, default=None)
+
+
+def test_right_and_wrong_guesses_change_no_answer(llama: Llama) -> None:
+    if not llama.divisible:
+        pytest.skip("an engine guesses nothing where wrong guesses could not be cut")
+    rng = random.Random(6)
+    asked = {f"r{i}": phrase(rng, 3, 60) for i in range(3)}
+    texts, expected = list[list[int]](), dict[str, str]()
+    for name, prompt in asked.items():
+        core = Core(llama)
+        s = core.ask(name, prompt, max_tokens=24)
+        core.finish()
+        texts.append(list(s.tokens))
+        expected |= core.said
+    core = Core(llama)
+    latency = IterationLatency(llama.latency_prior)
+    guessing = core.batcher.speculator = Guessing(llama, latency, core.cells, KnownTexts(texts))
+    for name, prompt in asked.items():  # without a pace: a reader with text in hand gets no guesses
+        messages = [{"role": "user", "content": prompt}]
+        core.batcher.add(wire.Generate(id=name, messages=messages, temperature=0, max_tokens=24))
+    while core.batcher.step():
+        core.check()
+    assert core.said == expected
+    assert 0 < guessing.n_accepted < guessing.n_drafted
+
+
+def test_an_embedding_has_the_same_bits_in_any_pieces_broken_off_or_beside_an_answer(
+    llama: Llama, alone: Alone, abort: AbortedAfter
+) -> None:
+    prompt = phrase(random.Random(7), 5, 40)
+    expected = alone.text(prompt, 12)
+    found = list[bytes]()
+
+    def hear(message: wire.Message) -> None:
+        assert not isinstance(message, wire.Failed)
+        if isinstance(message, wire.Embedded):
+            found.append(message.vector)
+
+    for room, broken_off in ((512, -1), (32, -1), (7, 9), (7, 90)):
+        embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, hear)
+        core = Core(llama)
+        core.ask("answer", prompt, max_tokens=12)
+        embeddings.add(wire.Embed(id="e", input=TEXT))
+        abort.left, busy = broken_off, True
+        while busy:
+            busy = embeddings.step(lambda: room)  # noqa: B023 - called before the next round
+            abort.clear()
+            busy |= core.batcher.step()
+        assert core.said == {"answer": expected}
+    assert len(found) == 4
+    assert len(set(found)) == 1

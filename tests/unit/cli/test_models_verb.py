@@ -1,0 +1,277 @@
+"""`disco models`, in a home of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_daemon.cli import models as verb
+from disco_daemon.clock import SystemClock
+from disco_daemon.config import layers as config
+from disco_daemon.daemon.endpoints import make_endpoints
+from disco_daemon.errors import ConfigError
+from disco_daemon.machines.split.check import segment_files
+from disco_daemon.machines.split.trained_exits import KeptExits
+from disco_daemon.models import default as models
+from disco_daemon.models import hub, places
+from disco_daemon.models.segment_files import _stem
+from disco_daemon.types import Side
+from tests.fixtures.gguf import model_file
+from tests.fixtures.hub import HubServer, Repo
+
+HERMES = Path(__file__).parents[2] / "fixtures/templates/tools/Qwen-Qwen2.5-7B-Instruct.jinja"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("DISCO_MODELS_DIR", str(tmp_path / "ours"))
+    monkeypatch.setenv("DISCO_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setattr(places, "OLLAMA_SERVICE", tmp_path / "service")
+    return tmp_path
+
+
+def disco(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    verb.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["models", *words])
+    code = args.run(args)
+    assert isinstance(code, int)
+    return code
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    disco(*words, "--json")
+    return json.loads(capsys.readouterr().out)
+
+
+def in_config() -> str:
+    return config.load().device.model
+
+
+def test_without_models_it_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert disco() == 0
+    assert "disco models fetch" in capsys.readouterr().out
+
+
+def test_the_list_tells_what_they_are_and_which_one_is_in_use(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model_file(home / "ours" / models.DEFAULT_MODEL)
+    model_file(home / ".lmstudio/models/maker/tiny/tiny-Q4_K_M.gguf", general__file_type=None)
+    model_file(home / ".lmstudio/models/maker/tiny/mmproj.gguf", general__type="mmproj")
+    model_file(home / "ours" / "nameless.gguf", general__architecture=None)
+    assert disco("list") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "size", "quant", "architecture", "found", "in"]
+    assert [row.split()[0] for row in rows] == [models.DEFAULT_MODEL, "nameless.gguf", "maker/tiny/tiny-Q4_K_M.gguf"]
+    assert rows[0].endswith("in use")
+    assert rows[1].endswith("cannot be used: it does not tell its architecture")
+    default, _, other = told(capsys, "list")["models"]
+    assert default == {
+        "name": models.DEFAULT_MODEL, "path": str(home / "ours" / models.DEFAULT_MODEL), "source": "disco",
+        "size_bytes": (home / "ours" / models.DEFAULT_MODEL).stat().st_size, "architecture": "llama",
+        "quantization": "Q8_0", "default": True, "in_use": True, "problem": None,
+    }  # fmt: skip
+    assert (other["source"], other["in_use"], other["quantization"]) == ("LM Studio", False, "Q8_0")
+
+
+def test_the_flag_may_stand_before_the_action_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--json"], ["--json", "list"], ["list", "--json"]):
+        assert disco(*words) == 0
+        assert json.loads(capsys.readouterr().out)["models"] == []
+
+
+def test_a_model_somewhere_else_is_listed_while_it_is_in_use(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = model_file(home / "downloads" / "mine.gguf")
+    assert disco("use", str(path)) == 0
+    capsys.readouterr()
+    [one] = told(capsys, "list")["models"]
+    assert (one["path"], one["source"], one["in_use"]) == (str(path), "device.model", True)
+
+
+def test_use_writes_the_path_and_default_takes_it_back(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "config.toml").write_text("# mine\n[device]\nn_ctx = 1000 # short\n")
+    path = model_file(home / ".lmstudio/models/maker/tiny/tiny.gguf")
+    assert disco("use", "tiny") == 0
+    assert "restart it" in capsys.readouterr().out
+    assert in_config() == str(path)
+    text = (home / "config.toml").read_text()
+    assert "# mine" in text
+    assert "# short" in text
+    assert disco("use", "default") == 0
+    assert in_config() == ""
+
+
+def test_use_takes_a_path_as_it_is_typed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = model_file(home / "here" / "mine.gguf")
+    monkeypatch.chdir(home / "here")
+    assert disco("use", "mine.gguf") == 0
+    assert in_config() == str(path)
+    assert disco("use", "~/here/mine.gguf") == 0
+    assert in_config() == str(path)
+
+
+def test_ollama_s_model_keeps_its_name_though_its_file_is_called_by_a_checksum(home: Path) -> None:
+    root, digest = home / ".ollama" / "models", "ab" * 32
+    blob = model_file(root / "blobs" / f"sha256-{digest}")
+    manifest = root / "manifests/registry.ollama.ai/library/llama3.2/3b"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    assert disco("use", "llama3.2:3b") == 0
+    assert in_config() == str(blob)
+    assert make_endpoints(config.load(), SystemClock(), None)[Side.DEVICE].model == "llama3.2:3b"
+    disco("use", str(model_file(home / "m.gguf")))
+    assert make_endpoints(config.load(), SystemClock(), None)[Side.DEVICE].model == "m"
+
+
+def test_use_refuses_what_cannot_be_loaded_and_changes_nothing(home: Path) -> None:
+    whole = model_file(home / "whole.gguf")
+    disco("use", str(whole))
+    for problem, path in (
+        ("cut short", model_file(home / "cut.gguf", missing=1)),
+        ("LoRA", model_file(home / "lora.gguf", general__type="adapter")),
+        ("is a folder", home),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            disco("use", str(path))
+    with pytest.raises(ConfigError, match="no model is called nonsense"):
+        disco("use", "nonsense")
+    assert in_config() == str(whole)
+
+
+def test_use_does_not_overrule_a_local_server(home: Path) -> None:
+    config.set_values(home / "config.toml", {"device.base_url": "http://127.0.0.1:1/v1", "device.model": "theirs"})
+    with pytest.raises(ConfigError, match=r"device\.base_url is set"):
+        disco("use", str(model_file(home / "m.gguf")))
+    with pytest.raises(ConfigError, match=r"device\.base_url is set"):
+        disco("show")
+    assert in_config() == "theirs"
+
+
+def test_show_tells_what_it_is_and_what_it_takes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = model_file(home / "ours/m.gguf", tokenizer__chat_template="<think>{{ tools }}")
+    assert disco("show", "m") == 0
+    out = capsys.readouterr().out
+    for words in (str(path), "llama", "Q8_0", "0.0 M", "2048 tokens as trained", "thinks, knows tools", "GiB are free"):
+        assert words in out
+    seen = told(capsys, "show", "m")
+    assert seen["memory"]["n_bytes"] > path.stat().st_size
+    assert seen["memory"]["n_cells"] >= 4096
+    assert (seen["parameters"], seen["parts"], seen["in_use"]) == (6464, 1, False)
+    assert seen["template"] == {"there": True, "thinks": True, "tools": True}
+    assert seen["tool_format"] == "generic"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (HERMES.read_text(), "calls in the format hermes"),
+        ("{{ messages[0].content }}", "only calls that are forced"),
+        ("{% for", "none: the template cannot be used"),
+    ],
+)
+def test_show_tells_how_the_template_has_tools_called(
+    home: Path, capsys: pytest.CaptureFixture[str], template: str, words: str
+) -> None:
+    model_file(home / "ours/m.gguf", tokenizer__chat_template=template)
+    assert disco("show", "m") == 0
+    assert words in capsys.readouterr().out
+
+
+def test_show_of_something_broken_says_why_and_fails(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = model_file(home / "cut.gguf", missing=7)
+    assert disco("show", str(path)) == 1
+    assert "cut.gguf is cut short: 7 bytes are missing" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="disco models fetch"):
+        disco("show")
+
+
+@pytest.fixture
+def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    content = model_file(home / "source.gguf").read_bytes()
+    with HubServer(Repo(files={"tiny-Q8_0.gguf": content})) as server:
+        pull = hub.pull
+        monkeypatch.setattr(hub, "pull", lambda spec, folder, say, told: pull(spec, folder, say, told, server.url))
+        yield server
+
+
+def test_pull_names_the_file_and_how_to_use_it(
+    home: Path, server: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert disco("pull", server.repo.name) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{home / 'ours' / 'tiny-Q8_0.gguf'}\n"
+    assert "tiny-Q8_0.gguf  100 %" in printed.err
+    assert "`disco models use tiny-Q8_0.gguf`" in printed.err
+    assert in_config() == ""
+    assert told(capsys, "list")["models"][0]["name"] == "tiny-Q8_0.gguf"
+
+
+def test_pull_and_use_in_one(home: Path, server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert disco("pull", server.repo.name, "--use") == 0
+    assert in_config() == str(home / "ours" / "tiny-Q8_0.gguf")
+    capsys.readouterr()
+    assert told(capsys, "pull", server.repo.name) == {"path": in_config()}
+
+
+def test_fetch_prints_where_the_default_model_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = model_file(home / "ours" / models.DEFAULT_MODEL)
+    monkeypatch.setattr(models, "fetch_default_model", lambda say: (say("ready"), path)[1])
+    assert disco("fetch") == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (f"{path}\n", "ready\n")
+    assert told(capsys, "fetch") == {"path": str(path), "size_bytes": path.stat().st_size}
+
+
+def test_the_verb_refuses_an_unknown_action() -> None:
+    with pytest.raises(SystemExit) as stop:
+        disco("eat")
+    assert stop.value.code == 2
+
+
+def test_a_model_goes_with_its_segments_and_exits_after_asking(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
+    mine, other = home / "ours" / "mine.gguf", home / ".lmstudio/models/maker/tiny/tiny.gguf"
+    model_file(mine)
+    model_file(other, general__name="another")
+    kept = [KeptExits(path).folder / "24-linear.json" for path in (mine, other)]
+    for path in kept:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    segments = segment_files()
+    folder = config.data_path() / "segments"
+    folder.mkdir()
+    for path in (mine, other):
+        (folder / f"{_stem(path)}-0-24.v2.gguf").write_bytes(b"weights")
+    assert disco("rm", str(mine)) == 1
+    assert "--yes" in capsys.readouterr().err
+    assert mine.exists()
+    assert told(capsys, "rm", str(mine), "--yes")["removed_bytes"] > 0
+    assert not mine.exists()
+    assert not kept[0].parent.exists()
+    assert [one.exists() for one in (kept[1], other)] == [True, True]
+    assert len(segments.of_model(other)) == 1
+    assert disco("rm", str(other), "--yes") == 0
+    assert "another program fetched it" in capsys.readouterr().out
+    assert other.exists()
+    assert not kept[1].parent.exists()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_device_s_model_is_not_removed_before_another_one_is_chosen(home: Path) -> None:
+    mine = home / "ours" / "mine.gguf"
+    model_file(mine)
+    disco("use", str(mine))
+    with pytest.raises(ConfigError, match="`disco models use` another one first"):
+        disco("rm", str(mine), "--yes")

@@ -1,0 +1,170 @@
+"""Who has the cells of the KV cache, against the fake of tests/unit/engine/test_batch.py, which checks every one."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from disco_daemon.engine.kv.cells import BLOCK, Cells
+from tests.unit.engine.test_batch import FakeLlama
+
+A, B = list(range(1, 41)), list(range(101, 141))
+
+
+def made(
+    n_cells: int = 200, skip_s: float = 0.0, n_seqs: int = 4, *, divisible: bool = True
+) -> tuple[FakeLlama, Cells]:
+    llama = FakeLlama(n_ctx=n_cells, n_cells=n_cells, skip_s=skip_s, divisible=divisible)
+    return llama, Cells(cast(Any, llama), n_seqs, n_cells, iter(range(10**6)).__next__)
+
+
+def computed(llama: FakeLlama, cells: Cells, tokens: list[int]) -> int:
+    """Take a sequence for `tokens` and compute what it lacks; its id."""
+    taken = cells.take(tokens)
+    assert taken is not None
+    seq, n = taken
+    cells.advance(len(tokens) - n)
+    assert llama.decode([(tokens[i], i, seq, False) for i in range(n, len(tokens))]) == 0
+    cells.grow(seq, tokens[n:])
+    assert llama.tokens(seq) == tokens
+    return seq
+
+
+def test_a_second_turn_goes_on_in_the_cells_of_the_first() -> None:
+    llama, cells = made()
+    first = computed(llama, cells, A)
+    cells.leave(first)
+    assert cells.count_cached(A + B) == 40
+    assert cells.take(A + B) == (first, 40)
+    assert cells.n_reused == 40
+
+
+def test_a_prompt_that_begins_alike_shares_those_cells_even_of_a_running_answer() -> None:
+    llama, cells = made()
+    first = computed(llama, cells, A + B)
+    second = computed(llama, cells, A + [7] * 5)
+    assert second != first
+    assert (cells.n_used, cells.n_reused) == (85, 40)
+    cells.free(first)
+    assert cells.n_used == 45
+    assert llama.tokens(second) == A + [7] * 5
+
+
+def test_all_of_a_prompt_is_known_but_its_last_token_is_computed() -> None:
+    llama, cells = made()
+    cells.leave(computed(llama, cells, A))
+    taken = cells.take(A)
+    assert taken is not None
+    assert taken[1] == 39
+
+
+def test_what_is_in_the_way_for_long_goes_to_the_host_cache_and_comes_back() -> None:
+    llama, cells = made(skip_s=1e-6)
+    cells.leave(computed(llama, cells, A))
+    other = computed(llama, cells, B)
+    cells.advance(1)
+    assert cells.n_moves == 1
+    assert cells.n_used == len(B), "only what runs is in the KV cache"
+    assert llama.tokens(other) == B
+    assert cells.count_cached(A) == 40
+    again = computed(llama, cells, [*A, 9])
+    assert llama.tokens(again) == [*A, 9]
+    assert cells.n_reused == 40
+
+
+def test_a_text_stays_in_the_host_cache_if_only_its_beginning_is_wanted() -> None:
+    llama, cells = made(skip_s=1e-6)
+    cells.leave(computed(llama, cells, A + B))
+    computed(llama, cells, B)
+    cells.advance(1)
+    computed(llama, cells, A + [9] * 3)
+    assert cells.n_reused == 40
+    assert cells.count_cached(A + B) == 80
+
+
+def test_cells_are_moved_to_the_front_when_the_end_is_reached() -> None:
+    llama, cells = made(n_cells=100)
+    kept = computed(llama, cells, A)
+    for i in range(5):
+        cells.free(computed(llama, cells, [150 + i] * 40))
+    assert cells.n_moves >= 2
+    assert llama.tokens(kept) == A
+    assert llama.n_placed <= 100
+
+
+def test_there_is_no_room_for_more_than_there_are_cells() -> None:
+    llama, cells = made(n_cells=100)
+    first = computed(llama, cells, A)
+    taken = cells.take(B)
+    assert taken is not None, "there are 100 cells: 80 are promised now"
+    assert cells.take([3] * 21) is None
+    assert cells.n_taken == 2
+    cells.free(first)
+    assert cells.take([3] * 21) is not None
+
+
+def test_swapping_brings_back_the_same_and_frees_the_cells_meanwhile() -> None:
+    llama, cells = made()
+    seq = computed(llama, cells, A)
+    saved = cells.swap_out(seq, recompute_s=1.0)
+    assert saved is not None
+    assert (cells.n_used, cells.saved_bytes) == (0, 40)
+    back = cells.swap_in(saved, A)
+    assert back is not None
+    assert llama.tokens(back) == A
+    assert (cells.n_of(back), cells.saved_bytes) == (40, 0)
+
+
+def test_what_is_computed_again_sooner_is_not_swapped() -> None:
+    llama, cells = made()
+    llama.bytes_per_token = 10**9
+    assert cells.swap_out(computed(llama, cells, A), recompute_s=1.0) is None
+    assert cells.n_used == 0
+
+
+def test_ids_are_given_up_by_cached_prefixes() -> None:
+    llama, cells = made(n_seqs=2)
+    cells.leave(computed(llama, cells, A))
+    cells.leave(computed(llama, cells, B))
+    assert llama.tokens(computed(llama, cells, [5] * 10)) == [5] * 10
+    assert cells.count_cached(B) == 40, "the one used longest ago went"
+
+
+def test_of_a_model_with_a_recurrent_state_nothing_is_shared_or_kept() -> None:
+    llama, cells = made(divisible=False)
+    first = computed(llama, cells, A)
+    taken = cells.take([*A, 9])
+    assert taken is not None
+    assert taken[1] == 0, "not even of a running answer"
+    cells.leave(first)
+    assert cells.count_cached(A) == 0
+    assert cells.n_used == 0
+
+
+def test_what_fills_the_cells_is_evicted_in_blocks_or_put_away_and_not_moved_again_at_each_decode() -> None:
+    for spare_bytes in (0, 1000):
+        llama, cells = made(n_cells=200)
+        cells = Cells(cast(Any, llama), 8, 200, iter(range(10**6)).__next__, spare_bytes=spare_bytes)
+        for i in range(100):  # ten times over
+            seq = computed(llama, cells, [i % 200] * 10)
+            for _ in range(10):
+                computed_one(llama, cells, seq)
+            cells.leave(seq)
+        assert cells.n_moves <= 2 * 100 * 20 // (200 // BLOCK)
+
+
+def computed_one(llama: FakeLlama, cells: Cells, seq: int) -> None:
+    n = cells.n_of(seq)
+    assert cells.promise([(seq, n + 1)])
+    cells.advance(1)
+    assert llama.decode([(7, n, seq, False)]) == 0
+    cells.grow(seq, [7])
+
+
+def test_nothing_is_moved_where_all_cells_are_of_running_answers() -> None:
+    llama, cells = made(n_cells=100)
+    first, second = computed(llama, cells, A), computed(llama, cells, B)
+    for _ in range(10):
+        computed_one(llama, cells, first)
+        computed_one(llama, cells, second)
+    cells.advance(1)
+    assert cells.n_moves == 0, "llama_decode will say that there is no cell, and one of them gives way"

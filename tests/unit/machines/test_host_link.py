@@ -1,0 +1,269 @@
+"""What comes from a host is checked: frames that are too long or no messages, rows that are no numbers, silence."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+import pytest
+
+from disco_daemon.engine.hosts import link
+from disco_daemon.engine.hosts.link import HostGoneError, HostLink
+from disco_daemon.engine.hosts.messages import (
+    MAX_BEHIND,
+    FrameBuffer,
+    HostReady,
+    HostSocket,
+    RowsComputed,
+    SignOfLife,
+    decode_from_host,
+)
+from disco_daemon.link.protocol import HEADER, BadFrameError
+
+N_EMBD = 4
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def linked(ends: tuple[socket.socket, socket.socket], epoch: int = 1) -> tuple[HostLink, HostSocket]:
+    """A link to a host whose part the test plays."""
+    ours, theirs = ends
+    host = HostSocket(theirs, epoch)
+    host.send(HostReady(build="b", pid=7))
+    return HostLink(ours, ["/"], N_EMBD, epoch), host
+
+
+def rows(n: int, number: float = 1.0) -> bytes:
+    return np.full((n, N_EMBD), number, np.float32).tobytes()
+
+
+def fly(home: HostLink, segment: int, flight: int, n: int = 1) -> None:
+    """Send a flight of n rows."""
+    home.send(segment, flight, [(i, 0) for i in range(n)], np.ones((n, N_EMBD), np.float32))
+
+
+def test_rows_are_there_by_segment_and_flight(ends: tuple[socket.socket, socket.socket]) -> None:
+    home, host = linked(ends)
+    assert (home.pid, home.build) == (7, "b")
+    fly(home, 2, 5, 2)
+    host.send(RowsComputed(segment=2, flight=5, n_batch=3, took_s=0.3), rows(2))
+    home.wait(lambda: (2, 5) in home.rows)
+    assert home.rows[2, 5].shape == (2, N_EMBD)
+    assert home.n_rows == 2
+    assert home.busy_s == pytest.approx(0.2)
+
+
+def test_the_way_of_rows_is_what_is_left_of_their_time_without_that_at_the_host(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, host = linked(ends)
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    given = np.ones((2, N_EMBD), np.float32)
+
+    def fly_for(flight: int, seconds: float, held_s: float) -> None:
+        home.send(0, flight, [(0, 0), (1, 0)], given)
+        now[0] += seconds
+        host.send(RowsComputed(segment=0, flight=flight, n_batch=2, took_s=0.1, held_s=held_s), rows(2))
+        home.wait(lambda: (0, flight) in home.rows)
+
+    fly_for(1, 1.0, 0.25)
+    fly_for(2, 0.5, 0.375)
+    fly_for(3, 0.2, 0.9)  # what a host says of itself makes no time go backwards
+    assert home.ways.take() == [(2, 0.0)]
+    assert home.ways.take() == []
+    fly_for(4, 1.0, 0.25)
+    fly_for(5, 0.5, 0.375)
+    assert home.ways.take() == [(2, 0.125)]
+    fly_for(6, 0.5, 0.0)
+    [(n, seconds)] = home.ways.take()
+    assert (n, round(seconds, 6)) == (2, 0.4), "one that does not say for how long it held them"
+    home.send(0, 7, [(0, 0)], given[:1])
+    home.drop(0, 7)
+    host.send(RowsComputed(segment=0, flight=7, n_batch=1, took_s=0.1), rows(1))
+    fly_for(8, 1.0, 0.5)
+    assert [n for n, _ in home.ways.take()] == [2], "a flight that was dropped says nothing"
+
+
+@pytest.mark.parametrize(
+    "damage", [{"n_batch": 0}, {"took_s": float("nan")}, {"took_s": -1.0}, {"held_s": float("inf")}]
+)
+def test_times_that_are_none_end_the_host(ends: tuple[socket.socket, socket.socket], damage: dict[str, float]) -> None:
+    home, host = linked(ends)
+    message = RowsComputed(segment=0, flight=0, n_batch=1, took_s=0.1)
+    host.send(msgspec.structs.replace(message, **damage), rows(1))
+    with pytest.raises(HostGoneError, match="no message from a host"):
+        home.wait(lambda: bool(home.rows))
+
+
+@pytest.mark.parametrize("behind", [rows(1, float("nan")), rows(1, float("inf")), b"12345"])
+def test_what_is_no_row_ends_the_host(ends: tuple[socket.socket, socket.socket], behind: bytes) -> None:
+    home, host = linked(ends)
+    fly(home, 0, 0)
+    host.send(RowsComputed(segment=0, flight=0, n_batch=1, took_s=0.1), behind)
+    with pytest.raises(HostGoneError):
+        home.wait(lambda: bool(home.rows))
+    assert not home.rows
+
+
+def test_rows_of_an_earlier_epoch_are_dropped(ends: tuple[socket.socket, socket.socket]) -> None:
+    home, host = linked(ends, epoch=2)
+    fly(home, 0, 1)
+    host.epoch = 1
+    host.send(RowsComputed(segment=0, flight=0, n_batch=1, took_s=0.1), rows(1))
+    host.epoch = 2
+    host.send(RowsComputed(segment=0, flight=1, n_batch=1, took_s=0.1), rows(1))
+    home.wait(lambda: bool(home.rows))
+    assert list(home.rows) == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEADER.pack(1 << 30, 0, 1),
+        HEADER.pack(2, MAX_BEHIND + 1, 1),
+        HEADER.pack(3, 0, 1) + b"abc",
+        HEADER.pack(1, 0, 1) + msgspec.msgpack.encode(3),
+    ],
+)
+def test_what_is_no_message_ends_the_host(ends: tuple[socket.socket, socket.socket], data: bytes) -> None:
+    home, host = linked(ends)
+    host.sock.sendall(data)
+    with pytest.raises(HostGoneError):
+        home.wait(lambda: False)
+
+
+def test_a_host_that_ends_within_a_frame_is_gone(ends: tuple[socket.socket, socket.socket]) -> None:
+    home, host = linked(ends)
+    host.sock.sendall(HEADER.pack(20, 100, 1) + b"half")
+    host.sock.close()
+    with pytest.raises(HostGoneError):
+        home.wait(lambda: False)
+
+
+def test_a_line_that_is_full_takes_no_more_until_the_other_end_has_read(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    home, host = linked(ends)
+    assert home.takes_more()
+    ends[0].setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            ends[0].send(bytes(1 << 16))
+    assert not home.takes_more()
+    while not home.takes_more():
+        host.sock.recv(1 << 16)
+
+
+def test_frames_come_in_any_pieces() -> None:
+    body = msgspec.msgpack.encode(SignOfLife())
+    data = (HEADER.pack(len(body), 3, 9) + body + b"xyz") * 3
+    buffer, found = FrameBuffer(lambda _, __: 3), list[tuple[bytes, bytes, int]]()
+    for byte in data:
+        buffer.feed(bytes([byte]))
+        while (frame := buffer.take()) is not None:
+            found.append(frame)
+    assert found == [(body, b"xyz", 9)] * 3
+    assert decode_from_host(body) == SignOfLife()
+    with pytest.raises(BadFrameError):
+        decode_from_host(b"no")
+
+
+def test_a_silent_host_is_asked_for_a_sign_before_it_is_given_up(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "ASK_S", 0.05)
+    home, host = linked(ends)
+
+    def answer(n: int) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(n):
+                host.sock.recv(1 << 16)
+                host.send(SignOfLife())
+
+        return run
+
+    thread = threading.Thread(target=answer(3))
+    thread.start()
+    with pytest.raises(HostGoneError, match="silent"):
+        home.wait(lambda: False, 0.3)
+    thread.join()
+
+
+def test_a_silence_is_looked_at_when_it_has_lasted_too_long(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, _ = linked(ends)
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    home.begin_wait()
+    found = dict[float, float]()
+    for now in (100.0, 101.0, 103.0, 103.4, 110.0):
+        found[now] = round(home.wait_s(), 2)
+    assert found == {100.0: 1.0, 101.0: 1.0, 103.0: 0.51, 103.4: 0.11, 110.0: 0.01}
+
+
+def test_a_host_that_has_spoken_and_falls_silent_is_no_slow_start(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    monkeypatch.setattr(HostLink.wait, "__defaults__", (0.2,))
+    HostSocket(theirs).send(SignOfLife())  # as one of another machine that is offered has
+    began = time.monotonic()
+    with pytest.raises(HostGoneError, match="silent"):
+        HostLink(ours, ["/"], N_EMBD, 1)
+    assert time.monotonic() - began < link.START_S / 2
+
+
+def test_a_new_host_has_longer_to_say_something(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    monkeypatch.setattr(HostLink.wait, "__defaults__", (0.05,))
+    monkeypatch.setattr(link, "ASK_S", 0.02)
+    host = HostSocket(theirs, 1)
+
+    def start_slowly() -> None:
+        for _ in range(6):  # home has asked for a sign that often: longer than it waits for one that is there
+            theirs.recv(1 << 16)
+        host.send(HostReady(build="b", pid=7))
+
+    thread = threading.Thread(target=start_slowly)
+    thread.start()
+    home = HostLink(ours, ["/"], N_EMBD, 1)
+    thread.join()
+    assert home.pid == 7
+
+
+class CountedSocket(socket.socket):
+    """A socket that says how much of what it was given it took each time."""
+
+    took: list[tuple[int, int]]
+
+    def send(self, data: bytes | memoryview, flags: int = 0) -> int:  # type: ignore[override]
+        n = super().send(data, flags)
+        self.took.append((n, len(data)))
+        return n
+
+
+def test_a_host_that_takes_a_part_and_then_no_more_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENT_S", 0.2)
+    ours, theirs = socket.socketpair()
+    with CountedSocket(fileno=ours.detach()) as counted, theirs:
+        counted.took = []
+        home, _ = linked((counted, theirs))
+        n_rows = (1 << 22) // (4 * N_EMBD)  # more than a socket holds, which takes the first part of it
+        with pytest.raises(HostGoneError, match="timed out"):
+            home.send(0, 0, [(0, 0)], np.ones((n_rows, N_EMBD), np.float32))
+        n, of = counted.took[-1]
+    assert 0 < n < of == 1 << 22, "the rest was sent again, and waited for as long again"
