@@ -6,8 +6,10 @@ import asyncio
 import socket
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,123 +96,168 @@ class MemberPlaces:
         self._read_at = None
 
 
+@dataclass(slots=True)
+class OfferingMachine:
+    """What is known of one machine: its latest offer, the one that waits with its socket, and its hosts that are lent.
+
+    Its clock is `ahead_s` of the one here. Its last host ended at `ended_at`, and the next one comes within `comes_s`.
+    The last `n_bad` of them computed nothing; while it is `left_alone`, a timer runs. It was `sent` at `sent_at` to
+    fetch the files that it lacks, and `said` at `said_at` how busy it is.
+    """
+
+    latest: HostOffered | None = None
+    waiting: tuple[HostOffered, socket.socket] | None = None
+    lives: dict[int, LentLife] = field(default_factory=dict)
+    ahead_s: float | None = None
+    ended_at: float | None = None
+    comes_s: float = COMES_S
+    n_bad: int = 0
+    left_alone: asyncio.TimerHandle | None = None
+    sent: frozenset[str] = frozenset()
+    sent_at: float = 0.0
+    said: TellLoad | None = None
+    said_at: float = 0.0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a host of it is lent, or waits."""
+        return bool(self.lives) or self.waiting is not None
+
+    def heard(self, now: float) -> TellLoad | None:
+        """Return what it has said of itself of late; None if that is too long ago."""
+        return self.said if now - self.said_at < SAID_S else None
+
+    def is_coming(self, now: float) -> bool:
+        """Whether the next host of it is soon to be there."""
+        return bool(self.lives) or (self.ended_at is not None and now - self.ended_at < self.comes_s)
+
+    def drop(self) -> None:
+        """Close the socket of the host that waits; idempotent."""
+        if self.waiting is not None:
+            self.waiting[1].close()
+            self.waiting = None
+
+    def spare(self) -> None:
+        """Leave it alone no longer, and count its bad hosts anew."""
+        if self.left_alone is not None:
+            self.left_alone.cancel()
+        self.left_alone, self.n_bad = None, 0
+
+    def describe(self) -> dict[str, Any]:
+        """Return whether it is there, what it allows, and by what it computes."""
+        offer = self.latest.offer if self.latest else None
+        return {
+            "connected": self.is_connected,
+            "lent": bool(self.lives),
+            "left_alone": self.left_alone is not None,
+            "address": self.latest.address if self.latest else None,
+            "n_threads": offer.n_threads if offer else None,
+            "memory_bytes": offer.memory_bytes if offer else None,
+            "llama": offer.build.llama if offer else None,
+            "disco": offer.build.disco if offer else None,
+            "python": offer.python if offer else None,
+            "ray": offer.ray if offer else None,
+            "ahead_s": self.ahead_s,
+        }
+
+
 class HostOffers:
-    """The hosts that wait, by the names of their machines, and those that were taken; `free` is told of each offer.
+    """The machines that offer hosts, by their names; `free` is told of each offer.
 
     `wall` is the time here, Unix time, s, by which the machines' clocks are judged.
     """
 
     def __init__(self, free: Callable[[str], None], wall: Callable[[], float] = time.time) -> None:
         self._free, self._wall = free, wall
-        self._ahead_s: dict[str, float] = {}
-        self._waiting: dict[str, tuple[HostOffered, socket.socket]] = {}
-        self._lives: dict[tuple[str, int], LentLife] = {}
-        self._latest: dict[str, HostOffered] = {}
-        self._ended_at: dict[str, float] = {}
-        self._comes_s: dict[str, float] = {}
-        self._n_bad: dict[str, int] = {}
-        self._left_alone: dict[str, asyncio.TimerHandle] = {}
+        self._machines = defaultdict[str, OfferingMachine](OfferingMachine)
         self._changed = asyncio.Event()
-        self._sent: dict[str, tuple[frozenset[str], float]] = {}  # machines that were sent to fetch what they lack
-        self._said: dict[str, tuple[TellLoad, float]] = {}
 
     def add(self, offered: HostOffered, sock: socket.socket) -> None:
         """Take an offer, in place of one that waits."""
-        self._drop(offered.name)
-        self._waiting[offered.name] = offered, sock
-        self._latest[offered.name] = offered
+        machine = self._machines[offered.name]
+        machine.drop()
+        machine.waiting, machine.latest = (offered, sock), offered
         if offered.offer.now:
-            self._ahead_s[offered.name] = offered.offer.now - self._wall()
+            machine.ahead_s = offered.offer.now - self._wall()
         self._changed.set()
         self._changed = asyncio.Event()
-        if offered.name not in self._left_alone:
+        if machine.left_alone is None:
             self._free(offered.name)
 
     def hear(self, name: str, load: TellLoad) -> None:
         """Take what a machine says of itself."""
-        self._said[name] = load, asyncio.get_running_loop().time()
+        machine = self._machines[name]
+        machine.said, machine.said_at = load, _now()
 
     def machine(self, name: str) -> LentMachine | None:
         """Return what is known of a machine; None if it is not there, or is left alone."""
-        offered = self._latest.get(name)
-        if offered is None or name in self._left_alone or not self._is_connected(name):
+        machine = self._machines[name]
+        if machine.latest is None or machine.left_alone is not None or not machine.is_connected:
             return None
-        offer = offered.offer
-        return LentMachine(name, offer.n_threads, offer.memory_bytes, self._heard(name))
-
-    def _heard(self, name: str) -> TellLoad | None:
-        """Return what a machine has said of itself of late; None if that is too long ago."""
-        said, at_s = self._said.get(name, (None, 0.0))
-        return said if asyncio.get_running_loop().time() - at_s < SAID_S else None
+        offer = machine.latest.offer
+        return LentMachine(name, offer.n_threads, offer.memory_bytes, machine.heard(_now()))
 
     def end(self, ended: HostEnded, *, is_let_go: bool = False) -> None:
         """A host has ended, taken or not; `is_let_go`: home has no layers for it any more."""
-        offered, _ = self._waiting.get(ended.name, (None, None))
-        if offered is not None and offered.life == ended.life:
-            self._drop(ended.name)
-        life = self._lives.pop((ended.name, ended.life), None)
+        machine = self._machines[ended.name]
+        if machine.waiting is not None and machine.waiting[0].life == ended.life:
+            machine.drop()
+        life = machine.lives.pop(ended.life, None)
         if life is None:
             return
         life.over.set()
-        loop = asyncio.get_running_loop()
-        self._ended_at[ended.name] = loop.time()
-        self._comes_s[ended.name] = COMES_S
+        machine.ended_at, machine.comes_s = _now(), COMES_S
         if ended.given_up and not is_let_go:  # what was offered before is no more alive than that: a new offer is
-            self._comes_s[ended.name] = COMES_AGAIN_S
-            self._drop(ended.name)
+            machine.comes_s = COMES_AGAIN_S
+            machine.drop()
         is_bad = ended.n_bytes < USEFUL_BYTES and not is_let_go
-        self._n_bad[ended.name] = self._n_bad.get(ended.name, 0) + 1 if is_bad else 0
-        if self._n_bad[ended.name] >= MAX_BAD and ended.name not in self._left_alone:
-            self._left_alone[ended.name] = loop.call_later(ALONE_S, self._try_again, ended.name)
+        machine.n_bad = machine.n_bad + 1 if is_bad else 0
+        if machine.n_bad >= MAX_BAD and machine.left_alone is None:
+            machine.left_alone = asyncio.get_running_loop().call_later(ALONE_S, self._try_again, ended.name)
 
     def _try_again(self, name: str) -> None:
-        self._left_alone.pop(name, None)
-        self._n_bad.pop(name, None)
-        if name in self._waiting:
+        machine = self._machines[name]
+        machine.spare()
+        if machine.waiting is not None:
             self._free(name)
 
     def clear(self) -> None:
         """The relay has gone, and with it all that was offered and lent."""
-        for name in list(self._waiting):
-            self._drop(name)
-        for life in self._lives.values():
-            life.over.set()
-        self._lives.clear()
-        for timer in self._left_alone.values():
-            timer.cancel()
-        self._left_alone.clear()
-        self._n_bad.clear()
+        for machine in self._machines.values():
+            machine.drop()
+            for life in machine.lives.values():
+                life.over.set()
+            machine.lives.clear()
+            machine.spare()
 
     def forget(self, name: str) -> None:
         """The machine is no member any more: nothing it said holds for whoever gets its name."""
-        self._drop(name)
-        if (timer := self._left_alone.pop(name, None)) is not None:
-            timer.cancel()
-        for known in (
-            self._latest, self._said, self._sent, self._ahead_s, self._ended_at, self._comes_s, self._n_bad,
-        ):  # fmt: skip
-            known.pop(name, None)
+        machine = self._machines.pop(name, OfferingMachine())
+        machine.drop()
+        machine.spare()
+        if machine.lives:  # whoever has one is told when it ends
+            self._machines[name].lives = machine.lives
 
     def is_there(self, name: str) -> bool:
         """Whether a host of that machine waits."""
-        return name in self._waiting and name not in self._left_alone
+        machine = self._machines[name]
+        return machine.waiting is not None and machine.left_alone is None
 
     def has(self, name: str, files: Collection[str]) -> bool:
         """Whether a host of that machine waits, which has the files; one that lacks some is sent to fetch them.
 
         It is sent once: it offers a host again at once, and another one when it has them.
         """
-        offered, _ = self._waiting.get(name, (None, None))
-        if offered is None:
+        machine = self._machines[name]
+        if machine.waiting is None:
             return False
-        lacking, now = frozenset(files) - set(offered.offer.has), asyncio.get_running_loop().time()
+        lacking, now = frozenset(files) - set(machine.waiting[0].offer.has), _now()
         if not lacking:
-            self._sent.pop(name, None)
+            machine.sent = lacking
             return True
-        before, at_s = self._sent.get(name, (frozenset[str](), 0.0))
-        if lacking != before or now - at_s > SENT_AGAIN_S:
-            self._sent[name] = lacking, now
-            self._drop(name)
+        if lacking != machine.sent or now - machine.sent_at > SENT_AGAIN_S:
+            machine.sent, machine.sent_at = lacking, now
+            machine.drop()
         return False
 
     async def stage(self, name: str, files: Collection[str]) -> None:
@@ -222,7 +269,8 @@ class HostOffers:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(GONE_S):
                             await changed.wait()
-                    if not self._is_connected(name) and self._heard(name) is None:  # else it is slow to offer one
+                    machine = self._machines[name]
+                    if not machine.is_connected and machine.heard(_now()) is None:  # else it is slow to offer one
                         msg = f"{name} has gone"
                         raise OSError(msg)
         except TimeoutError as e:
@@ -231,49 +279,28 @@ class HostOffers:
 
     async def take(self, name: str, files: Collection[str]) -> tuple[LentLife, socket.socket] | None:
         """Return a host of that machine, which has the files; waits for one that was there just now."""
-        if name in self._left_alone:
+        machine = self._machines[name]
+        if machine.left_alone is not None:
             return None
-        ended_at, now = self._ended_at.get(name), asyncio.get_running_loop().time()
-        comes_s = self._comes_s.get(name, COMES_S)
-        is_coming = any(machine == name for machine, _ in self._lives) or (ended_at and now - ended_at < comes_s)
-        if name not in self._waiting and is_coming:
+        if machine.waiting is None and machine.is_coming(_now()):
             with suppress(TimeoutError):
-                async with asyncio.timeout(comes_s):
-                    while name not in self._waiting:
+                async with asyncio.timeout(machine.comes_s):
+                    while self._machines[name].waiting is None:
                         await self._changed.wait()
-        if not self.has(name, files):
+        machine = self._machines[name]
+        if not self.has(name, files) or machine.waiting is None:
             return None
-        offered, sock = self._waiting.pop(name)
-        life = LentLife(name, offered.life, offered.offer.build.llama)
-        self._lives[name, offered.life] = life
+        (offered, sock), machine.waiting = machine.waiting, None
+        life = machine.lives[offered.life] = LentLife(name, offered.life, offered.offer.build.llama)
         return life, sock
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return what is known of a machine: whether it is there, what it allows, and by what it computes."""
-        offered = self._latest.get(name)
-        return {
-            "connected": self._is_connected(name),
-            "lent": self._is_lent(name),
-            "left_alone": name in self._left_alone,
-            "address": offered.address if offered else None,
-            "n_threads": offered.offer.n_threads if offered else None,
-            "memory_bytes": offered.offer.memory_bytes if offered else None,
-            "llama": offered.offer.build.llama if offered else None,
-            "disco": offered.offer.build.disco if offered else None,
-            "python": offered.offer.python if offered else None,
-            "ray": offered.offer.ray if offered else None,
-            "ahead_s": self._ahead_s.get(name),
-        }
+        return self._machines[name].describe()
 
-    def _is_lent(self, name: str) -> bool:
-        return any(machine == name for machine, _ in self._lives)
 
-    def _is_connected(self, name: str) -> bool:
-        return self._is_lent(name) or name in self._waiting
-
-    def _drop(self, name: str) -> None:
-        if (waiting := self._waiting.pop(name, None)) is not None:
-            waiting[1].close()
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def own_llama(build: Build) -> Build:
