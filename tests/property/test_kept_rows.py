@@ -11,7 +11,7 @@ from disco_daemon.engine.hosts.kept_rows import KeptRows, PutAgain, RowsAgain, S
 Cells = dict[int, dict[int, float]]  # of each sequence: what is at each position
 ORDERS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "forget", "share", "move"]), st.integers(0, 3), st.integers(0, 3), st.integers(1, 40)
+        st.sampled_from(["add", "forget", "share", "compact"]), st.integers(0, 3), st.integers(0, 3), st.integers(1, 40)
     ),
     max_size=60,
 )
@@ -35,6 +35,10 @@ def test_a_new_host_has_the_same_cells(orders: list[tuple[str, int, int, int]]) 
             case "share" if not cells.get(other) and other != seq:
                 kept.share(seq, other, n)
                 cells[other] = {position: row for position, row in own.items() if position < n}
+            case "compact":
+                cells.pop(other, None)
+                kept.compact(set(cells))
+                assert kept.n_bytes == 4 * len({row for own in cells.values() for row in own.values()})
     assert replayed(kept) == {seq: own for seq, own in cells.items() if own}
     for seq, own in cells.items():
         assert kept.length(seq) == len(own)
@@ -59,6 +63,23 @@ def replayed(kept: KeptRows) -> Cells:
             case PutAgain():
                 raise AssertionError
     return found
+
+
+def test_rows_of_a_text_are_one_piece_and_those_of_nobody_are_gone_when_cells_are_compact() -> None:
+    kept, rows = KeptRows(), np.arange(20, dtype=np.float32).reshape(10, 2)
+    kept.add(0, [(i, 0) for i in range(4)], rows[:4])
+    kept.share(0, 1, 3)
+    for i in range(3):  # two answers, a token of each at a time
+        kept.add(1 + i, [(4 + i, 0), (3 + i, 1)], rows[4 + 2 * i : 6 + 2 * i])
+    kept.forget(1, 5)
+    kept.put((2,), 0, 9, b"cells")
+    kept.compact({0, 1})
+    assert kept.is_rows
+    assert kept.n_bytes == 9 * rows[0].nbytes
+    assert [(one.start, one.owners) for one in kept._kept.values()] == [(0, {0: 4, 1: 3}), (4, {0: 7}), (3, {1: 5})]
+    kept.compact({1})
+    assert [(one.start, one.owners) for one in kept._kept.values()] == [(0, {1: 5})]
+    assert kept.n_bytes == 5 * rows[0].nbytes
 
 
 def test_flights_under_way_are_not_replayed() -> None:

@@ -8,11 +8,13 @@ import numpy as np
 
 from ..llama.layer_states import StateFormatError
 from ..llama.refusals import ModelError
+from ..llama.sequences import CellSpan
 from ..llama.state import State
 from .joining import Span
 from .kept_rows import KeptRows
 from .pool import leg_parts
 from .range_states import RangeStates, by_range, cut_whole, parse_ranges, whole
+from .recut import Recut
 from .remote import RemoteHost
 from .view import HomeView
 
@@ -21,6 +23,7 @@ class HomeCells(HomeView):
     """The last range as a model, whose sequences are saved with what they have in all others."""
 
     _mend: Callable[[RemoteHost], None]  # replaces the process of a host that is lost
+    _move: Recut | None  # that is under way
     _spans: list[Span]  # that a move copies; none where cells have changed since they were told
 
     def save(self, seq: int) -> memoryview:
@@ -41,6 +44,21 @@ class HomeCells(HomeView):
         n = min(end, max(rows.length(seq) for rows in kept))
         rows = [b"" if (found := each.rows_of(seq, start, n)) is None else found.tobytes() for each in kept]
         return by_range(n, self._ranges, parts, rows)
+
+    def compact(self, spans: Iterable[CellSpan]) -> int:
+        """Put these spans of cells to the front in all ranges, each where it is: no cell passes between processes.
+
+        Hosts do so beside home. Returns 0: what is swapped passes between processes, so this says nothing of a swap.
+        """
+        assert self._first is not None
+        self._spans, kept = [], list(spans)
+        for leg in self._legs:
+            leg.compact(kept)
+        self._first.compact(kept)
+        super().compact(kept)
+        if self._move is not None:
+            self._move.clear()
+        return 0
 
     def restore(self, seq: int, data: State) -> bool:
         """Put the content from `save` back into the KV cache; return False if there is no room."""

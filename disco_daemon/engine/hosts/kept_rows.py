@@ -67,6 +67,18 @@ class PutAgain:
 Step = RowsAgain | ShareAgain | PutAgain
 
 
+def _joined(piece: list[Kept]) -> Kept:
+    """Return rows that stand behind each other as one, without those of cells that are gone."""
+    first, rows = piece[0], list[FloatRows]()
+    for kept in piece:
+        if kept.rows is None:
+            return kept
+        rows.append(kept.rows[: max(kept.owners.values()) - kept.start])
+    if len(rows) == 1 and first.rows is not None and len(rows[0]) == len(first.rows):
+        return first
+    return Kept(-1, first.start, piece[-1].owners, np.concatenate(rows))
+
+
 @dataclass(slots=True)
 class KeptRows:
     """All that is kept for one host, by a running number; mirrors what its cells go through.
@@ -158,6 +170,28 @@ class KeptRows:
             if start <= kept.start < n:
                 kept.owners[seq] = min(kept.owners[source], n)
                 own[number] = kept
+
+    def compact(self, seqs: Container[int]) -> None:
+        """All cells but those of these sequences are free: keep nothing of others, and rows of one text in one piece.
+
+        Rows that stand behind each other become one piece where the same sequences have all of both; it stands where
+        the first one stood, so that each sequence's positions still come in their order.
+        """
+        for seq in [seq for seq in self._by_seq if seq not in seqs]:
+            self.forget(seq, 0)
+        pieces, by_end = list[list[Kept]](), dict[tuple[frozenset[int], int], list[Kept]]()
+        for kept in self._kept.values():
+            owners, ends = frozenset(kept.owners), set(kept.owners.values())
+            joins = kept.rows is not None and len(ends) == 1
+            piece = by_end.pop((owners, kept.start), None) if joins else None
+            if piece is None:
+                pieces.append(piece := [])
+            piece.append(kept)
+            if joins:
+                by_end[owners, ends.pop()] = piece
+        self.clear()
+        for piece in pieces:
+            self._append(_joined(piece))
 
     def clear(self) -> None:
         """All cells are free."""

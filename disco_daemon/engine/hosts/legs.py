@@ -7,7 +7,7 @@ pinned to the replica that has its cells; a new one goes by the replicas' shares
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from ..llama.hidden import FloatRows
 from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
+from ..llama.sequences import CellSpan
 from .cell_memory import SavedCells, bytes_of
 from .kept_rows import KeptRows
 from .placing import SequencesAtWork, next_replica
@@ -82,6 +83,12 @@ class HomeSegment:
         if self.kept is not None:
             self.kept.clear()
         self.model.clear()
+
+    def compact(self, spans: Sequence[CellSpan]) -> None:
+        """Put these spans of cells to the front, and free all others. Raises ModelError."""
+        if self.kept is not None:
+            self.kept.compact({seq for _, _, owners in spans for seq in owners})
+        self.model.compact(spans)
 
     def put(
         self, owners: Iterable[int], start: int, end: int, saved: SavedCells, rows: FloatRows | None = None
@@ -220,6 +227,17 @@ class Leg:
         self.at_work.clear()
         for segment in self.replicas:
             segment.clear()
+
+    def compact(self, spans: Iterable[CellSpan]) -> None:
+        """Let each replica put its sequences' part of these spans to the front, and free all others."""
+        of_each: list[list[CellSpan]] = [[] for _ in self.replicas]
+        for start, end, owners in spans:
+            at = {seq: self.place(seq) for seq in owners}
+            for own, segment in zip(of_each, self.replicas, strict=True):
+                if here := frozenset(seq for seq in owners if at[seq] is segment):
+                    own.append((start, end, here))
+        for own, segment in zip(of_each, self.replicas, strict=True):
+            segment.compact(own)
 
     def put(
         self, owners: Iterable[int], start: int, end: int, saved: SavedCells, rows: FloatRows | None = None

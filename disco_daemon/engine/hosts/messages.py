@@ -140,6 +140,16 @@ class ClearCells(HostMessage, frozen=True, kw_only=True):
     segment: int
 
 
+class CompactCells(HostMessage, frozen=True, kw_only=True):
+    """Put these spans of cells to the front, in this order: positions from one to another, and who has them.
+
+    All other cells are free then.
+    """
+
+    segment: int
+    spans: tuple[tuple[int, int, tuple[int, ...]], ...]
+
+
 class SaveCells(HostMessage, frozen=True, kw_only=True):
     """Send what a sequence has at the positions from `start` to `end`, of these layers alone or of all.
 
@@ -206,6 +216,7 @@ ToHost = (
     | ForgetCells
     | ShareCells
     | ClearCells
+    | CompactCells
     | SaveCells
     | PutCells
     | TakeMemory

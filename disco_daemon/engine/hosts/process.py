@@ -42,6 +42,7 @@ from .messages import (
     BeginHost,
     CellsSaved,
     ClearCells,
+    CompactCells,
     ComputeRows,
     DropMemory,
     ForgetCells,
@@ -166,6 +167,8 @@ class Host:
                 self._segments[number].share_range(source, seq, start, n)
             case ClearCells(segment=number):
                 self._segments[number].clear()
+            case CompactCells(segment=number, spans=spans):
+                self._segments[number].compact(spans)
             case SaveCells():
                 self._save(message)
             case PutCells(segment=number, owners=owners, start=start, end=end):

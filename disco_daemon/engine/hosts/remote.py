@@ -17,11 +17,12 @@ from msgspec.structs import replace
 
 from ...types import LayerRange
 from ..llama.hidden import FloatRows
+from ..llama.sequences import CellSpan
 from ..wire import Load
 from .cell_memory import CellMemory, SavedCells, SharedCells, bytes_of
 from .kept_rows import KeptRows, PutAgain, RowsAgain, ShareAgain
 from .link import ASK_S, HostGoneError, HostLink
-from .messages import ClearCells, ForgetCells, PutCells, ReleaseSegment, ShareCells, ToHost
+from .messages import ClearCells, CompactCells, ForgetCells, PutCells, ReleaseSegment, ShareCells, ToHost
 
 OpenHost = Callable[[], socket.socket]  # starts a host's process, and returns the socket to it
 MAX_LOST = 3  # processes in a row of one host that are lost with the same flight; then it has failed
@@ -237,6 +238,12 @@ class RemoteSegment:
         """Free all cells."""
         self.kept.clear()
         self.host.tell(ClearCells(segment=self.number))
+
+    def compact(self, spans: Sequence[CellSpan]) -> None:
+        """Let the host put these spans of cells to the front, and free all others; home goes on meanwhile."""
+        self.kept.compact({seq for _, _, owners in spans for seq in owners})
+        told = tuple((start, end, tuple(owners)) for start, end, owners in spans)
+        self.host.tell(CompactCells(segment=self.number, spans=told))
 
     def put(
         self, owners: Iterable[int], start: int, end: int, saved: SavedCells, rows: FloatRows | None = None

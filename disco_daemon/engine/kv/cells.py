@@ -336,28 +336,28 @@ class Cells:
     def tidy(self) -> None:
         """Put cached prefixes into the host cache, and the cells of running answers to the front."""
         self.before_move()
+        began, n_bytes = self._clock(), 0
         with self._lock:
             for seq in self._index.unpinned():
-                self._host_cache.put(self._index.tokens(seq), self._llama.save(seq), private=seq in self._private)
+                data = self._llama.save(seq)
+                n_bytes += len(data)
+                self._host_cache.put(self._index.tokens(seq), data, private=seq in self._private)
                 self._index.drop(seq)
                 self._llama.forget(seq)
                 self._free.add(seq)
+        self._observe_swap(2 * (self._clock() - began), n_bytes)
         self.move()
 
     def move(self) -> None:
         """Put all cells that are wanted to the front, in the same order."""
         self.before_move()
         began = self._clock()
-        spans = list(self.spans())
-        parts = [self._llama.part(min(owners), start, end) for start, end, owners in spans]
-        self._llama.clear()
-        for (start, end, owners), data in zip(spans, parts, strict=True):
-            self._llama.put(data, owners, start, end)
+        n_bytes = self._llama.compact(self.spans())
         self._head, self._wasted_s = self.n_used, 0.0
         self.n_moves += 1
         took_s = self._clock() - began
         self.move_s += took_s
-        self._observe_swap(took_s, sum(map(len, parts)))
+        self._observe_swap(took_s, n_bytes)
 
     @property
     def _n_running(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeAlias
 
 import llama_cpp
 import numpy as np
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from .refusals import ModelError
 from .state import State
 from .windows import Piece, joined, parted, spans
+
+CellSpan: TypeAlias = tuple[int, int, Collection[int]]  # positions from one to another, and the sequences with them
 
 N_SEQS = 64  # sequences in one context: answers, and cached prefixes
 _TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # for forgotten cells; for cells that are being moved
@@ -57,6 +59,18 @@ class Sequences:
     def clear(self) -> None:
         """Free all cells of all sequences."""
         llama_cpp.llama_memory_clear(self._memory, False)
+
+    def compact(self, spans: Iterable[CellSpan]) -> int:
+        """Put these spans of cells to the front, in this order, and free all other cells; return the bytes copied.
+
+        Raises ModelError if llama.cpp does not take them back.
+        """
+        kept = list(spans)
+        parts = [Sequences.part(self, min(owners), start, end) for start, end, owners in kept]
+        Sequences.clear(self)
+        for (start, end, owners), data in zip(kept, parts, strict=True):
+            Sequences.put(self, data, owners, start, end)
+        return sum(map(len, parts))
 
     def part(self, seq: int, start: int, end: int) -> memoryview:
         """Copy the KV cache's content of a sequence's positions from `start` to `end`."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -158,6 +158,13 @@ class FakeLlama:
         for seq in owners:
             assert len(self.cells[seq]) == start
             self.cells[seq] += cells
+
+    def compact(self, spans: Iterable[tuple[int, int, Collection[int]]]) -> int:
+        kept = [(start, end, owners, self.part(min(owners), start, end)) for start, end, owners in spans]
+        self.clear()
+        for start, end, owners, data in kept:
+            self.put(data, owners, start, end)
+        return sum(len(data) for *_, data in kept)
 
     def clear(self) -> None:
         self.n_placed = 0

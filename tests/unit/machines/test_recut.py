@@ -76,6 +76,12 @@ class Moving:
                 leg.share(source, seq, n)
             self.move.share(source, seq, n)
 
+    def compact(self) -> None:
+        """Free the cells of nobody, as home does when none is left."""
+        for leg in self.old:
+            leg.compact(self.spans)
+        self.move.clear()
+
     def serve_all(self) -> None:
         self.a.serve()
         self.b.serve()
@@ -191,6 +197,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("grow"), st.integers(0, 2), st.integers(1, 300)),
     st.tuples(st.just("forget"), st.integers(0, 2), st.integers(0, 300)),
     st.tuples(st.just("share"), st.sampled_from([(0, 1), (1, 2), (2, 0)]), st.integers(1, 300)),
+    st.tuples(st.just("compact"), st.just(0), st.just(0)),
     st.tuples(st.just("serve"), st.integers(0, 1), st.integers(1, 4)),
     st.tuples(st.just("progress"), st.just(0), st.just(0)),
     st.tuples(st.just("load"), st.just(0), st.just(0)),
@@ -210,6 +217,8 @@ def test_a_move_ends_with_all_cells_or_as_if_it_had_not_been(
                 m.forget(which, min(n, len(m.cells.get(which, ()))))
             case "share":
                 m.share(which[0], which[1], n)
+            case "compact":
+                m.compact()
             case "serve":
                 (m.a, m.b)[which].serve(n)
             case "progress":
@@ -233,3 +242,31 @@ def test_a_move_ends_with_all_cells_or_as_if_it_had_not_been(
     assert m.is_whole(m.a, OLD)
     assert m.is_whole(m.b, STAYS)
     assert not m.a.saved, "no copy is left that nobody takes"
+
+
+def test_a_replica_that_stays_has_its_own_sequences_alone_when_cells_are_compact_during_a_move() -> None:
+    (first, a), (second, b) = scripted_host(0), scripted_host(1)
+    going, staying = segment_at(first, OLD, LOW), segment_at(second, STAYS, LOW)
+    leg = Leg(LOW, [going, staying], (), SequencesAtWork(), pins={0: going, 1: staying})
+    a.cells[OLD], b.cells[STAYS] = {0: [1, 2, 3]}, {1: [4, 5]}
+    spans: list[Span] = [(0, 3, frozenset((0,))), (0, 2, frozenset((1,)))]
+    move = Recut([leg], [WantedLeg(LOW, leg, [staying], (), leg.at_work)], MoveReport((), 0.0), lambda: True)
+
+    def serve() -> None:
+        a.serve()
+        b.serve()
+
+    assert move.progress(spans), "so few are left for the switch"
+    move.ask_rest(spans)
+    serve()
+    move.progress(spans)
+    serve()
+    assert b.cells[STAYS] == {0: [1, 2, 3], 1: [4, 5]}
+    leg.compact(spans)
+    move.clear()
+    serve()
+    assert (a.cells[OLD], b.cells[STAYS]) == ({0: [1, 2, 3]}, {1: [4, 5]})
+    [new] = move.finish(spans, serve)
+    serve()
+    assert b.cells[STAYS] == {0: [1, 2, 3], 1: [4, 5]}
+    assert new.pins == {0: staying, 1: staying}
