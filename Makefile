@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(CURDIR)/.venv/tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 LOCKS := requirements-build.lock requirements-dev.lock
 
-.PHONY: test fast check clients contract agents audit lock sbom fmt docs site model screenshots binary test-binary clean
+.PHONY: test fast check clients contract agents audit lock sbom fmt docs site model screenshots film binary test-binary clean
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -81,6 +81,10 @@ fmt: .venv/.stamp
 # The pictures in the documents are those that the tests compare the screens with.
 screenshots: .venv/.stamp
 	UPDATE_SNAPSHOTS=1 $(BIN)/python -m pytest -q tests/tui
+
+# The picture of the README that moves: a real answer that loses its server, as the terminal UI shows it. Half a minute.
+film: model
+	$(BIN)/python -m tests.fixtures.film_tui
 
 # What documents say by code (command line, settings, routes, bounds, the states of an answer), and build/site, all pages
 # as a site. A link that leads nowhere ends it. The pages are written first, without what the site is made with.
