@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import msgspec
 
@@ -23,50 +21,27 @@ from ...fleet.control import MIN_ANSWERS, FleetController, FleetSeen
 from ...fleet.forecast import FleetLoad
 from ...fleet.layout import FleetLayout, PlacedRange
 from ...fleet.placement import free_bytes
-from ...fleet.steps import BATCH_KINDS, FleetStep, StepKind
-from ...types import Outcome, Side
+from ...fleet.steps import BATCH_KINDS, FleetStep
+from ...types import Outcome
 from .detour import detour, fitting
 from .host_processes import HostProcesses
 from .layer_files import FleetLayers, Shares, differ
 from .layer_plan import HOME, FleetPlanInput, StepDone
 from .machine_speeds import MachineBook
-from .monitor import FleetMonitor, MachineLoad
+from .monitor import FleetMonitor
 from .observations import FleetMoment, seen_of, segment_bytes
+from .operator_records import AnswerCounts, AnswerLimit, FleetFigures, OwnerWishes, SeenRate, StepLog
 from .range_costs import CostBook, condensed
 
 log = logging.getLogger("disco.fleet")
 
 LOOK_S = 1.0  # between two looks
-MAX_STEPS = 20  # that are shown
-REST_S = 30.0  # after a step that failed, and twice as long after each further one; what owners call for is not bound
-MAX_REST_S = 3600.0  # an hour: what stands in the way may have gone by then
 SHARES_S = 10.0  # between two looks at the shares of replicas
 SHARES_DIFFER = 0.1  # of the sequences: less makes no difference
-SMOOTH = 0.8  # of a rate that is shown: it is counted by the second, and answers come and go
-
-
-@dataclass(slots=True)
-class SeenRate:
-    """Tokens that the engine draws a second, from its statistics."""
-
-    tokens_per_s: float = 0.0
-    _stats: wire.Stats | None = None
-    _at_s: float = 0.0
-
-    def observe(self, now: float, stats: wire.Stats | None, n_active: int) -> float:
-        """Return the present rate; between two reports it is as before while answers are drawn."""
-        if stats is None or not n_active:
-            self.tokens_per_s = 0.0
-        elif stats is not self._stats and self._stats is not None and now > self._at_s:
-            n_tokens = stats.completion_tokens - self._stats.completion_tokens
-            self.tokens_per_s = max(0, n_tokens) / (now - self._at_s)
-        if stats is not self._stats:
-            self._stats, self._at_s = stats, now
-        return self.tokens_per_s
 
 
 class FleetOperator:
-    """Looks after one fleet. All mutable state: what it saw last, the step under way, what owners want, the limit."""
+    """Looks after one fleet. All mutable state: what it saw last, the step under way, and the records of the others."""
 
     def __init__(
         self, engine: Engine, hosts: HostProcesses, layers: FleetLayers, given: FleetPlanInput, config: Config
@@ -74,39 +49,23 @@ class FleetOperator:
         self._engine, self._hosts, self._layers, self._given = engine, hosts, layers, given
         self._monitor, self._controller = FleetMonitor(), FleetController()
         self._book, self._machines = CostBook(), MachineBook()
-        self._rate = SeenRate()
+        self._rate, self._answers, self._limit = SeenRate(), AnswerCounts(), AnswerLimit()
+        self.wishes, self.steps, self.figures = OwnerWishes(config.fleet), StepLog(), FleetFigures()
         self._samples_of: wire.Stats | None = None
-        self.paused = False
-        self.drained = frozenset[int]()
-        self.machine: MachineLoad | None = None
-        self.n_moves = 0
-        self.violation: float | None = None
-        self.vacancy: float | None = None
-        self.excess: tuple[float, ...] = ()  # of each host, bytes beyond what its owner allows
-        self.speedup: float | None = None
-        self._n_answers, self._n_late = 0, 0
-        self._limit, self._offloaded, self._full_batch = 0, False, 1
-        self._n_failed, self._rests_until_s = 0, 0.0
-        self._measured: dict[float, float | None] = {}
         self._is_failing = False
         self._shared: Shares = ()
         self._shares_until_s = 0.0
-        self._steps: deque[tuple[float, StepDone]] = deque(maxlen=MAX_STEPS)
         self._step: asyncio.Task[None] | None = None
-        self._placed: FleetLayout | None = None  # as the owner wants it, where layers do not move by themselves
         self.follow(config)
 
-    # --- what owners want -------------------------------------------------------------------------------------------
+    # --- what owners want, and what they got --------------------------------------------------------------------------
 
     def follow(self, config: Config) -> None:
         """Go by other live settings from now on."""
-        self.settings, self._expected_ttft_s = config.fleet, config.delivery.expected_ttft_s
+        self._config = config
+        self.wishes = self.wishes.following(config.fleet, self._layers.layout)
         self._controller.policy = config.fleet.policy
         self._controller.vacancy, self._controller.violation = config.fleet.vacancy, config.fleet.violation
-        if config.fleet.mode == "auto":
-            self._placed = None
-        elif self._placed is None:
-            self._placed = self._layers.layout
 
     def drain(self, name: str) -> None:
         """Let all layers leave a host, and none come. Raises ConfigError for an unknown one."""
@@ -114,30 +73,19 @@ class FleetOperator:
         if name not in numbers:
             msg = f"the fleet has no host {name!r}, only {', '.join(numbers)}"
             raise ConfigError(msg)
-        self.drained |= {numbers[name]}
+        self.wishes = replace(self.wishes, drained=self.wishes.drained | {numbers[name]})
+
+    def pause(self) -> None:
+        """Let nothing be moved by itself until `resume`; what owners of hosts call for is done still."""
+        self.wishes = replace(self.wishes, paused=True)
 
     def resume(self) -> None:
         """Let the controller decide again, and drained hosts have layers again."""
-        self.paused, self.drained = False, frozenset()
-
-    # --- what it learns ---------------------------------------------------------------------------------------------
+        self.wishes = replace(self.wishes, paused=False, drained=frozenset())
 
     def observe(self, outcome: Outcome) -> None:
-        """Count an answer of this device: late are those with less QoE, or a later first token, than is expected."""
-        if outcome.winner is not Side.DEVICE or outcome.ttft_s is None:
-            return
-        qoe = 1.0 if outcome.reading is None else outcome.reading.qoe
-        self._n_answers += 1
-        self._n_late += qoe < self.settings.slo_qoe or outcome.ttft_s > self._expected_ttft_s
-
-    def last_steps(self) -> list[dict[str, Any]]:
-        """Return the latest steps, the last one last, with what was expected of them and what came of it."""
-        found: list[dict[str, Any]] = []
-        for at_s, step in self._steps:
-            factor = self._measured.get(at_s)
-            shown = msgspec.structs.replace(step, measured=None if factor is None else round(factor, 3))
-            found.append(msgspec.to_builtins(shown))
-        return found
+        """Count an answer of this device."""
+        self._answers.observe(outcome, self._config)
 
     # --- once a second ----------------------------------------------------------------------------------------------
 
@@ -162,15 +110,14 @@ class FleetOperator:
     async def look(self) -> None:
         """Look once, and take the step that is decided on, if there is one."""
         now = self._engine.clock.now()
-        rests = self.paused or now < self._rests_until_s
-        may_scale = self.settings.mode == "auto" and not rests
-        moment, pids, placed = self._moment(now), self._pids(), None if rests else self._placed
-        seen, self.machine, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale, placed)
-        self.vacancy = round(max(seen.vacancy(host) for host in range(len(seen.fleet.hosts))), 3)
-        self.violation, self.excess = self._violation(), seen.excess
-        self._measured = {
-            record.at_s: record.measured for record in self._controller.records
-        }  # while no thread decides
+        rests = self.wishes.paused or self.steps.rests(now)
+        may_scale = self.wishes.settings.mode == "auto" and not rests
+        moment, pids, placed = self._moment(now), self._pids(), None if rests else self.wishes.placed
+        seen, steps = await asyncio.to_thread(self._decide, now, moment, pids, may_scale, placed)
+        figures, records = self.figures, self._controller.records  # which no thread changes now
+        figures.vacancy = round(max(seen.vacancy(host) for host in range(len(seen.fleet.hosts))), 3)
+        figures.violation, figures.excess = self._violation(), seen.excess
+        self.steps.measured = {record.at_s: record.measured for record in records}
         if not steps:
             await self._share(now, seen)
         for step in steps:
@@ -180,12 +127,11 @@ class FleetOperator:
 
     def _decide(
         self, now: float, moment: FleetMoment, pids: dict[int, int], may_scale: bool, placed: FleetLayout | None
-    ) -> tuple[FleetSeen, MachineLoad, list[FleetStep]]:
+    ) -> tuple[FleetSeen, list[FleetStep]]:
         """Look at the machine, and let the controller decide; in a thread, since both take milliseconds."""
-        machine = self._monitor.look(pids)
-        seen = seen_of(moment, machine)
+        seen = seen_of(moment, self._monitor.look(pids))
         wanted = None if placed is None else placed.placement
-        return seen, machine, self._controller.decide(now, seen, may_scale=may_scale, placed=wanted)
+        return seen, self._controller.decide(now, seen, may_scale=may_scale, placed=wanted)
 
     def _pids(self) -> dict[int, int]:
         found = {0: self._engine.pid} | {host.number: host.pid for host in self._hosts.hosts}
@@ -209,13 +155,12 @@ class FleetOperator:
         costs, unit = (condensed(self._given.costs, layout), 1.0) if measured is None else (measured, self._given.speed)
         rate = self._rate.observe(now, stats, n_active)
         self._compare(rate, load, n_active)
-        if not self._limit:
-            self._full_batch = max(1, min(n_active, info.n_seqs if info is not None else n_active))
-        n_answers, n_late, self._n_answers, self._n_late = self._n_answers, self._n_late, 0, 0
+        limit, answers, self._answers = self._limit, self._answers, AnswerCounts()
+        limit.see(min(n_active, info.n_seqs if info is not None else n_active))
         return FleetMoment(
-            layout, self._given, self.settings, costs, load,
-            info.n_cells if info is not None else self._given.n_cells, self._limit or self._full_batch,
-            self._full_batch, self._offloaded, self.drained, rate, n_answers, n_late,
+            layout, self._given, self.wishes.settings, costs, load,
+            info.n_cells if info is not None else self._given.n_cells, limit.n_answers or limit.full_batch,
+            limit.full_batch, limit.offloaded, self.wishes.drained, rate, answers.n_answers, answers.n_late,
             self._machines.hosts(machines, self._given, costs, unit),
         )  # fmt: skip
 
@@ -230,8 +175,7 @@ class FleetOperator:
         """Compare the present rate with the whole model's in one process, under the same load."""
         alone = self._given.whole_tps(load) if n_active and rate else None
         if alone is not None:
-            factor = rate / alone
-            self.speedup = factor if self.speedup is None else SMOOTH * self.speedup + (1 - SMOOTH) * factor
+            self.figures.compare(rate / alone)
 
     def _violation(self) -> float | None:
         """Return the share of late answers; None while there are too few."""
@@ -245,16 +189,12 @@ class FleetOperator:
         log.info("fleet: %s layers %d-%d, %s", step.kind, first, last, step.why)
         moved = self._limit_answers(step, seen) if step.kind in BATCH_KINDS else await self._move(step, seen)
         error = moved.error
-        self._n_failed = self._n_failed + 1 if error else 0
         if error:
             log.warning("fleet: the step came to nothing: %s", error)
-            rest_s = min(MAX_REST_S, REST_S * 2 ** (self._n_failed - 1))
-            self._rests_until_s = self._engine.clock.now() + rest_s
-        elif step.kind not in BATCH_KINDS:
-            self.n_moves += 1
+        self.steps.count(self._engine.clock.now(), failed=bool(error), moves=step.kind not in BATCH_KINDS)
         why = f"{step.why}; it came to nothing: {error}" if error else step.why
         self._controller.carried_out(self._engine.clock.now())
-        self._steps.append((at_s, self._shown(step, why, self._engine.clock.now() - began, moved)))
+        self.steps.note(at_s, self._shown(step, why, self._engine.clock.now() - began, moved))
 
     def _shown(self, step: FleetStep, why: str, seconds: float, moved: wire.LayersMoved) -> StepDone:
         first, last = self._layers.layout.layers_of(step)
@@ -302,9 +242,9 @@ class FleetOperator:
                 self._layers.layout, self._samples_of = layout, self._engine.stats  # which is from before
                 self._shared = shares
                 placement, fleet = layout.placement, seen.fleet
-                self.excess = tuple(
+                self.figures.excess = tuple(
                     max(0.0, -free_bytes(host, fleet.hosts, placement, fleet.model)) if over else 0.0
-                    for host, over in enumerate(self.excess)
+                    for host, over in enumerate(self.figures.excess)
                 )
         return moved
 
@@ -344,14 +284,12 @@ class FleetOperator:
     def _wishes(self) -> tuple[object, ...]:
         """Return what owners want, and whether the engine is there: a change of it breaks a fetch of files off."""
         leaving = [n for n, one in self._hosts.elsewhere().items() if one is not None and one.said and one.said.leaving]
-        return self.drained, self.paused, self.settings, leaving, self._engine.state
+        return self.wishes, leaving, self._engine.state
 
     def _limit_answers(self, step: FleetStep, seen: FleetSeen) -> wire.LayersMoved:
         """Let fewer answers run at a time, or more again; those that wait may leave the KV cache."""
-        after = seen.state.after(step)
-        self._limit = 0 if after.batch >= self._full_batch and step.kind is StepKind.RAISE_BATCH else after.batch
-        self._offloaded = after.offloaded
+        self._limit.follow(step, seen)
         is_ready = self._engine.state is EngineState.READY
         with suppress(EndpointError):  # it has stopped: its next life goes by the limit
-            self._engine.fleet.limit_answers(self._limit, offload=self._offloaded, is_ready=is_ready)
+            self._engine.fleet.limit_answers(self._limit.n_answers, offload=self._limit.offloaded, is_ready=is_ready)
         return wire.LayersMoved(id="")

@@ -53,7 +53,7 @@ class LocalFleet:
         self._shares = CpuShares(engine.clock)
         self.run = self._operator.run
         self.observe, self.drain, self.resume = self._operator.observe, self._operator.drain, self._operator.resume
-        self.follow = self._operator.follow
+        self.follow, self.pause = self._operator.follow, self._operator.pause
 
     def brief(self) -> dict[str, Any]:
         """Return the fleet in a few figures; a layer counts as away while a host that has it lives."""
@@ -68,25 +68,25 @@ class LocalFleet:
 
     def document(self) -> dict[str, Any]:
         """Return the fleet for `disco fleet status`; what is not measured is None."""
-        operator, settings = self._operator, self._operator.settings
+        operator, figures, settings = self._operator, self._operator.figures, self._operator.wishes.settings
         chosen = settings.mode == "auto" or not settings.cuts
         return whole_device() | {
             "mode": settings.mode,
             "policy": settings.policy if chosen else None,
-            "paused": operator.paused,
+            "paused": operator.wishes.paused,
             "hosts": [self._home(), *(self._host(host) for host in self._hosts.hosts)],
             "parallelism": self._layers.layout.parallelism,
             "speedup_predicted": round(self._given.speedup(self._layers.layout), 3),
-            "speedup_measured": None if operator.speedup is None else round(operator.speedup, 3),
-            "slo_violation": operator.violation,
-            "vacancy": operator.vacancy,
-            "last_steps": operator.last_steps(),
+            "speedup_measured": None if figures.speedup is None else round(figures.speedup, 3),
+            "slo_violation": figures.violation,
+            "vacancy": figures.vacancy,
+            "last_steps": operator.steps.shown(),
         }
 
     @property
     def n_moves(self) -> int:
         """How many times layers were moved, replicated or evicted."""
-        return self._operator.n_moves
+        return self._operator.steps.n_moves
 
     @property
     def n_hosts(self) -> int:
@@ -97,10 +97,6 @@ class LocalFleet:
     def may_borrow(self) -> bool:
         """Whether rows may reach another machine, now or during the next answer."""
         return self._hosts.may_borrow
-
-    def pause(self) -> None:
-        """Let nothing be moved by itself until `resume`; what owners of hosts call for is done still."""
-        self._operator.paused = True
 
     def _confined(self) -> list[str] | None:
         """Return the rights that all hosts have given up; None before the first answer tells."""
@@ -123,7 +119,7 @@ class LocalFleet:
     def _host(self, host: HostLife) -> dict[str, Any]:
         ready, has_layers = self._engine.state is EngineState.READY, bool(self._layers.layout.on(host.number))
         state = self._hosts.state_of(host) if host.is_up or has_layers else "idle"
-        if host.number in self._operator.drained:
+        if host.number in self._operator.wishes.drained:
             state = "draining" if has_layers else "drained"
         if not ready:
             state = self._engine.state.value
@@ -142,7 +138,7 @@ class LocalFleet:
             "cpu_share": share,
             "memory_bytes": total,
             "memory_free_bytes": free,
-            "excess_bytes": round(next(iter(self._operator.excess[number : number + 1]), 0.0)),
+            "excess_bytes": round(next(iter(self._operator.figures.excess[number : number + 1]), 0.0)),
             "cells_used": stats.cells_used if stats is not None else 0,
             "segments": [
                 {"first": layers.first, "last": layers.last, "replicas": n, "sequences": n_sequences}
@@ -156,8 +152,8 @@ class LocalFleet:
         if lent is not None and not lent.stood_in:
             return _said_of(lent)
         total, free = memory()
-        if number and self._operator.settings.memory_gib:
-            total = min(total, int(self._operator.settings.memory_gib * GIB))
+        if number and (memory_gib := self._operator.wishes.settings.memory_gib):
+            total = min(total, int(memory_gib * GIB))
             free = min(free, total)
         return total, free, self._shares.of(pid)
 

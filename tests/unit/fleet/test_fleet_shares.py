@@ -71,7 +71,7 @@ async def test_shares_that_have_become_wrong_are_others_from_then_on_and_layers_
     assert {tuple((one.first, one.last, one.hosts) for one in ranges) for ranges in moved.ranges} == {
         ((0, 1, (0,)), (1, 5, (0, 1)), (5, 8, (0,)))
     }
-    assert operator.n_moves == 0
+    assert operator.steps.n_moves == 0
 
 
 def test_plans_and_shares_are_for_the_busiest_load_of_late() -> None:

@@ -20,7 +20,7 @@ from disco_daemon.fleet.steps import BATCH_KINDS, FleetStep, StepKind
 from disco_daemon.machines.fleet.layer_plan import FleetPlanInput
 from disco_daemon.machines.fleet.monitor import FleetMonitor, MachineLoad, ProcessLoad, is_somebody_active
 from disco_daemon.machines.fleet.observations import GIB, FleetMoment, is_closed, process_bytes, seen_of
-from disco_daemon.machines.fleet.operator import SeenRate
+from disco_daemon.machines.fleet.operator_records import SeenRate
 from disco_daemon.machines.fleet.range_costs import MAX_RANGES, CostBook, condensed
 
 N_CELLS, LAYER, KV = 8192, 2_000_000, 1536
