@@ -23,10 +23,10 @@ from disco_daemon.dispatch.optimal import Optimal
 from disco_daemon.dispatch.paper import Paper
 from disco_daemon.dispatch.planner import Planner
 from disco_daemon.dispatch.policy import Policy, PolicyInput
-from disco_daemon.estimation.context import estimate_contexts
 from disco_daemon.estimation.knowledge import Knowledge
 from disco_daemon.estimation.lengths import LengthDistribution
 from disco_daemon.estimation.survival import kaplan_meier
+from disco_daemon.estimation.ttft_context import estimate_contexts
 from disco_daemon.simulate.dispatch import report
 from disco_daemon.simulate.dispatch.published import REFIT_MS
 from disco_daemon.simulate.figures import require_plots

@@ -119,7 +119,7 @@ async def _measure(config: Config, device: Device, server: Server | None, args: 
     from ..power.sensors import of_this_machine
     from ..profiling.device import FULL, QUICK, Steps, measure
     from ..profiling.saved import Measured
-    from ..profiling.server import N_FULL, N_QUICK, measure_server
+    from ..profiling.server_probe import N_FULL, N_QUICK, measure_server
 
     clock, path = SystemClock(), device.engine.config.model_path
     knobs, key = knobs_for(config, path), key_for(config, path)

@@ -25,7 +25,7 @@ DAY_S = 86_400.0  # of a day
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the table, or one JSON document, goes to stdout."""
     from ..config.layers import config_path, load
-    from ..daemon.whatif import terms
+    from ..daemon.prediction import terms
     from ..endpoints.continuation import profile_name
     from ..simulate.dispatch.recorded import Recorded
     from ..simulate.dispatch.whatif import WhatIf, WhatIfSetting
@@ -68,7 +68,7 @@ def _check(args: argparse.Namespace) -> None:
 def _policies(names: str, config: Config) -> list[Policy]:
     from msgspec.structs import replace
 
-    from ..daemon.whatif import policy_of
+    from ..daemon.prediction import policy_of
 
     try:
         return [policy_of(replace(config.policy, name=name)) for name in names.split(",")]

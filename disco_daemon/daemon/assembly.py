@@ -40,11 +40,11 @@ from ..system.net import without_credentials
 from ..types import Delivery, LedgerEntry, Side
 from .endpoints import make_endpoints
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
+from .prediction import policy_of
 from .scarcity import ScarceSide
 from .tasks.learner import Learner
 from .tasks.loop_monitor import LoopMonitor
 from .tasks.wattmeter import Wattmeter
-from .whatif import policy_of
 
 if TYPE_CHECKING:
     from .tasks.prober import Prober

@@ -29,15 +29,15 @@ from ..service.notify import ServiceChannel
 from ..store import History
 from ..store.claim import claimed
 from ..system.tasks import cancel_all
-from . import files
+from . import open_files
 from .assembly import Assembly, Shared
 from .binding import bind_key
 from .money import restore
+from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
 from .state import StateDocuments
 from .tasks.loop_monitor import LoopMonitor
-from .whatif import HistoryReplay
 
 SHUTDOWN_TIMEOUT_S = 5.0  # after a SIGTERM, for what is not an answer, such as a page of the history
 
@@ -116,7 +116,7 @@ class Daemon:
         doorkeeper = _doorkeeper(api)
         app = make_app(self.conductor, self.documents, doorkeeper, shared.metrics)
         kernel = Kernel() if doorkeeper.asks_users else None
-        limits = ConnectionLimits(api.receive_timeout_s, connections=files.connections(files.raise_limit()))
+        limits = ConnectionLimits(api.receive_timeout_s, connections=open_files.connections(open_files.raise_limit()))
         runner = Runner(app, kernel, limits, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
         async with contextlib.AsyncExitStack() as stack:
             if kernel is not None:

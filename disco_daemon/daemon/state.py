@@ -24,9 +24,9 @@ from ..machines.split.partner_service import Partner
 from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles
+from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
-from .whatif import HistoryReplay
 
 ANSWERS = ("running", "paused", "swapped", "waiting")  # what the engine's statistics count
 

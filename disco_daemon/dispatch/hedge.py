@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..estimation.context import Contexts
 from ..estimation.survival import Survival, asked_twice
+from ..estimation.ttft_context import Contexts
 from ..types import Side
 from .optimal import Optimal
 from .policy import Policy, PolicyInput

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import FloatArray, distinct
-from ..estimation.context import Contexts
 from ..estimation.survival import Survival
+from ..estimation.ttft_context import Contexts
 from ..types import Plan, Side
 from .policy import PolicyInput
 from .table import RequestContext, Table

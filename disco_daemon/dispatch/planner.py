@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import distinct
-from ..estimation.context import Contexts
 from ..estimation.knowledge import Knowledge, Snapshot
 from ..estimation.silence import LEAST_S
+from ..estimation.ttft_context import Contexts
 from ..types import BOTH, Attempt, Outcome, Plan, Readiness, Side, finite
 from .hedge import HedgeAllowance
 from .hedge import fit as fit_hedged

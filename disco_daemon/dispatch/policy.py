@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..arrays import FloatArray
-from ..estimation.context import Contexts
 from ..estimation.lengths import LengthDistribution
 from ..estimation.survival import Survival
+from ..estimation.ttft_context import Contexts
 from ..types import Side
 from .table import Table
 

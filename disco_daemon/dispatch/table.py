@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from ..arrays import FloatArray
-from ..estimation.context import Contexts
+from ..estimation.ttft_context import Contexts
 from ..types import Plan
 
 

@@ -31,7 +31,7 @@ from .kv.cells import Cells
 from .kv.spill import Spill, fingerprint_of
 from .llama import gpu
 from .llama.draft import DraftModel
-from .llama.embedding import Embeddings
+from .llama.embedder import Embeddings
 from .llama.memory import available_bytes
 from .llama.model import AbortFlag, Llama, build
 from .llama.refusals import ModelError

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from ..arrays import FloatArray
 from ..types import Attempt, Outcome, Side
-from .context import Contexts, estimate_contexts
 from .device_ttft import DeviceTtft
 from .lengths import LengthDistribution, OutputLengths, PromptLengths
 from .server_ttft import Predictor, ServerTtft
 from .survival import Survival
+from .ttft_context import Contexts, estimate_contexts
 
 DEVICE_TPS = 100.0  # prefill speed assumed until the engine has measured its own
 FEW = 20  # samples of the device, up to which the speed that its engine measured counts

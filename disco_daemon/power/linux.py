@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .reading import Charge, Covers, PowerReading, Skipped, Thermal, Total
+from .measurement import Charge, Covers, PowerReading, Skipped, Thermal, Total
 
 BATTERY, RAPL, PSYS = "battery", "rapl", "rapl-psys"
 

@@ -14,7 +14,7 @@ import subprocess
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from .reading import Charge, Covers, PowerReading, Skipped, Thermal
+from .measurement import Charge, Covers, PowerReading, Skipped, Thermal
 
 SOURCE = "apple-smart-battery"
 IOREG = ("ioreg", "-rn", "AppleSmartBattery", "-a")

@@ -25,7 +25,7 @@ import numpy as np
 
 from ..arrays import FloatArray
 from ..estimation.line import t95
-from .reading import Covers, Integral, PowerReading
+from .measurement import Covers, Integral, PowerReading
 
 WINDOW_S, WINDOW_LAGS = 1.0, 4.0  # the length of a window, and in lags of the source
 MOST_GAP_S, GAP_LAGS = 15.0, 1.0  # samples further apart (the machine slept) start the window over

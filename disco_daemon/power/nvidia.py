@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .reading import Covers, Integral, PowerReading, Skipped, Total
+from .measurement import Covers, Integral, PowerReading, Skipped, Total
 
 SOURCE = "nvml"
 LIBRARIES = ("libnvidia-ml.so.1", "libnvidia-ml.so")

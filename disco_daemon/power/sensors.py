@@ -22,8 +22,8 @@ import psutil
 
 from ..system.processors import n_cores
 from . import linux, macos
+from .measurement import Charge, Covers, PowerReading, Read, Skipped, Thermal
 from .nvidia import Gpus
-from .reading import Charge, Covers, PowerReading, Read, Skipped, Thermal
 
 USER, GUESS = "user", "cores"
 SYS = Path("/sys")

@@ -22,8 +22,8 @@ from ..endpoints.device import LOAD_WAIT_S, Device
 from ..engine import wire
 from ..engine.supervisor import Engine
 from ..estimation.line import Line, fit, mean95
+from ..power.measurement import Covers, PowerReading
 from ..power.meter import EnergyMeter, TokenEnergy, from_power
-from ..power.reading import Covers, PowerReading
 from ..power.sensors import Sensors, assumed_reading
 from ..types import Finish, GenerationRequest, Usage
 from . import prompts

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ..clock import Clock
 from ..errors import DiscoError
+from ..power.measurement import Covers
 from ..power.meter import WINDOW_LAGS, WINDOW_S, EnergyMeter
-from ..power.reading import Covers
 from ..power.sensors import PowerState, Sensors
 
 SENSORS_S = 10.0  # one look at the sensors; commands that they ask have shorter ones

@@ -14,7 +14,7 @@ from disco_daemon.errors import Unavailable
 from disco_daemon.system.sqlitefile import ForeignFileError, require_ours
 
 from .migrations import HISTORY, schema_version
-from .schema import MIGRATIONS
+from .tables import MIGRATIONS
 
 NEWEST = len(MIGRATIONS)  # the schema that this version writes
 TIMEOUT_S = 2.0  # for a daemon's transaction, which takes milliseconds

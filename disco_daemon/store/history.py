@@ -16,7 +16,7 @@ from disco_daemon.system.sqlitefile import is_damage
 from disco_daemon.types import LedgerEntry, Outcome, Side
 
 from .past import outcomes
-from .schema import text_of
+from .tables import text_of
 from .writer import BUSY_TIMEOUT_S, QUEUE_LIMIT, SavedState, Writer
 
 _RECENT = "SELECT * FROM requests WHERE id < ? ORDER BY id DESC LIMIT ?"

@@ -19,7 +19,7 @@ from disco_daemon.system.sqlitefile import (
     statements,
 )
 
-from .schema import MIGRATIONS
+from .tables import MIGRATIONS
 
 _log = logging.getLogger("disco.store")
 

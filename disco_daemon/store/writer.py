@@ -16,7 +16,7 @@ from disco_daemon.system.sqlitefile import ForeignFileError, is_damage
 from disco_daemon.types import LedgerEntry, Outcome
 
 from .migrations import give_back_free_pages, open_database
-from .schema import rows_of, text_of
+from .tables import rows_of, text_of
 
 _log = logging.getLogger("disco.store")
 

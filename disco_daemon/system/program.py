@@ -23,7 +23,7 @@ PARTS = (
     "disco_daemon.engine.measure.tune",
     "disco_daemon.engine.worker",
     "disco_daemon.fleet_keeper.keeper",
-    "disco_daemon.link.relay.relay",
+    "disco_daemon.link.relay.worker",
 )
 EXECUTABLE = "DISCO_EXECUTABLE"  # variable in which the launcher names its own file; binary/launcher.c sets it
 MODEL = "--model-bytes"  # the launcher's own word: it writes the model that it carries to stdout

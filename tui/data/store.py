@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from .schema import Checkpointer, StoreError, open_database, open_reader, unusable
+from .chat_tables import Checkpointer, StoreError, open_database, open_reader, unusable
 
 __all__ = ["Conversation", "Store", "StoreError", "StoredTurn"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from ...engine.measure.checkup_messages import Bindings
 from ...money.exchange import DEFAULT_FLOOR
 from ...onboarding.asking import within
-from ...power.reading import Charge, Covers, Thermal
+from ...power.measurement import Charge, Covers, Thermal
 from ...power.sensors import GUESS, PowerState
 from ...service.managers import Manager, ServiceError, of_this_machine
 from ...service.spec import Spec

@@ -12,8 +12,8 @@ from typing import Any
 from ...clock import Clock
 from ...money.exchange import Power
 from ...money.spending import Speeds, Spending
+from ...power.measurement import Covers
 from ...power.meter import EnergyMeter, TokenEnergy
-from ...power.reading import Covers
 from ...power.sensors import USER, PowerState, Sensors
 
 log = logging.getLogger("disco.power")

@@ -16,7 +16,7 @@ from ..wire import Generate, Load
 from . import gpu
 from .adapters import AdapterError, Adapters
 from .context import context_params
-from .embedding import EmbeddingContext, EmbeddingError
+from .embedder import EmbeddingContext, EmbeddingError
 from .grammar import GrammarError, grammar_of
 from .hidden import FloatRows, HiddenRows
 from .library import kernels, show_errors, usable_threads

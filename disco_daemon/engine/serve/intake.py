@@ -17,7 +17,7 @@ from functools import partial
 from .. import wire
 from ..kv.cells import Cells
 from ..llama.adapters import prefix_key
-from ..llama.embedding import Embeddings
+from ..llama.embedder import Embeddings
 from ..llama.model import AbortFlag, Llama
 from ..llama.refusals import PromptTooLong
 from ..llama.template import TemplateError

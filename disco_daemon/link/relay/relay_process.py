@@ -172,7 +172,7 @@ class RelayProcess:
         try:
             with theirs:
                 process = await spawn(
-                    "disco_daemon.link.relay.relay", str(theirs.fileno()), pass_fds=[theirs.fileno()],
+                    "disco_daemon.link.relay.worker", str(theirs.fileno()), pass_fds=[theirs.fileno()],
                     stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE,
                 )  # fmt: skip
         except BaseException:

@@ -21,10 +21,10 @@ from ...dispatch.paper_variants import PaperText, PaperTuned
 from ...dispatch.policies import REGISTRY
 from ...dispatch.policy import Policy, PolicyInput
 from ...errors import ConfigError
-from ...estimation.context import Contexts, estimate_contexts
 from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
 from ...estimation.survival import Survival, kaplan_meier
+from ...estimation.ttft_context import Contexts, estimate_contexts
 from ...types import Side
 from ..bootstrap import interval
 from ..traces import LatencyTrace, Requests

@@ -18,11 +18,11 @@ import numpy as np
 from ...arrays import BoolArray, FloatArray
 from ...dispatch.mover import DECODE_TPS
 from ...errors import ConfigError
-from ...estimation.context import Contexts, estimate_contexts
 from ...estimation.knowledge import LEAST_S, SILENT, Knowledge
 from ...estimation.lengths import LengthDistribution, OutputLengths
 from ...estimation.server_ttft import ServerTtft
 from ...estimation.survival import Survival, complete, heavy_tail, kaplan_meier
+from ...estimation.ttft_context import Contexts, estimate_contexts
 from ...types import Attempt, Delivery, Outcome, Side
 from .player import Phone, Recent
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from disco_daemon.api.openai.embeddings import MAX_INPUTS, EmbeddingsRequest, OpenAIVectors
 from disco_daemon.engine import wire
-from disco_daemon.engine.llama.embedding import PIECE, EmbeddingContext, EmbeddingError, Embeddings
+from disco_daemon.engine.llama.embedder import PIECE, EmbeddingContext, EmbeddingError, Embeddings
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.errors import RequestError
 from disco_daemon.models.default import default_model_path
@@ -124,7 +124,7 @@ def test_a_text_that_nobody_waits_for_is_left(llama: Llama) -> None:
 
 
 def test_the_context_grows_with_the_texts(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("disco_daemon.engine.llama.embedding.LEAST_CELLS", 64)
+    monkeypatch.setattr("disco_daemon.engine.llama.embedder.LEAST_CELLS", 64)
     made: list[int] = []
 
     def new_context(n_ctx: int) -> EmbeddingContext:
@@ -140,7 +140,7 @@ def test_the_context_grows_with_the_texts(llama: Llama, monkeypatch: pytest.Monk
 
 def test_without_memory_there_is_an_error_and_the_engine_goes_on(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard(llama)
-    monkeypatch.setattr("disco_daemon.engine.llama.embedding.available_bytes", lambda: 2**20)
+    monkeypatch.setattr("disco_daemon.engine.llama.embedder.available_bytes", lambda: 2**20)
     failed = heard.of(CAT)
     assert (failed.reason, failed.your_fault) == ("no_embeddings", False)
     assert "GiB of memory, and 0.00 GiB are free" in failed.message
@@ -162,7 +162,7 @@ def test_what_llama_cpp_cannot_compute_fails_alone(llama: Llama) -> None:
 
 
 def test_a_model_that_rates_texts_gives_no_embeddings(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("disco_daemon.engine.llama.embedding.POOLING", {})
+    monkeypatch.setattr("disco_daemon.engine.llama.embedder.POOLING", {})
     with pytest.raises(EmbeddingError, match="rates texts"):
         llama.embedding_context(64)
 
@@ -171,7 +171,7 @@ def test_the_last_token_or_the_first_may_stand_for_all(llama: Llama, monkeypatch
     """As Qwen3-Embedding pools, and BERT."""
     vectors = {}
     for how in ("mean", "last", "first"):
-        monkeypatch.setattr("disco_daemon.engine.llama.embedding.POOLING", {0: how})
+        monkeypatch.setattr("disco_daemon.engine.llama.embedder.POOLING", {0: how})
         heard = Heard(llama)
         vectors[how] = heard.of(LONG).vector
         assert heard.of(LONG, room=50).vector == vectors[how]

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from disco_daemon.api.http.connections import MAX_STRANGERS
-from disco_daemon.daemon.files import WANTED_FILES
+from disco_daemon.daemon.open_files import WANTED_FILES
 from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.raw import NOBODY, as_root, message, parsed, replied, socket_of
 from tests.fixtures.upstream import Upstream

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.llama.embedding import Embeddings
+from disco_daemon.engine.llama.embedder import Embeddings
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.speculation.speculate import Option, Speculator
 from disco_daemon.scheduler.latency import IterationLatency

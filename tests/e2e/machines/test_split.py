@@ -213,10 +213,10 @@ async def test_a_relay_that_dies_takes_no_engine_with_it(partner: Machine, edge:
     for one in (partner, edge):
         await edge.in_state("up")
         engines = [await children(of, "disco_daemon.engine.worker") for of in (partner, edge)]
-        [relay] = await children(one, "disco_daemon.link.relay.relay")
+        [relay] = await children(one, "disco_daemon.link.relay.worker")
         os.kill(relay, signal.SIGKILL)
         async with asyncio.timeout(60):
-            while await children(one, "disco_daemon.link.relay.relay") in (set(), {relay}):
+            while await children(one, "disco_daemon.link.relay.worker") in (set(), {relay}):
                 await asyncio.sleep(0.05)  # its daemon has no event for us
             while not (await partner_list(partner))["members"][0]["connected"]:
                 await asyncio.sleep(0.05)

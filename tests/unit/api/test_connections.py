@@ -17,7 +17,7 @@ from disco_daemon.api.http import connections
 from disco_daemon.api.http.connections import MAX_CONNECTIONS, ConnectionLimits, Connections, Runner, bounded
 from disco_daemon.api.http.failures import MAX_BODY, shape_errors
 from disco_daemon.api.http.peers import Peer, Whose
-from disco_daemon.daemon import files
+from disco_daemon.daemon import open_files
 from tests.fixtures.raw import message, parsed, replied
 
 PATIENCE_S = 60.0
@@ -231,14 +231,14 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     try:
-        assert files.raise_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert open_files.raise_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         hard = before[1]
-        assert files.raise_limit() == (files.WANTED_FILES if hard < 0 else min(files.WANTED_FILES, hard))
+        assert open_files.raise_limit() == (open_files.WANTED_FILES if hard < 0 else min(open_files.WANTED_FILES, hard))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_connections_go_with_the_files_there_may_be() -> None:
-    assert files.connections(files.WANTED_FILES) == MAX_CONNECTIONS
-    assert files.connections(1024) == 448
-    assert files.connections(100) == files.LEAST_CONNECTIONS
+    assert open_files.connections(open_files.WANTED_FILES) == MAX_CONNECTIONS
+    assert open_files.connections(1024) == 448
+    assert open_files.connections(100) == open_files.LEAST_CONNECTIONS

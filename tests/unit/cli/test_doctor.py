@@ -31,7 +31,7 @@ from disco_daemon.engine.llama.memory import GIB
 from disco_daemon.errors import Unavailable
 from disco_daemon.models.default import SIZE
 from disco_daemon.onboarding.asking import within
-from disco_daemon.power.reading import Charge, Covers, PowerReading, Skipped, Thermal
+from disco_daemon.power.measurement import Charge, Covers, PowerReading, Skipped, Thermal
 from disco_daemon.power.sensors import PowerState, assumed_reading
 from disco_daemon.store import History
 from disco_daemon.store.checkup import NEWEST, HistoryFacts, look, profile

@@ -17,7 +17,7 @@ from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.spending import Spending
 from disco_daemon.store import History
 from disco_daemon.store.kept_sums import HALF, KeptSums
-from disco_daemon.store.schema import rows_of
+from disco_daemon.store.tables import rows_of
 from disco_daemon.types import Side
 from tests.unit.store.test_ledger import outcome, put
 

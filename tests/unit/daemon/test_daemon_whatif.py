@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from disco_daemon.config.schema import Config, HandoffSettings, PolicySettings, ServerSettings
-from disco_daemon.daemon.whatif import MAX_MODELS, REBUILD_AFTER, REBUILD_S, HistoryReplay, as_json, terms
+from disco_daemon.daemon.prediction import MAX_MODELS, REBUILD_AFTER, REBUILD_S, HistoryReplay, as_json, terms
 from disco_daemon.endpoints.continuation import Profile, Verdict
 from disco_daemon.errors import RequestError, Unavailable
 from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, Recorded

@@ -15,8 +15,8 @@ from disco_daemon.daemon.tasks.wattmeter import Wattmeter
 from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.spending import Speeds, Spending
+from disco_daemon.power.measurement import Charge, Covers, PowerReading, Read, Skipped, Thermal
 from disco_daemon.power.meter import TokenEnergy
-from disco_daemon.power.reading import Charge, Covers, PowerReading, Read, Skipped, Thermal
 from disco_daemon.power.sensors import Sensors, assumed_reading
 
 NOW = 1_770_000_000.0

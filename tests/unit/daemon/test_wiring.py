@@ -37,7 +37,7 @@ from disco_daemon.daemon.tasks.loop_monitor import LoopMonitor
 from disco_daemon.dispatch.mover import CostMover, Forced, Stay
 from disco_daemon.machines.split.partner_service import Partner
 from disco_daemon.money.spending import Speeds
-from disco_daemon.power.reading import Charge, Thermal
+from disco_daemon.power.measurement import Charge, Thermal
 from disco_daemon.power.sensors import PowerState, Sensors, assumed_reading
 from disco_daemon.store import History
 from disco_daemon.types import Delivery, Side

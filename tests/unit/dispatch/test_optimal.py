@@ -14,8 +14,8 @@ from disco_daemon.dispatch.optimal import KAPPA, Optimal, _WaitRevision
 from disco_daemon.dispatch.paper import Paper
 from disco_daemon.dispatch.policy import PolicyInput
 from disco_daemon.dispatch.table import RequestContext, Table
-from disco_daemon.estimation.context import Contexts
 from disco_daemon.estimation.survival import Survival, heavy_tail, mixture
+from disco_daemon.estimation.ttft_context import Contexts
 from disco_daemon.types import Side
 from tests.fixtures.scheduling import estimated, first_token, lognormal, objective, observed, policy_input, rungs, spend
 

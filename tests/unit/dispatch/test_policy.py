@@ -13,7 +13,7 @@ from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.policies import FIXED, LEARNING, POLICIES
 from disco_daemon.dispatch.policy import PolicyInput
 from disco_daemon.dispatch.table import RequestContext, Table, edges_of
-from disco_daemon.estimation.context import Contexts
+from disco_daemon.estimation.ttft_context import Contexts
 from disco_daemon.types import BOTH, Plan, Side
 from tests.fixtures.scheduling import estimated, policy_input, spend
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from disco_daemon.power import linux
-from disco_daemon.power.reading import Charge, Covers, Integral, PowerReading, Skipped, Total
+from disco_daemon.power.measurement import Charge, Covers, Integral, PowerReading, Skipped, Total
 
 MACHINES = Path(__file__).parent.parent.parent / "fixtures" / "power"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.power import macos
-from disco_daemon.power.reading import Charge, Covers, PowerReading, Skipped
+from disco_daemon.power.measurement import Charge, Covers, PowerReading, Skipped
 
 MACHINES = Path(__file__).parent.parent.parent / "fixtures" / "power"
 

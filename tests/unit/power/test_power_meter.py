@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.power import meter
+from disco_daemon.power.measurement import Covers, PowerReading
 from disco_daemon.power.meter import EnergyMeter, TokenEnergy
-from disco_daemon.power.reading import Covers, PowerReading
 
 PREFILL_TPS, DECODE_TPS = 500.0, 40.0
 

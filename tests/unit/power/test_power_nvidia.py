@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.power import nvidia
-from disco_daemon.power.reading import Covers, PowerReading, Skipped
+from disco_daemon.power.measurement import Covers, PowerReading, Skipped
 
 RECORDED = Path(__file__).parent.parent.parent / "fixtures" / "power" / "nvidia-workstation" / "nvml.json"
 NOT_SUPPORTED = 3

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from disco_daemon.power import macos, sensors
+from disco_daemon.power.measurement import Covers, PowerReading, Skipped
 from disco_daemon.power.nvidia import Gpus
-from disco_daemon.power.reading import Covers, PowerReading, Skipped
 
 MACHINES = Path(__file__).parent.parent.parent / "fixtures" / "power"
 GUESS = sensors.assumed_reading(0.0, 3, frugal=False)

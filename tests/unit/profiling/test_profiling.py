@@ -22,13 +22,13 @@ from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.engine import wire
 from disco_daemon.engine.measure.tune_messages import Knobs, Speed, Tuned
 from disco_daemon.estimation.device_ttft import DeviceTtft
+from disco_daemon.power.measurement import Covers, PowerReading, Thermal
 from disco_daemon.power.meter import EnergyMeter
-from disco_daemon.power.reading import Covers, PowerReading, Thermal
 from disco_daemon.power.sensors import Sensors, assumed_reading
 from disco_daemon.profiling import picture, prompts, saved
 from disco_daemon.profiling.device import DeviceBench, Effort, Steps
 from disco_daemon.profiling.saved import TYPICAL, DeviceFigures, Measured, ServerFigures
-from disco_daemon.profiling.server import MAX_FAILED, measure_server
+from disco_daemon.profiling.server_probe import MAX_FAILED, measure_server
 from disco_daemon.profiling.tuned_profile import ProfileKey, TunedProfiles
 from disco_daemon.profiling.watch import ProfileError, Watch, watching
 from disco_daemon.types import Finish, GenerationRequest, Token, Usage

@@ -21,8 +21,8 @@ from disco_daemon.dispatch.paper import Paper
 from disco_daemon.dispatch.policy import Policy, PolicyInput
 from disco_daemon.dispatch.table import RequestContext, Table
 from disco_daemon.errors import ConfigError
-from disco_daemon.estimation.context import Contexts
 from disco_daemon.estimation.server_ttft import LEVELS, Predictor
+from disco_daemon.estimation.ttft_context import Contexts
 from disco_daemon.simulate.dispatch.evaluate import (
     LIMITS,
     POLICIES,

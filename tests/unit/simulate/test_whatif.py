@@ -29,7 +29,7 @@ from disco_daemon.simulate.dispatch.whatif_report import Findings, as_json, draw
 from disco_daemon.store import History
 from disco_daemon.store.migrations import migrate
 from disco_daemon.store.past import outcomes
-from disco_daemon.store.schema import MIGRATIONS
+from disco_daemon.store.tables import MIGRATIONS
 from disco_daemon.types import Attempt, Delivery, Outcome, Plan, Readiness, Side, Usage
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

@@ -1,4 +1,4 @@
-"""The relay process: `python -m disco_daemon.link.relay.relay FD`. It alone touches the network for two machines' link.
+"""The relay process: `python -m disco_daemon.link.relay.worker FD`. It alone touches the network for linked machines.
 
 Its one socket to the daemon says what to be (`control`): the partner, which members connect to, or the edge, which
 connects; or, of a fleet, home or a machine that lends it hosts. Frames of the link go to and come from an engine by a
