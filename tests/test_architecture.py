@@ -56,6 +56,19 @@ def test_a_class_name_stands_for_one_thing() -> None:
     assert {name: where for name, where in defined.items() if len(where) > 1} == {}
 
 
+def test_a_file_name_stands_for_at_most_two_things() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted(path for package in ("disco_daemon", "tui") for path in (ROOT / package).rglob("*.py")):
+        found.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in found.items() if len(where) > 2 and name != "__init__.py"} == {}
+
+
+def test_a_message_has_one_name_in_code_on_the_wire_and_in_the_pages() -> None:
+    for path in sorted((ROOT / "disco_daemon").rglob("*.py")):
+        named = re.findall(r"^class (\w+)\(.*\btag=\"(\w+)\"", path.read_text("utf-8"), re.MULTILINE)
+        assert named == [], f"{path}: a tag is the class's name"
+
+
 def room(module: str) -> str:
     return module.split(".")[1]
 

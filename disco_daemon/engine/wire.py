@@ -142,13 +142,13 @@ class Generate(Message, frozen=True, kw_only=True):
     top_logprobs: int | None = None
 
 
-class HoldAnswer(Message, tag="Hold", frozen=True, kw_only=True):
+class HoldAnswer(Message, frozen=True, kw_only=True):
     """Cut a sequence back to what it was given, keep the prefill of that, and wait for an AppendText."""
 
     id: str
 
 
-class AppendText(Message, tag="Append", frozen=True, kw_only=True):
+class AppendText(Message, frozen=True, kw_only=True):
     """Add answer text that came from elsewhere, and its ids where known, to a held sequence; with `go` it generates."""
 
     id: str
@@ -157,7 +157,7 @@ class AppendText(Message, tag="Append", frozen=True, kw_only=True):
     ids: tuple[int, ...] = ()
 
 
-class SetPace(Message, tag="Pace", frozen=True, kw_only=True):
+class SetPace(Message, frozen=True, kw_only=True):
     """Let the reader take `pace_tps` token/s from now on (None: as fast as they come). Not answered."""
 
     id: str
@@ -171,7 +171,7 @@ class Embed(Message, frozen=True, kw_only=True):
     input: str | tuple[int, ...]
 
 
-class CancelRequest(Message, tag="Cancel", frozen=True, kw_only=True):
+class CancelRequest(Message, frozen=True, kw_only=True):
     """Stop one sequence, in the middle of a prefill too. Answered by Done("cancelled")."""
 
     id: str
@@ -224,7 +224,7 @@ class Counted(Message, frozen=True, kw_only=True):
     n_cached: int = 0
 
 
-class PrefillProgress(Message, tag="Progress", frozen=True, kw_only=True):
+class PrefillProgress(Message, frozen=True, kw_only=True):
     """A prefill chunk or an order is done: `n_past` of `n_prompt` tokens are in the KV cache.
 
     `idle`: the sequence is held, and stays silent until an order, or room for it, comes. It has caught up if all but
@@ -246,7 +246,7 @@ class PrefillProgress(Message, tag="Progress", frozen=True, kw_only=True):
         return self.idle and self.n_past >= self.n_prompt - 1
 
 
-class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
+class TextPiece(Message, frozen=True, kw_only=True):
     """Text of `n_tokens` further tokens, cut at whole code points; a `thought` is not part of the answer.
 
     `ids` of all tokens since the last piece with ids, if the text up to here is exactly theirs; else none. `alone`: by
@@ -262,7 +262,7 @@ class TextPiece(Message, tag="Piece", frozen=True, kw_only=True):
     likelihoods: tuple[Likelihood, ...] = ()
 
 
-class CallPiece(Message, tag="Call", frozen=True, kw_only=True):
+class CallPiece(Message, frozen=True, kw_only=True):
     """A piece of the answer's call number `index`, from 0: its name, which begins it, or more text of its arguments."""
 
     id: str
@@ -272,7 +272,7 @@ class CallPiece(Message, tag="Call", frozen=True, kw_only=True):
     n_tokens: int = 0
 
 
-class PauseChange(Message, tag="Paused", frozen=True, kw_only=True):
+class PauseChange(Message, frozen=True, kw_only=True):
     """A sequence that has begun is `paused` for others, or runs again; sent when that changes."""
 
     id: str

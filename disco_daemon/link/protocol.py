@@ -248,7 +248,7 @@ class AnswerOpened(PeerMessage, frozen=True, kw_only=True):
     n_past: Count
 
 
-class DraftVerdict(PeerMessage, tag="Verdict", frozen=True, kw_only=True):
+class DraftVerdict(PeerMessage, frozen=True, kw_only=True):
     """The tokens drawn behind the rows from `start` on: the drafts that were right, and one more.
 
     `turn` is the new one: both sides keep the rows up to start + len(tokens), and no row beyond it. Since the last
@@ -282,7 +282,7 @@ class Credit(PeerMessage, frozen=True, kw_only=True):
     rows: Count
 
 
-class AnswerFailed(PeerMessage, tag="Failed", frozen=True, kw_only=True):
+class AnswerFailed(PeerMessage, frozen=True, kw_only=True):
     """An answer cannot go on, and is closed. `reason` is overloaded, context, bad_rows, bad_grammar or engine_error."""
 
     id: AnswerId

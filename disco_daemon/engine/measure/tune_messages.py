@@ -57,7 +57,7 @@ class TuneRow(msgspec.Struct, frozen=True):
     busy: bool = False
 
 
-class TuneProgress(msgspec.Struct, tag="Progress", frozen=True):
+class TuneProgress(msgspec.Struct, tag=True, frozen=True):
     """A line for the user."""
 
     text: str
@@ -81,7 +81,7 @@ class Tuned(msgspec.Struct, tag=True, frozen=True):
     agreement: float | None = None
 
 
-class TuneRefused(msgspec.Struct, tag="Refused", frozen=True):
+class TuneRefused(msgspec.Struct, tag=True, frozen=True):
     """The model cannot be measured; the message is fit for a user."""
 
     message: str
