@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--traces", metavar="DIR", help="folder with CSV files; see docs/lab/evaluation.md")
     source.add_argument(
-        "--history", action="store_true", help="your own requests under other settings: docs/explain/whatif.md"
+        "--history", action="store_true", help="your own requests under other settings: docs/howto/whatif.md"
     )
     source.add_argument(
         "--chats", action="store_true", help="drawn chats of many turns: what booking fresh tokens gains"

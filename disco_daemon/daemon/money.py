@@ -122,7 +122,7 @@ def restore(spending: Spending, history: History, clock: Clock) -> None:
         wrong.append(history.error or "the history was damaged, and begins anew")
         caps.close(
             f"what was spent before is not known, or cannot be kept: {'; '.join(wrong)}. Mend that and start again, or "
-            "take the cap away (`disco config set caps.NAME none`)"
+            "take the cap away (`disco config set caps.NAME null`)"
         )
     if wrong:
         log.warning("what was spent before: %s", "; ".join(wrong))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -16,7 +17,9 @@ from tests.fixtures.documents import section
 DOCS = Path(__file__).parent.parent.parent.parent / "docs"
 PAGES = sorted({*DOCS.glob("howto/*.md")} - {DOCS / "howto/binary.md"})
 # About the daemon and its two sides, and no program that asks it.
-OF_THE_DAEMON = {"fleet.md", "offline.md", "openai.md", "split.md", "two-machines.md", "vllm.md"}
+OF_THE_DAEMON = {
+    "fleet.md", "money.md", "offline.md", "openai.md", "split.md", "two-machines.md", "vllm.md", "whatif.md"
+}  # fmt: skip
 TEXTS = {page.name: page.read_text("utf-8") for page in [*PAGES, DOCS / "reference/metrics.md"]}
 
 
@@ -38,6 +41,7 @@ def test_there_are_how_tos() -> None:
         "fleet",
         "home-assistant",
         "jetbrains",
+        "money",
         "obsidian",
         "offline",
         "openai",
@@ -45,6 +49,7 @@ def test_there_are_how_tos() -> None:
         "split",
         "two-machines",
         "vllm",
+        "whatif",
     }
 
 
@@ -82,3 +87,47 @@ def test_every_setting_that_is_named_exists(name: str) -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_page_names_a_place_of_one_machine(name: str) -> None:
     assert not re.search(r"/(home|root|work|tmp|Users|opt)/", TEXTS[name])
+
+
+def options(text: str) -> set[str]:
+    """The settings that a page names in a cell or sentence of its own."""
+    return set(re.findall(r"`(\w+\.\w+)`", text)) & set(keys())
+
+
+def examples(text: str) -> set[str]:
+    """The settings that a page sets."""
+    return {words[2] for words in typed(text) if words[:2] == ["config", "set"]}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_has_an_example_there_or_on_a_how_to_that_is_linked(page: Path) -> None:
+    text = TEXTS[page.name]
+    linked = {path for path in re.findall(r"\]\(([\w-]+\.md)(?:#[\w-]+)?\)", text) if path in TEXTS}
+    shown = set().union(*(examples(TEXTS[name]) for name in {page.name, *linked}))
+    assert sorted(options(text) - shown) == []
+    typed_flags = {word for words in typed(text) for word in words if word.startswith("--")}
+    spoken = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    named = {
+        flag for row in re.findall(r"^\| `(--[^|]*)\|", spoken, re.MULTILINE) for flag in re.findall(r"--[\w-]+", row)
+    }
+    assert sorted(named - typed_flags) == []
+
+
+def advised() -> list[tuple[str, str, str]]:
+    """The settings that the program itself says how to set, in its messages: where, key, value."""
+    found = []
+    for path in sorted(path for folder in ("disco_daemon", "tui") for path in (DOCS.parent / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said = re.findall(r"disco config set ([\w.]+) ([\w.:/-]+)`", node.value)
+                found += [(path.name, key.replace("caps.NAME", "caps.usd_per_day"), value) for key, value in said]
+    return [(name, key, value) for name, key, value in found if not value.isupper()]  # FILE and its like are the user's
+
+
+@pytest.mark.parametrize(("where", "key", "value"), advised())
+def test_a_setting_that_the_program_advises_is_taken(where: str, key: str, value: str, tmp_path: Path) -> None:
+    config.set_values(tmp_path / "config.toml", {key: value})
+
+
+def test_the_program_advises_settings() -> None:
+    assert len(advised()) >= 5
