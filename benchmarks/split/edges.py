@@ -27,7 +27,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.link.protocol import (  # fmt: skip
-    HEADER,
+    FRAMES,
     AnswerFailed,
     AnswerOpened,
     Build,
@@ -74,9 +74,8 @@ class FramePipe:
 
     async def read(self) -> tuple[PeerFrame, bytes, int]:
         """Return the next message, its bytes, and the peer's number. Raises OSError, EOFError."""
-        n_body, n_payload, peer = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-        body = await self._reader.readexactly(n_body)
-        return decode(body), await self._reader.readexactly(n_payload), peer
+        body, payload, peer = await FRAMES.receive(self._reader.readexactly)
+        return decode(body), payload, peer
 
     async def write(self, message: PeerFrame, payload: bytes, peer: int) -> None:
         """Send a message."""

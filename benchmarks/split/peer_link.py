@@ -26,7 +26,7 @@ from typing import Any
 
 from disco_daemon.bench.command import at_least, positive, print_figures, progress, run_measurement, run_script
 from disco_daemon.link.protocol import (
-    HEADER,
+    FRAMES,
     Build,
     DraftVerdict,
     Hello,
@@ -72,10 +72,7 @@ class _End:
         await self._writer.drain()
 
     async def read(self) -> PeerFrame:
-        n_body, n_payload, _ = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-        body = await self._reader.readexactly(n_body)
-        await self._reader.readexactly(n_payload)
-        return decode(body)
+        return decode((await FRAMES.receive(self._reader.readexactly)).body)
 
     async def close(self) -> None:
         self._writer.close()

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-from ..link.protocol import HEADER, PeerFrame, check_lengths, decode, frame
+from ..link.protocol import FRAMES, PeerFrame, decode, frame
 
 
 class PeerSocket:
@@ -32,14 +32,9 @@ class PeerSocket:
 
     def read(self) -> Iterator[tuple[int, PeerFrame, bytes]]:
         """Yield each frame as (peer, message, bytes behind it), until the relay has gone. Raises BadFrameError."""
-        with self._sock.makefile("rb") as stream, suppress(ConnectionError):
-            while len(head := stream.read(HEADER.size)) == HEADER.size:
-                n_body, n_payload, peer = HEADER.unpack(head)
-                check_lengths(n_body, n_payload)
-                body, payload = stream.read(n_body), stream.read(n_payload)
-                if len(body) < n_body or len(payload) < n_payload:
-                    return
-                yield peer, decode(body), payload
+        with self._sock.makefile("rb") as stream:
+            while (found := FRAMES.read(stream)) is not None:
+                yield found.tag, decode(found.body), found.behind
 
     def close(self) -> None:
         """End the thread, and close the socket; what waits is dropped."""

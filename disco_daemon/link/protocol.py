@@ -1,9 +1,9 @@
 """The schema of everything that crosses the link between two machines. Pure.
 
-A frame is three little-endian numbers, a msgpack-encoded message and raw bytes: the lengths of the two (4 bytes each),
-and the number of the peer (4 bytes). Over the network that number is 0; between a relay and its engine it says which
-of the connected machines a frame comes from, or goes to. Only `SendRows` has bytes behind its message. Every message
-is a tagged struct, so an unknown or malformed one is an error at the door and never a surprise inside.
+A frame (`system.frames`) has a msgpack-encoded message, and as its tag the number of the peer. Over the network that
+number is 0; between a relay and its engine it says which of the connected machines a frame comes from, or goes to. Only
+`SendRows` has bytes behind its message. Every message is a tagged struct, so an unknown or malformed one is an error at
+the door and never a surprise inside.
 
 The *edge* has the lower layers of a model, and with them the text; the *partner* has the rest and draws the tokens.
 For one answer both count `turn`: what was sent before the sender knew of the newest one is of no use any more, and is
@@ -15,18 +15,19 @@ connection and all else over another one: rows behind a cut may come before it, 
 
 from __future__ import annotations
 
-import struct
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from ..system.frames import BadFrameError as BadFrameError  # of messages that cannot be, too
+from ..system.frames import FrameFormat
 from ..types import AS_USUAL, Drawing
 
 PROTOCOL = 2
 MAX_HEADER = 1 << 20  # bytes of a message: the ids of a prompt of 100,000 tokens
 MAX_PAYLOAD = 16 << 20  # bytes of rows in one frame: 512 rows of 8,192 numbers of 4 bytes
-HEADER = struct.Struct("<III")  # length of the message, length of the bytes behind it, number of the peer
+FRAMES = FrameFormat(MAX_HEADER, MAX_PAYLOAD)
 ERA = 1 << 24  # turns that the partner may begin between two cuts: more than a text has tokens
 MAX_TURN = 1 << 62  # a number that everybody can hold, and add to
 N_ID = 64  # characters of an answer's id at most
@@ -307,15 +308,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[PeerFrame] = msgspec.msgpack.Decoder(PeerFrame)
 
 
-class BadFrameError(ValueError):
-    """Bytes that are no frame, or a frame beyond the limits; the text says which."""
-
-
 def frame(message: PeerFrame, payload: bytes | memoryview = b"", peer: int = 0) -> bytes:
     """Return a message as a frame, with raw bytes behind it. Raises BadFrameError if it is too large."""
-    body = _encoder.encode(message)
-    check_lengths(len(body), len(payload))
-    return b"".join((HEADER.pack(len(body), len(payload), peer), body, payload))
+    return FRAMES.pack(_encoder.encode(message), payload, peer)
 
 
 def next_era(turn: int) -> int:
@@ -330,10 +325,3 @@ def decode(body: bytes | memoryview) -> PeerFrame:
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         msg = f"no message of this protocol: {e}"
         raise BadFrameError(msg) from e
-
-
-def check_lengths(n_body: int, n_payload: int) -> None:
-    """Raise BadFrameError if a frame is larger than any that makes sense; call it before its bytes are read."""
-    if n_body > MAX_HEADER or n_payload > MAX_PAYLOAD:
-        msg = f"a frame of {n_body} + {n_payload} bytes exceeds the limit of {MAX_HEADER} + {MAX_PAYLOAD}"
-        raise BadFrameError(msg)

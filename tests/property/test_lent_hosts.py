@@ -28,7 +28,6 @@ from disco_daemon.engine.hosts.messages import (
     MAX_FROM_HOST,
     MAX_ROWS,
     CellsSaved,
-    FrameBuffer,
     FromHost,
     HostReady,
     HostSocket,
@@ -38,7 +37,7 @@ from disco_daemon.engine.hosts.messages import (
     SignOfLife,
 )
 from disco_daemon.engine.llama.layer_states import LayerState
-from disco_daemon.link.protocol import HEADER, BadFrameError
+from disco_daemon.system.frames import HEADER, BadFrameError, FrameBuffer, FrameFormat
 from disco_daemon.types import LayerRange
 
 N_EMBD = 4
@@ -359,7 +358,7 @@ def test_a_frame_longer_than_its_answer_can_be_is_refused_as_soon_as_its_message
 ) -> None:
     body = msgspec.msgpack.encode(SignOfLife())
     data = HEADER.pack(len(body), min(n, 0xFFFFFFFF), 1) + body
-    buffer = FrameBuffer(lambda _, __: most)
+    buffer = FrameBuffer(FrameFormat(1 << 20, MAX_BEHIND), lambda _, __: most)
     buffer.feed(data[:-1])
     too_long = min(n, 0xFFFFFFFF) > MAX_BEHIND
     if not too_long:

@@ -11,7 +11,7 @@ import pytest
 from msgspec import inspect
 
 from disco_daemon.engine.hosts.messages import FromHost
-from disco_daemon.link.protocol import HEADER, BadFrameError, Hello, ToEdge, ToPartner, Welcome
+from disco_daemon.link.protocol import BadFrameError, Hello, ToEdge, ToPartner, Welcome
 from disco_daemon.link.relay.first_frames import First as FirstMessage
 from disco_daemon.link.relay.first_frames import (
     FirstReply,
@@ -26,6 +26,7 @@ from disco_daemon.link.relay.first_frames import (
     decode_reply,
     first_frame,
 )
+from disco_daemon.system.frames import HEADER
 from tests.fixtures.peers import BUILD
 
 # Texts that a frame's length bounds, and that are parsed (certificates), cut where they are shown, or dropped.

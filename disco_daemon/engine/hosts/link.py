@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from ...link.protocol import MAX_PAYLOAD, BadFrameError
+from ...link.protocol import MAX_PAYLOAD
 from ...plain import one_line
+from ...system.frames import BadFrameError, FrameBuffer
 from ..host_door import LentSocket
 from ..llama.hidden import FloatRows
 from ..wire import Load
 from .asked import AskedCells, AskedOfHost, SentFlight, UnaskedError, check_cells
 from .cell_memory import CellMemory, SavedCells, SharedCells, new_memory
 from .messages import (
-    MAX_FROM_HOST,
+    FROM_HOST,
     AskSign,
     BeginHost,
     CellsSaved,
     ComputeRows,
     DropMemory,
-    FrameBuffer,
     HostReady,
     HostSocket,
     LoadSegment,
@@ -64,7 +64,7 @@ class HostLink:
         """Begin with the host behind the socket, which opens files in these folders only."""
         # What is sent to a host that has stopped fills the socket: that is silence, too.
         self._socket, self._n_embd = HostSocket(sock, epoch, SILENT_S), n_embd
-        self._buffer = FrameBuffer(self._most_behind, MAX_FROM_HOST)
+        self._buffer = FrameBuffer(FROM_HOST, self._most_behind)
         self.is_lent = isinstance(sock, LentSocket)
         self.rows: dict[tuple[int, int], FloatRows] = {}
         self.saved: dict[int, SavedCells] = {}
@@ -95,6 +95,8 @@ class HostLink:
         """Send an order, which is not answered."""
         try:
             self._socket.send(message, behind)
+        except BadFrameError as e:
+            raise HostGoneError(str(e)) from e
         except OSError as e:
             msg = f"the connection has broken: {e.strerror}"
             raise HostGoneError(msg) from e

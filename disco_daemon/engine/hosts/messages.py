@@ -1,4 +1,4 @@
-"""What goes between home and a host: a frame's two lengths and its epoch, a message, and raw bytes behind it.
+"""What goes between home and a host: frames (`system.frames`) with a message and raw bytes; their tag is the epoch.
 
 The order of a connection's frames is the order of their effects. A verb is never answered; one that fails ends the
 connection, and with it the host. Rows are 4-byte numbers, n x n_embd. An *epoch* is one life of a connection: a frame
@@ -13,16 +13,17 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 
-from ...link.protocol import HEADER, MAX_HEADER, BadFrameError
+from ...link.protocol import MAX_HEADER
+from ...system.frames import BadFrameError, FrameFormat
 from ..wire import Load
 
 MAX_BEHIND = 1 << 30  # bytes behind a message: the cells of a long text
 MAX_FROM_HOST = 1 << 16  # bytes of what a host says, without what is behind it: the rights it gave up take the most
+TO_HOST, FROM_HOST = FrameFormat(MAX_HEADER, MAX_BEHIND), FrameFormat(MAX_FROM_HOST, MAX_BEHIND)
 MAX_ROWS = 1 << 16  # rows in one batch: 128 times as many as a batch has
 MAX_PID = 1 << 31  # of a process: Linux numbers them up to 2^22
 N_BUILD = 500  # characters of what a host says it computes by; instruction sets take the most
@@ -247,7 +248,7 @@ class HostSocket:
     def send(self, message: ToHost | FromHost, behind: bytes | memoryview = b"") -> None:
         """Send one frame. Raises OSError."""
         body = _encoder.encode(message)
-        head = HEADER.pack(len(body), len(behind), self.epoch)
+        head = TO_HOST.head(len(body), len(behind), self.epoch)
         with self._lock:
             if len(behind) < SENT_AT_ONCE:
                 self._send_all(b"".join((head, body, behind)))
@@ -260,8 +261,7 @@ class HostSocket:
         if self.sock.family != socket.AF_UNIX:
             self.send(message)
             return
-        body = _encoder.encode(message)
-        frame = HEADER.pack(len(body), 0, self.epoch) + body
+        frame = TO_HOST.pack(_encoder.encode(message), tag=self.epoch)
         with self._lock:
             n = socket.send_fds(self.sock, [frame], [fd])
             self._send_all(frame[n:])
@@ -285,47 +285,6 @@ class HostSocket:
         if self._lock.acquire(blocking=False):
             self._lock.release()
             self.send(message)
-
-
-class FrameBuffer:
-    """Frames out of what has come of them so far.
-
-    `most_behind` says of a message's body and its epoch how many bytes may be behind it: more are not waited for.
-    """
-
-    def __init__(self, most_behind: Callable[[bytes, int], int], max_body: int = MAX_HEADER) -> None:
-        self._data, self._most_behind, self._max_body = bytearray(), most_behind, max_body
-        self._is_checked = False  # that what is behind the present message may be so long
-
-    def feed(self, data: bytes | memoryview) -> None:
-        """Add what has come."""
-        self._data += data
-
-    def take(self) -> tuple[bytes, bytes, int] | None:
-        """Return the next message, what is behind it and its epoch; None if not all of it is there.
-
-        Raises BadFrameError.
-        """
-        if len(self._data) < HEADER.size:
-            return None
-        n_body, n_behind, epoch = HEADER.unpack_from(self._data)
-        if n_body > self._max_body or n_behind > MAX_BEHIND:
-            msg = f"a frame of {n_body} + {n_behind} bytes, where {self._max_body} + {MAX_BEHIND} are allowed"
-            raise BadFrameError(msg)
-        at = HEADER.size + n_body
-        if n_behind and not self._is_checked and len(self._data) >= at:
-            most = self._most_behind(bytes(self._data[HEADER.size : at]), epoch)
-            if n_behind > most:
-                msg = f"{n_behind} bytes behind a message that has {most} at most"
-                raise BadFrameError(msg)
-            self._is_checked = True
-        if len(self._data) < at + n_behind:
-            return None
-        self._is_checked = False
-        with memoryview(self._data) as data:
-            found = bytes(data[HEADER.size : at]), bytes(data[at : at + n_behind]), epoch
-        del self._data[: at + n_behind]
-        return found
 
 
 def most_to_host(body: bytes, _: int) -> int:

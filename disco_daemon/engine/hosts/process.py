@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...link.protocol import BadFrameError
 from ...system.confine import Access, confine
+from ...system.frames import BadFrameError, FrameBuffer
 from ...types import LayerRange
 from ..llama import gpu
 from ..llama.layer_states import StateFormatError, moves_states, unpacked
@@ -38,6 +38,7 @@ from .freed import give_back_what_is_freed
 from .lent import LentHost
 from .messages import (
     N_REASON,
+    TO_HOST,
     AskSign,
     BeginHost,
     CellsSaved,
@@ -46,7 +47,6 @@ from .messages import (
     ComputeRows,
     DropMemory,
     ForgetCells,
-    FrameBuffer,
     HostReady,
     HostSocket,
     LoadSegment,
@@ -240,7 +240,7 @@ class Host:
 
 def frames(home: HostSocket, descriptors: deque[int]) -> Iterator[Order]:
     """Yield what home sends, until it goes away, and gather what descriptors come. Raises BadFrameError, OSError."""
-    buffer = FrameBuffer(most_to_host)
+    buffer = FrameBuffer(TO_HOST, most_to_host)
     while data := _receive(home.sock, descriptors):
         buffer.feed(data)
         while (found := buffer.take()) is not None:
@@ -318,7 +318,7 @@ def main() -> None:
     lent = LentHost(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else None
     try:
         serve(HostSocket(sock), lent)
-    except (ModelError, StateFormatError) as e:
+    except (BadFrameError, ModelError, StateFormatError) as e:
         sys.exit(f"the host ends: {e}")
     except OSError:
         sys.exit(0)  # home has gone

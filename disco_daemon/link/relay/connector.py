@@ -16,7 +16,7 @@ from ..protocol import BadFrameError, Hello, Refused, Welcome
 from ..trust import tls
 from ..trust.refusals import RETRIED, LinkEndedError, check_builds, told_by
 from .engine_hub import EngineHub
-from .first_frames import MAX_FIRST, BindRows, FirstReply, RowsBound, decode_reply, first_frame
+from .first_frames import FIRST_FRAMES, BindRows, FirstReply, RowsBound, decode_reply, first_frame
 from .frame_stream import READ_AHEAD, FrameStream, ended_by
 from .link import FROM_PARTNER, PeerLink, drop
 from .orders import Address, JoinPartner, LinkDown, LinkUp, RelayEvent
@@ -175,7 +175,7 @@ async def ask(stream: FrameStream, first: bytes, kind: type[Reply], timeout_s: f
     stream.write(first)
     try:
         async with asyncio.timeout(timeout_s):
-            body, _, _ = await stream.read(max_body=MAX_FIRST, max_payload=0)
+            body, _, _ = await stream.read(FIRST_FRAMES)
         reply = decode_reply(body)
     except TimeoutError as e:
         raise LinkEndedError("silent", f"no answer came within {timeout_s:g} s") from e

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Protocol
 
-from ..protocol import HEADER, BadFrameError, PeerFrame, PeerJoined, PeerLeft, decode, frame
+from ..protocol import FRAMES, BadFrameError, PeerFrame, PeerJoined, PeerLeft, decode, frame
 from ..trust.refusals import LinkEndedError
 from .frame_stream import READ_AHEAD, FrameStream
 
@@ -98,8 +98,7 @@ class EngineHub:
         if stream is None or link.life != self.life:
             msg = "the engine has gone"
             raise LinkEndedError("engine_gone", msg)
-        head = HEADER.pack(len(body), len(payload), link.number) + body
-        stream.write(head + payload if payload else head)
+        stream.write(FRAMES.pack(body, payload, link.number))
         if payload or stream.n_waiting > CALLS_WAITING:
             await stream.drain()
 
@@ -111,7 +110,7 @@ class EngineHub:
                 link = self._links.get(number)
                 if link is None:  # it has left, and the engine will hear of it
                     continue
-                link.send(decode(body), HEADER.pack(len(body), len(payload), 0) + body + payload)
+                link.send(decode(body), FRAMES.pack(body, payload))
                 if len(self._links) == 1:  # nobody else waits; with others a link that is too slow is ended
                     await link.room()
         except LinkEndedError as e:

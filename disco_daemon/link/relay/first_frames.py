@@ -13,9 +13,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ..protocol import HEADER, BadFrameError, Build, Count, Hello, PeerMessage, Refused, Version, Welcome, check_lengths
+from ...system.frames import FrameFormat
+from ..protocol import FRAMES, BadFrameError, Build, Count, Hello, PeerMessage, Refused, Version, Welcome
 
-MAX_FIRST = 1 << 16  # bytes of a first message: a request for a certificate has 1 KB
+FIRST_FRAMES = FrameFormat(1 << 16)  # a request for a certificate has 1 KB
 MEASURED_MAX = 16  # times that one connection may measure the way
 MEASURED_BYTES = 4 << 20  # that are sent one way to measure it: 0.3 s at 100 Mbit/s
 N_REASON = 200  # characters of why a machine's owner lends nothing
@@ -266,9 +267,7 @@ def is_segment_name(name: str) -> bool:
 
 def first_frame(message: First | FirstReply) -> bytes:
     """Return a message as a frame. Raises BadFrameError if it is too large."""
-    body = _encoder.encode(message)
-    check_lengths(len(body), 0)
-    return HEADER.pack(len(body), 0, 0) + body
+    return FRAMES.pack(_encoder.encode(message))
 
 
 def decode_first(body: bytes) -> First:

@@ -7,7 +7,8 @@ import contextlib
 import socket
 import ssl
 
-from ..protocol import HEADER, MAX_HEADER, MAX_PAYLOAD, BadFrameError, Refused, check_lengths, frame
+from ...system.frames import BadFrameError, Frame, FrameFormat
+from ..protocol import FRAMES, Refused, frame
 from ..trust import tls
 from ..trust.refusals import LinkEndedError
 
@@ -43,21 +44,15 @@ class FrameStream:
         """The writer, for what is not in frames, and for what TLS says of the other side."""
         return self._writer
 
-    async def read(self, *, max_body: int = MAX_HEADER, max_payload: int = MAX_PAYLOAD) -> tuple[bytes, bytes, int]:
-        """Return the next frame: the message's body, the bytes behind it, and the number of the peer.
+    async def read(self, form: FrameFormat = FRAMES) -> Frame:
+        """Return the next frame, whose tag is the number of the peer.
 
         Raises LinkEndedError: closed, certificate, or too_large before the frame's bytes are read.
         """
-        n_body, n_payload, peer = HEADER.unpack(await self.read_exactly(HEADER.size))
         try:
-            check_lengths(n_body, n_payload)
+            return await form.receive(self.read_exactly)
         except BadFrameError as e:
             raise LinkEndedError("too_large", str(e), tell=True) from e
-        if n_body > max_body or n_payload > max_payload:
-            msg = f"a frame of {n_body} + {n_payload} bytes, where {max_body} + {max_payload} are allowed"
-            raise LinkEndedError("too_large", msg, tell=True)
-        body = await self.read_exactly(n_body)
-        return body, await self.read_exactly(n_payload) if n_payload else b"", peer
 
     async def read_exactly(self, n_bytes: int) -> bytes:
         """Return so many bytes. Each piece that comes is a sign of life. Raises LinkEndedError."""

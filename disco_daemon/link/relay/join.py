@@ -24,7 +24,7 @@ from ..trust.pairing_code import PairingCode, PairingError, check_name
 from ..trust.refusals import LinkEndedError
 from .connector import RefusedError, ask, connect, connect_first
 from .first_frames import (
-    MAX_FIRST,
+    FIRST_FRAMES,
     MAX_MEMORY,
     AskAuthority,
     AskCuts,
@@ -193,7 +193,7 @@ async def _measure(stream: FrameStream, wall: Callable[[], float]) -> MeasuredLi
         up = os.urandom(n_up)
         begun, began = loop.time(), wall()
         stream.write(first_frame(MeasureLink(n_up=n_up, n_down=n_down)) + up)
-        body, _, _ = await stream.read(max_body=MAX_FIRST, max_payload=0)
+        body, _, _ = await stream.read(FIRST_FRAMES)
         measured = decode_reply(body)
         if not isinstance(measured, LinkMeasured):
             raise LinkEndedError("malformed", f"{type(measured).__name__} is no answer to this")

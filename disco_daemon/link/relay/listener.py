@@ -28,7 +28,7 @@ from ..trust.refusals import REVOKED, LinkEndedError, check_builds
 from ..trust.strangers import StrangerPlaces, owner_of
 from .engine_hub import EngineHub
 from .first_frames import (
-    MAX_FIRST,
+    FIRST_FRAMES,
     AskAuthority,
     AskCuts,
     Asked,
@@ -263,7 +263,7 @@ class MemberListener:
     async def _first(self, stream: FrameStream) -> First:
         try:
             async with asyncio.timeout(FIRST_S):
-                body, _, _ = await stream.read(max_body=MAX_FIRST, max_payload=0)
+                body, _, _ = await stream.read(FIRST_FRAMES)
             return decode_first(body)
         except TimeoutError as e:
             raise LinkEndedError("late", f"no first message came within {FIRST_S:g} s", tell=True) from e

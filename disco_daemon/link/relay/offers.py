@@ -14,7 +14,7 @@ from typing import TypeVar
 from ..protocol import BadFrameError, Build, Welcome
 from ..trust.refusals import LinkEndedError
 from .first_frames import (
-    MAX_FIRST,
+    FIRST_FRAMES,
     MEASURED_BYTES,
     MEASURED_MAX,
     AskCuts,
@@ -308,7 +308,7 @@ async def _further(stream: FrameStream, patience_s: float) -> First | None:
 async def _next(stream: FrameStream) -> bytes | None:
     """Return the next message's body; None if the other side has ended the connection. Raises LinkEndedError."""
     try:
-        return (await stream.read(max_body=MAX_FIRST, max_payload=0))[0]
+        return (await stream.read(FIRST_FRAMES))[0]
     except LinkEndedError as e:
         if e.reason == "closed":
             return None

@@ -19,9 +19,8 @@ from msgspec.structs import replace
 from disco_daemon.engine.host_door import LentSocket
 from disco_daemon.engine.hosts.home import HomeLlama
 from disco_daemon.engine.hosts.messages import (
-    MAX_BEHIND,
+    FROM_HOST,
     CellsSaved,
-    FrameBuffer,
     FromHost,
     HostReady,
     RowsComputed,
@@ -31,9 +30,9 @@ from disco_daemon.engine.hosts.messages import (
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
-from disco_daemon.link.protocol import HEADER
 from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.models.default import default_model_path
+from disco_daemon.system.frames import HEADER, FrameBuffer
 from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts
 
 pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
@@ -151,7 +150,7 @@ class Liars:
         return LentSocket(fileno=ours.detach())
 
     def _carry(self, home: socket.socket, host: socket.socket, lie: str) -> None:
-        buffer, n_rows = FrameBuffer(lambda _, __: MAX_BEHIND), 0
+        buffer, n_rows = FrameBuffer(FROM_HOST), 0
         with home, host, suppress(OSError):
             while True:
                 ready = select.select([home, host], [], [])[0]

@@ -15,7 +15,7 @@ import pytest
 
 from disco_daemon.config.schema import Config
 from disco_daemon.errors import ConfigError
-from disco_daemon.link.protocol import HEADER, Build, PeerLeft, Refused
+from disco_daemon.link.protocol import Build, PeerLeft, Refused
 from disco_daemon.link.relay.first_frames import (
     AskCuts,
     AskSegments,
@@ -29,6 +29,7 @@ from disco_daemon.link.relay.orders import CutsAsked, Identity, MachineTold, Mem
 from disco_daemon.link.relay.relay_process import RelayProcess
 from disco_daemon.link.trust import tls
 from disco_daemon.machines.member_service import MemberService
+from disco_daemon.system.frames import HEADER
 from tests.fixtures.partner import (
     Partner,
     connected,

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from disco_daemon.link.protocol import (
-    HEADER,
     MAX_HEADER,
     MAX_PAYLOAD,
     Credit,
@@ -46,6 +45,7 @@ from disco_daemon.link.trust.certificates import new_request
 from disco_daemon.link.trust.pairing import Issuer, answer_pair
 from disco_daemon.link.trust.refusals import LinkEndedError
 from disco_daemon.link.trust.strangers import STRANGERS_OF_HOST_MAX
+from disco_daemon.system.frames import HEADER
 from tests.fixtures.partner import (
     AT_ONCE_S,
     listening,

@@ -27,7 +27,7 @@ from disco_daemon.engine.supervisor import Engine
 from disco_daemon.exits.head import ExitHead
 from disco_daemon.exits.packing import tensors_of
 from disco_daemon.link.protocol import (
-    HEADER,
+    FRAMES,
     AnswerClosed,
     AnswerFailed,
     AnswerOpened,
@@ -135,9 +135,8 @@ class Wire:
     def _carry(self, name: str, end: socket.socket) -> None:
         to = {"edge": "partner", "partner": "edge"}[name]
         with suppress(OSError), end, end.makefile("rb") as stream:
-            while len(head := stream.read(HEADER.size)) == HEADER.size:
-                n_body, n_payload, number = HEADER.unpack(head)
-                body, payload = stream.read(n_body), stream.read(n_payload)
+            while (found := FRAMES.read(stream)) is not None:
+                body, _, number = found
                 if isinstance(decode(body), DraftVerdict):
                     self.verdicts.wait(30)
                     time.sleep(self.delay_s)
@@ -145,7 +144,7 @@ class Wire:
                     if self.up and number == self.number:
                         self._see(message := decode(body))
                         with suppress(OSError):
-                            self.ends[to].sendall(head + body + payload)
+                            self.ends[to].sendall(FRAMES.pack(*found))
                         if self.cut_behind is not None and self.cut_behind(message):
                             self.cut_behind = None
                             self.cut()

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.link.protocol import (
-    HEADER,
     MAX_HEADER,
     MAX_PAYLOAD,
     BadFrameError,
@@ -49,6 +48,7 @@ from disco_daemon.link.relay.orders import (
     has_descriptor,
 )
 from disco_daemon.link.trust.refusals import LinkEndedError, check_builds
+from disco_daemon.system.frames import HEADER
 from tests.fixtures.peers import BUILD, HELLO, WELCOME
 
 messages = st.one_of(

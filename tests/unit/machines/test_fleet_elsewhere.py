@@ -21,7 +21,6 @@ from disco_daemon.fleet.control import COOLDOWN_S, FleetController, FleetSeen
 from disco_daemon.fleet.forecast import FleetForecast, FleetLoad
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
 from disco_daemon.fleet.steps import FleetStep, StepKind
-from disco_daemon.link.protocol import HEADER, BadFrameError
 from disco_daemon.link.relay.first_frames import SegmentFact, TellLoad, TheSegments, decode_first, first_frame
 from disco_daemon.link.relay.orders import Address, HostEnded, Identity
 from disco_daemon.link.trust.pairing import PairedPartner
@@ -38,6 +37,7 @@ from disco_daemon.machines.fleet.operator import FleetOperator
 from disco_daemon.machines.fleet.range_costs import condensed
 from disco_daemon.machines.owner import OwnerTerms
 from disco_daemon.models.segment_files import SegmentFiles
+from disco_daemon.system.frames import HEADER, BadFrameError
 from tests.fixtures.gguf import model_file
 from tests.fixtures.peers import BUILD
 from tests.unit.machines.test_fleet_offers import offered

@@ -15,15 +15,15 @@ import pytest
 from disco_daemon.engine.hosts import link
 from disco_daemon.engine.hosts.link import HostGoneError, HostLink
 from disco_daemon.engine.hosts.messages import (
+    FROM_HOST,
     MAX_BEHIND,
-    FrameBuffer,
     HostReady,
     HostSocket,
     RowsComputed,
     SignOfLife,
     decode_from_host,
 )
-from disco_daemon.link.protocol import HEADER, BadFrameError
+from disco_daemon.system.frames import HEADER, BadFrameError, FrameBuffer
 
 N_EMBD = 4
 
@@ -168,7 +168,7 @@ def test_a_line_that_is_full_takes_no_more_until_the_other_end_has_read(
 def test_frames_come_in_any_pieces() -> None:
     body = msgspec.msgpack.encode(SignOfLife())
     data = (HEADER.pack(len(body), 3, 9) + body + b"xyz") * 3
-    buffer, found = FrameBuffer(lambda _, __: 3), list[tuple[bytes, bytes, int]]()
+    buffer, found = FrameBuffer(FROM_HOST, lambda _, __: 3), list[tuple[bytes, bytes, int]]()
     for byte in data:
         buffer.feed(bytes([byte]))
         while (frame := buffer.take()) is not None:
