@@ -1,17 +1,16 @@
-"""How messages between daemon and engine become bytes: a 4-byte little-endian length and one msgpack message each."""
+"""How messages between daemon and engine become bytes: frames (`system.frames`) of one msgpack message each."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 
 import msgspec
 
+from ..system.frames import BadFrameError, FrameFormat
 from .wire import Message
 
 MAX_FRAME = 64 * 1024 * 1024  # bytes; a request body is at most 8 MiB, so this only catches a broken peer
-_HEADER = struct.Struct("<I")
+FRAMES = FrameFormat(MAX_FRAME)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -20,53 +19,20 @@ class Unsendable(ValueError):
 
 
 def frame(message: Message) -> bytes:
-    """Encode one message with its length in front. Raises Unsendable."""
+    """Encode one message with its lengths in front. Raises Unsendable."""
     try:
-        body = _encoder.encode(message)
+        return FRAMES.pack(_encoder.encode(message))
+    except BadFrameError as e:
+        msg = f"the request is too large for the engine: {e}"
+        raise Unsendable(msg) from e
     except (OverflowError, TypeError, ValueError, RecursionError) as e:  # an integer of 65 bits, half a character
         msg = f"the request cannot be sent to the engine: {e}"
         raise Unsendable(msg) from e
-    if len(body) > MAX_FRAME:
-        msg = f"the request is too large for the engine: {len(body)} bytes, at most {MAX_FRAME} are possible"
-        raise Unsendable(msg)
-    return _HEADER.pack(len(body)) + body
-
-
-def _length(header: bytes) -> int:
-    (n,) = _HEADER.unpack(header)
-    if n > MAX_FRAME:
-        msg = f"a frame of {n} bytes exceeds the limit of {MAX_FRAME}"
-        raise ValueError(msg)
-    return int(n)
-
-
-def read_blocking(sock: socket.socket) -> bytes | None:
-    """Read one frame's body in the engine process; None when the daemon has gone.
-
-    A socket that the daemon closed with frames unread says that the connection was reset, not that it ended.
-    """
-    header = _read_exactly(sock, _HEADER.size)
-    return None if header is None else _read_exactly(sock, _length(header))
-
-
-def _read_exactly(sock: socket.socket, n: int) -> bytes | None:
-    parts: list[bytes] = []
-    while n:
-        try:
-            part = sock.recv(min(n, 1 << 20))
-        except ConnectionError:
-            return None
-        if not part:
-            return None
-        parts.append(part)
-        n -= len(part)
-    return b"".join(parts)
 
 
 async def read_async(reader: asyncio.StreamReader) -> bytes | None:
-    """Read one frame's body in the daemon; None when the engine has gone."""
+    """Read one message in the daemon; None when the engine has gone. Raises BadFrameError."""
     try:
-        header = await reader.readexactly(_HEADER.size)
-        return await reader.readexactly(_length(header))
+        return (await FRAMES.receive(reader.readexactly)).body
     except (asyncio.IncompleteReadError, ConnectionError):
         return None

@@ -59,6 +59,7 @@ class Worker:
     def __init__(self, sock: socket.socket, door: socket.socket | None = None) -> None:
         """Through `door` come sockets that lead to the machines that have the other layers, or to a fleet's hosts."""
         self._sock, self._door = sock, door
+        self._stream = sock.makefile("rb")
         self._relays: RelayDoor | None = None
         self._send_lock = threading.Lock()
         self._abort = AbortFlag()
@@ -92,10 +93,10 @@ class Worker:
 
     def run(self) -> None:
         """Load the model, then compute until the daemon goes away."""
-        first = framing.read_blocking(self._sock)
+        first = framing.FRAMES.read(self._stream)
         if first is None:
             return
-        load = wire.decode_to_engine(first)
+        load = wire.decode_to_engine(first.body)
         if not isinstance(load, wire.Load):
             msg = f"the first message must be Load, not {type(load).__name__}"
             raise TypeError(msg)
@@ -255,8 +256,8 @@ class Worker:
     def _read(self) -> None:
         """Read frames in a thread of its own, and queue them to be prepared; a CancelRequest overtakes all others."""
         with self._end_process():
-            while (body := framing.read_blocking(self._sock)) is not None:
-                message, intake = wire.decode_to_engine(body), self._intake
+            while (frame := framing.FRAMES.read(self._stream)) is not None:
+                message, intake = wire.decode_to_engine(frame.body), self._intake
                 if isinstance(message, wire.Load) or intake is None:
                     msg = f"{type(message).__name__} at the wrong time"
                     raise ValueError(msg)

@@ -7,8 +7,10 @@ import os
 import socket
 from collections import deque
 
-from .orders import LENGTH, MAX_CONTROL, RelayEvent, ToRelay, encode, has_descriptor
+from ...system.frames import BadFrameError, FrameBuffer, FrameFormat
+from .orders import MAX_CONTROL, RelayEvent, ToRelay, encode
 
+FRAMES = FrameFormat(MAX_CONTROL)
 PIECE = 1 << 16  # bytes read at once
 MAX_WAITING = 64  # descriptors that have come before their message was read
 MAX_DESCRIPTORS = 4  # descriptors in one read; a message has one at most
@@ -19,12 +21,15 @@ class ControlClosedError(ConnectionError):
 
 
 class ControlSocket:
-    """Sends and receives by a connected Unix stream socket, which it owns; `close` it."""
+    """Sends and receives by a connected Unix stream socket, which it owns; `close` it.
+
+    A frame's tag is how many descriptors come with it: none or one.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._data = bytearray()
+        self._came = FrameBuffer(FRAMES)
         self._descriptors: deque[int] = deque()
         self._sending = asyncio.Lock()
 
@@ -36,10 +41,7 @@ class ControlSocket:
 
     async def send(self, message: ToRelay | RelayEvent, descriptor: int | None = None) -> None:
         """Send a message, and a duplicate of `descriptor` with it. Raises ControlClosedError."""
-        if has_descriptor(message) != (descriptor is not None):
-            msg = f"{type(message).__name__} and its descriptor do not fit"
-            raise ValueError(msg)
-        data = encode(message)
+        data = FRAMES.pack(encode(message), tag=descriptor is not None)
         loop = asyncio.get_running_loop()
         async with self._sending:
             try:
@@ -50,22 +52,17 @@ class ControlSocket:
                 msg = "the other end of the control socket has gone"
                 raise ControlClosedError(msg) from e
 
-    async def receive(self) -> tuple[bytes, deque[int]]:
-        """Return the next message's body, and the descriptors that have come and were not taken.
-
-        The reader takes one (`popleft`) for each message that has one. Raises ControlClosedError.
-        """
-        while True:
-            if len(self._data) >= LENGTH.size:
-                (n_bytes,) = LENGTH.unpack_from(self._data)
-                if n_bytes > MAX_CONTROL:
-                    msg = f"a control message of {n_bytes} bytes"
-                    raise ControlClosedError(msg)
-                if len(self._data) >= (end := LENGTH.size + n_bytes):
-                    body = bytes(self._data[LENGTH.size : end])
-                    del self._data[:end]
-                    return body, self._descriptors
-            await self._read_more()
+    async def receive(self) -> tuple[bytes, int | None]:
+        """Return the next message's body, and the descriptor that came with it. Raises ControlClosedError."""
+        try:
+            while (found := self._came.take()) is None:
+                await self._read_more()
+        except BadFrameError as e:
+            raise ControlClosedError(str(e)) from e
+        if found.tag and not self._descriptors:
+            msg = "a message comes without its descriptor"
+            raise ControlClosedError(msg)
+        return found.body, self._descriptors.popleft() if found.tag else None
 
     async def _read_more(self) -> None:
         while True:
@@ -86,7 +83,7 @@ class ControlSocket:
             if not data:
                 msg = "the other end of the control socket has gone"
                 raise ControlClosedError(msg)
-            self._data += data
+            self._came.feed(data)
             return
 
     async def _send_with(self, data: bytes, descriptor: int) -> int:

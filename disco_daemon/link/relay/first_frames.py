@@ -16,7 +16,8 @@ from msgspec import Meta
 from ...system.frames import FrameFormat
 from ..protocol import FRAMES, BadFrameError, Build, Count, Hello, PeerMessage, Refused, Version, Welcome
 
-FIRST_FRAMES = FrameFormat(1 << 16)  # a request for a certificate has 1 KB
+MAX_FIRST = 1 << 16  # bytes of a first message: a request for a certificate has 1 KB
+FIRST_FRAMES = FrameFormat(MAX_FIRST)
 MEASURED_MAX = 16  # times that one connection may measure the way
 MEASURED_BYTES = 4 << 20  # that are sent one way to measure it: 0.3 s at 100 Mbit/s
 N_REASON = 200  # characters of why a machine's owner lends nothing

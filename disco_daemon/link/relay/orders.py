@@ -1,20 +1,17 @@
 """The messages between a daemon and its relay: what the relay is to do, and what happens on the links. Pure.
 
-A frame is the length of a msgpack-encoded message (4 bytes, little-endian) and the message, a tagged struct; with
-some of them comes a file descriptor (`has_descriptor`). The daemon has the key of the
-certificate authority, the names of the members and the code: the relay asks it, and decides nothing of its own.
+A frame (`system.frames`) has one msgpack-encoded message, a tagged struct; with some of them comes a file descriptor.
+The daemon has the key of the certificate authority, the names of the members and the code: the relay asks it, and
+decides nothing of its own.
 """
 
 from __future__ import annotations
-
-import struct
 
 import msgspec
 
 from ..protocol import Build, Hello, Welcome
 from .first_frames import OfferHost, TellLoad, TheCuts, TheRay, TheSegments
 
-LENGTH = struct.Struct("<I")
 MAX_CONTROL = 1 << 20  # bytes of a message: certificates, and a thousand names
 
 
@@ -315,17 +312,9 @@ _to_relay: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)
 _event: msgspec.msgpack.Decoder[RelayEvent] = msgspec.msgpack.Decoder(RelayEvent)
 
 
-def has_descriptor(message: ToRelay | RelayEvent) -> bool:
-    """Whether a file descriptor comes with a message."""
-    return isinstance(message, OfferFile | HostOffered | HomeReached) or (
-        isinstance(message, EngineSocket) and message.there
-    )
-
-
 def encode(message: ToRelay | RelayEvent) -> bytes:
-    """Return a message as a frame."""
-    body = _encoder.encode(message)
-    return LENGTH.pack(len(body)) + body
+    """Return a message's bytes."""
+    return _encoder.encode(message)
 
 
 def decode_to_relay(body: bytes) -> ToRelay:

@@ -187,8 +187,8 @@ class RelayProcess:
                 sending = group.create_task(self._send(sock))
                 try:
                     while True:
-                        body, descriptors = await sock.receive()
-                        self._take(orders.decode_event(body), descriptors)
+                        body, descriptor = await sock.receive()
+                        self._take(orders.decode_event(body), descriptor)
                 except (ControlClosedError, msgspec.MsgspecError) as e:
                     self.last_error = str(e)
                 sending.cancel()
@@ -203,11 +203,16 @@ class RelayProcess:
             elif process.returncode and process.returncode < 0:
                 self.last_error = f"it was killed by signal {-process.returncode}"
 
-    def _take(self, event: RelayEvent, descriptors: deque[int]) -> None:
+    def _take(self, event: RelayEvent, descriptor: int | None) -> None:
         if isinstance(event, HostOffered | HomeReached):
-            self._on_host(event, socket.socket(fileno=descriptors.popleft()))
-        else:
-            self._on_event(event)
+            if descriptor is None:
+                msg = f"{type(event).__name__} came without its socket"
+                raise ControlClosedError(msg)
+            self._on_host(event, socket.socket(fileno=descriptor))
+            return
+        if descriptor is not None:
+            os.close(descriptor)
+        self._on_event(event)
 
     async def _send(self, sock: ControlSocket) -> None:
         """Tell a new relay what to be, and then each order as it comes."""

@@ -79,10 +79,8 @@ class RelayService:
         telling = asyncio.create_task(self._tell(), name="events")
         try:
             while True:
-                body, descriptors = await self._control.receive()
-                message = orders.decode_to_relay(body)
-                taken = descriptors.popleft() if orders.has_descriptor(message) else None
-                await self._do(message, taken)
+                body, descriptor = await self._control.receive()
+                await self._do(orders.decode_to_relay(body), descriptor)
         except ControlClosedError:
             pass
         finally:

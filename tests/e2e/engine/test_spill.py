@@ -178,11 +178,13 @@ def test_an_engine_writes_what_it_has_though_the_daemon_went_with_messages_unrea
         process = start("disco_daemon.engine.worker", sock=theirs)
     with process, daemon:
         daemon.sendall(framing.frame(config.load()))
-        answers = (wire.decode_from_engine(body) for body in iter(lambda: framing.read_blocking(daemon), None))
+        stream = daemon.makefile("rb")
+        answers = (wire.decode_from_engine(f.body) for f in iter(lambda: framing.FRAMES.read(stream), None))
         assert isinstance(next(answers), wire.Loaded)
         daemon.sendall(framing.frame(asked))
         assert any(isinstance(message, wire.TextPiece) for message in answers)
         assert select.select([daemon], [], [], PATIENCE_S)[0], "more has come, which nobody will read"
+        stream.close()
         daemon.close()
         assert process.wait(PATIENCE_S) == 0
     assert len(list(tmp_path.glob("*.kv"))) == 1

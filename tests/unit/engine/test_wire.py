@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 import typing
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.engine import framing, wire
+from disco_daemon.system.frames import HEADER
 
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(),
@@ -63,9 +63,9 @@ from_engine = messages(*typing.get_args(wire.FromEngine))
 
 
 def body(data: bytes) -> bytes:
-    (n,) = struct.unpack("<I", data[:4])
-    assert n == len(data) - 4
-    return data[4:]
+    n, _, _ = HEADER.unpack_from(data)
+    assert n == len(data) - HEADER.size
+    return data[HEADER.size :]
 
 
 async def read(data: bytes) -> bytes | None:
@@ -80,7 +80,8 @@ def read_blocking(data: bytes) -> bytes | None:
     with ours, theirs:
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
-        return framing.read_blocking(theirs)
+        with theirs.makefile("rb") as stream:
+            return found.body if (found := framing.FRAMES.read(stream)) is not None else None
 
 
 @given(to_engine)
@@ -109,7 +110,8 @@ def test_frames_in_a_row_are_told_apart_on_both_ends(sent: list[wire.Message]) -
     with ours, theirs:
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
-        blocking = [wire.decode_to_engine(b) for b in iter(lambda: framing.read_blocking(theirs), None)]
+        with theirs.makefile("rb") as stream:
+            blocking = [wire.decode_to_engine(f.body) for f in iter(lambda: framing.FRAMES.read(stream), None)]
     assert blocking == sent
     assert asyncio.run(read_all()) == sent
 
@@ -130,21 +132,22 @@ def test_a_daemon_that_goes_with_frames_unread_has_gone(message: wire.Message) -
         with ours:
             theirs.sendall(b"which nobody reads")
             ours.sendall(framing.frame(message))
-        body = framing.read_blocking(theirs)
-        assert body is None or wire.decode_to_engine(body) == message
-        assert framing.read_blocking(theirs) is None
+        with theirs.makefile("rb") as stream:
+            found = framing.FRAMES.read(stream)
+            assert found is None or wire.decode_to_engine(found.body) == message
+            assert framing.FRAMES.read(stream) is None
 
 
 def test_an_oversize_frame_is_refused_before_it_is_read() -> None:
-    header = struct.pack("<I", framing.MAX_FRAME + 1)
-    with pytest.raises(ValueError, match="exceeds the limit"):
+    header = HEADER.pack(framing.FRAMES.max_body + 1, 0, 0)
+    with pytest.raises(ValueError, match="are allowed"):
         read_blocking(header)
-    with pytest.raises(ValueError, match="exceeds the limit"):
+    with pytest.raises(ValueError, match="are allowed"):
         asyncio.run(read(header))
 
 
 def test_an_empty_frame_is_no_message() -> None:
-    assert read_blocking(struct.pack("<I", 0)) == b""
+    assert read_blocking(HEADER.pack(0, 0, 0)) == b""
     with pytest.raises(msgspec.DecodeError):
         wire.decode_to_engine(b"")
 

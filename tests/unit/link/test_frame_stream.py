@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -45,7 +44,6 @@ from disco_daemon.link.relay.orders import (
     decode_event,
     decode_to_relay,
     encode,
-    has_descriptor,
 )
 from disco_daemon.link.trust.refusals import LinkEndedError, check_builds
 from disco_daemon.system.frames import HEADER
@@ -163,24 +161,21 @@ async def test_each_descriptor_comes_with_its_message() -> None:
 
     async def send() -> None:
         for i, (_, write_end) in enumerate(pipes):
-            order = ORDERS[i % len(ORDERS)]
-            await daemon.send(order, write_end if has_descriptor(order) else None)
+            await daemon.send(ORDERS[i % len(ORDERS)], write_end if i % 2 else None)
 
     sending = asyncio.create_task(send())
     for i, (read_end, write_end) in enumerate(pipes):
-        body, descriptors = await relay.receive()
+        body, taken = await relay.receive()
         order = decode_to_relay(body)
         assert order == ORDERS[i % len(ORDERS)]
         os.close(write_end)
-        if has_descriptor(order):
-            taken = descriptors.popleft()
+        assert (taken is not None) == (i % 2 == 1)
+        if taken is not None:
             os.write(taken, b"%d" % i)
             os.close(taken)
-        assert os.read(read_end, 9) == (b"%d" % i if has_descriptor(order) else b"")
+        assert os.read(read_end, 9) == (b"%d" % i if i % 2 else b"")
         os.close(read_end)
     await sending
-    with pytest.raises(ValueError, match="do not fit"):
-        await daemon.send(StopRole(), 1)
     daemon.close()
     with pytest.raises(ControlClosedError):
         await relay.receive()
@@ -191,10 +186,12 @@ async def test_each_descriptor_comes_with_its_message() -> None:
 
 
 STRANGE: dict[str, bytes] = {
-    "a length beyond the limit": struct.pack("<I", MAX_CONTROL + 1),
-    "the longest length": b"\xff" * 4,
+    "a length beyond the limit": HEADER.pack(MAX_CONTROL + 1, 0, 0),
+    "the longest lengths": b"\xff" * HEADER.size,
+    "bytes behind a message": HEADER.pack(1, 1, 0),
     "half a length": b"\1\0",
-    "half a message": struct.pack("<I", 100) + b"\x81",
+    "half a message": HEADER.pack(100, 0, 0) + b"\x81",
+    "a message without its descriptor": HEADER.pack(1, 0, 1) + b"\x80",
     "a page's request": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a page's question": b"OPTIONS * HTTP/1.1\r\nAccess-Control-Request-Private-Network: true\r\n\r\n",
     "a handshake of TLS": b"\x16\x03\x01\x02\x00" + bytes(60),
@@ -217,7 +214,7 @@ async def test_descriptors_that_belong_to_no_message_are_few() -> None:
     ours, theirs = socket.socketpair()
     daemon, (read_end, write_end) = ControlSocket(ours), os.pipe()
     with theirs:
-        theirs.sendall(struct.pack("<I", MAX_CONTROL))
+        theirs.sendall(HEADER.pack(MAX_CONTROL, 0, 0))
         for _ in range(2 * MAX_WAITING):
             socket.send_fds(theirs, [b"x"], [write_end])
         with pytest.raises(ControlClosedError, match="belong to no message"):
@@ -230,7 +227,7 @@ async def test_descriptors_that_belong_to_no_message_are_few() -> None:
 
 NO_EVENTS = [
     b"", b"\xc0", b"\x80", b"\x90", b"\xc1", b"\xff" * 9, b"\xdf\xff\xff\xff\xff", b"\x91" * 5000,
-    *(encode(order)[4:] for order in ORDERS), encode(Listening(port=7))[4:] + b"\0", encode(Listening(port=7))[4:-1],
+    *(encode(order) for order in ORDERS), encode(Listening(port=7)) + b"\0", encode(Listening(port=7))[:-1],
     msgspec.msgpack.encode({"type": "Listening", "port": "7"}),
     msgspec.msgpack.encode({"type": "listening", "port": 7}),
     msgspec.msgpack.encode({"port": 7}), msgspec.msgpack.encode({"type": "Listening"}),
@@ -245,5 +242,5 @@ def test_what_is_no_event_of_a_relay_is_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize("event", [Listening(port=7, error="x"), FileAsked(name="a", cut=3)], ids=repr)
 def test_an_event_is_what_it_was(event: RelayEvent) -> None:
-    assert decode_event(encode(event)[4:]) == event
+    assert decode_event(encode(event)) == event
     assert "k" not in repr(IDENTITY)
