@@ -38,13 +38,14 @@ from disco_daemon.engine.serve.partner import PartnerBatcher
 from disco_daemon.engine.serve.role import make_batcher
 from disco_daemon.link.protocol import PeerFrame, PeerJoined
 from disco_daemon.link.rows.content import credits_for
-from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import SegmentFiles, read_head
 from disco_daemon.models.segments import n_layers
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import Drawing, LayerRange
 from tests.fixtures.tiny_models import MODELS, tiny_model
+
+from ..fleet.local_hosts import LocalHosts
 
 N_CELLS = 768
 N_CHATS = 500

@@ -27,11 +27,12 @@ import aiohttp
 import tomlkit
 from openai import AsyncOpenAI
 
-from benchmarks.engine.tool_schemas import TOOLS, problems
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.system.program import verb
+
+from .tool_schemas import TOOLS, problems
 
 MAX_TOKENS = 1500  # of a call: a small model may go round within what a schema leaves open
 TASKS = ("Please do what is needed for the trip to Lisbon.", "Fix the bug in parser.py.", "Tidy up the kitchen list.")

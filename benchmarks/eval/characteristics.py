@@ -24,8 +24,9 @@ from disco_daemon.arrays import FloatArray
 from disco_daemon.bench.command import print_figures, run_script
 from disco_daemon.errors import ConfigError
 from disco_daemon.estimation.server_ttft import ServerTtft
-from disco_daemon.simulate.dispatch.published import PEARSON, PREDICTORS, SERVICES
 from disco_daemon.simulate.figures import align, number
+
+from .published import PEARSON, PREDICTORS, SERVICES
 
 N_AVERAGED = 10  # TTFTs of the moving average
 SMOOTHING = 0.3  # weight of the newest TTFT

@@ -24,8 +24,11 @@ import numpy as np
 from disco_daemon.arrays import FloatArray
 from disco_daemon.bench.command import at_least, print_figures, progress, run_script
 from disco_daemon.dispatch.optimal import KAPPA, TAIL_SHARE, Optimal
-from disco_daemon.simulate.bootstrap import interval
-from disco_daemon.simulate.dispatch.evaluate import (
+from disco_daemon.simulate.figures import align, number
+from disco_daemon.types import Side
+
+from .bootstrap import interval
+from .evaluate import (
     MAX_BUCKETS,
     MIN_TESTED,
     PHONES,
@@ -34,11 +37,8 @@ from disco_daemon.simulate.dispatch.evaluate import (
     measure,
     play_policy,
 )
-from disco_daemon.simulate.figures import align, number
-from disco_daemon.simulate.traces import LatencyTrace, Requests, read_requests, read_traces
-from disco_daemon.types import Side
-
 from .kept import KeptResults, add_arguments, check_arguments, of_part
+from .traces import LatencyTrace, Requests, read_requests, read_traces
 
 SELECT = ("bfcl/*", "llmdrift/*")  # of the table of all traces those whose halves have rows enough to be cut again
 KAPPAS = (0.0, 0.02, 0.04, KAPPA, 0.08, 0.12, 0.2)

@@ -24,8 +24,12 @@ import numpy as np
 
 from disco_daemon.bench.command import at_least, print_figures, progress, run_script
 from disco_daemon.dispatch.optimal import Optimal
-from disco_daemon.simulate.bootstrap import interval
-from disco_daemon.simulate.dispatch.evaluate import (
+from disco_daemon.simulate.figures import align, number
+from disco_daemon.types import Side
+
+from .bootstrap import interval
+from .constants import ASKED, BUDGETS, SELECT, fitted_half
+from .evaluate import (
     MAX_BUCKETS,
     MIN_TESTED,
     PHONES,
@@ -34,12 +38,8 @@ from disco_daemon.simulate.dispatch.evaluate import (
     measure,
     play_policy,
 )
-from disco_daemon.simulate.figures import align, number
-from disco_daemon.simulate.traces import LatencyTrace, Requests, read_requests, read_traces
-from disco_daemon.types import Side
-
-from .constants import ASKED, BUDGETS, SELECT, fitted_half
 from .kept import KeptResults, add_arguments, check_arguments, of_part
+from .traces import LatencyTrace, Requests, read_requests, read_traces
 
 SHARES = (0.04, 0.08, 0.16)
 COLUMNS = (*ASKED, "asked_twice")

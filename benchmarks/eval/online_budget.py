@@ -24,15 +24,15 @@ from disco_daemon.arrays import FloatArray
 from disco_daemon.bench.command import at_least, print_figures, progress, run_script
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.pacer import SLACK, WINDOW
-from disco_daemon.simulate.bootstrap import interval
-from disco_daemon.simulate.dispatch.evaluate import PHONES
-from disco_daemon.simulate.dispatch.online import planner, play_online
-from disco_daemon.simulate.dispatch.player import Stream
 from disco_daemon.simulate.figures import align
-from disco_daemon.simulate.traces import LatencyTrace, Requests, read_requests, read_traces
 from disco_daemon.types import Side
 
+from .bootstrap import interval
+from .evaluate import PHONES
 from .kept import KeptResults, add_arguments, check_arguments, of_part
+from .online import planner, play_online
+from .player import Stream
+from .traces import LatencyTrace, Requests, read_requests, read_traces
 
 AFTER_SHIFT = 500
 STATIONARY = "bfcl/*,llmperf/*,llmdrift/*"

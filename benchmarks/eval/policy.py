@@ -27,12 +27,12 @@ from disco_daemon.estimation.knowledge import Knowledge
 from disco_daemon.estimation.lengths import LengthDistribution
 from disco_daemon.estimation.survival import kaplan_meier
 from disco_daemon.estimation.ttft_context import estimate_contexts
-from disco_daemon.simulate.dispatch import report
-from disco_daemon.simulate.dispatch.published import REFIT_MS
 from disco_daemon.simulate.figures import require_plots
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 from ..yardstick import yardstick_us
+from . import report
+from .published import REFIT_MS
 
 SIZES = (1_000, 10_000, 100_000)  # the paper's
 BUDGET = 0.3

@@ -16,10 +16,11 @@ from typing import Any
 import aiohttp
 import tomlkit
 
-from benchmarks.faults.fuzz_http import REAL, mutate, scramble
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.system.program import verb
+
+from .fuzz_http import REAL, mutate, scramble
 
 BODIES = {path: body for method, path, body in REAL if method == "POST" and body is not None}
 ROUTES = [path for path in BODIES if not path.startswith("/disco/") and path != "/api/pull"]

@@ -23,11 +23,12 @@ from typing import Any
 import aiohttp
 import tomlkit
 
-from benchmarks.faults import route_bodies, route_cancels, route_texts
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.system.program import verb
+
+from . import route_bodies, route_cancels, route_texts
 
 PARTS = {"cancels": route_cancels, "texts": route_texts, "bodies": route_bodies}
 USUAL = {"cancels": 20, "texts": 100, "bodies": 200}

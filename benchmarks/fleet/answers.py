@@ -29,10 +29,11 @@ from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
-from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange
+
+from .local_hosts import LocalHosts
 
 N_TOGETHER = 8  # answers at a time
 N_TOKENS = 24  # of each

@@ -23,10 +23,10 @@ from disco_daemon.engine.fleet_wire import FLIGHTS
 from disco_daemon.engine.hosts.home import HomeLlama
 from disco_daemon.engine.hosts.way_times import WayTimes
 from disco_daemon.engine.llama.model import AbortFlag
-from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.system.process import waited_s
 
 from ..split.proxy import SlowLine
+from .local_hosts import LocalHosts
 from .prediction import HOME, HOST, Measured, Plan, ends_of
 from .relays import RelayedHosts
 

@@ -32,7 +32,6 @@ from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
-from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import SegmentFiles, disk_bytes, read_head
 from disco_daemon.models.segments import n_layers
@@ -42,6 +41,7 @@ from disco_daemon.types import LayerRange
 
 from .answers import equal_answers, failures
 from .lines import line_costs
+from .local_hosts import LocalHosts
 from .operations import operation_lines, operations
 from .prediction import prediction_lines, predictions
 

@@ -25,10 +25,11 @@ from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.home import HomeBatcher
 from disco_daemon.estimation.line import t95
-from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange
+
+from .local_hosts import LocalHosts
 
 N_ANSWERS, N_TOKENS = 8, 256  # answers, and what each has in the cache when the first operation begins
 N_BEHIND = 4  # iterations behind an operation that count as its: what it has held up shows there

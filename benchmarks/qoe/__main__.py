@@ -40,11 +40,11 @@ from disco_daemon.bench.engine_chats import story
 from disco_daemon.bench.streamed import Door, StreamedAnswer, ask, at_rest, device_state
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.simulate.figures import require_plots
-from disco_daemon.simulate.scheduler import qoe as simulated
-from disco_daemon.simulate.scheduler import report
 from disco_daemon.system.program import verb
 
 from .. import llama_server
+from . import report
+from . import simulation as simulated
 from .figures import FCFS, PACE_TPS, PAPER, PEER, Curve, Served, measure, rate_between, summary, table
 from .requests import ANSWER, PROMPT, SERVERS, Request, Setup, workload
 

@@ -14,10 +14,10 @@ from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.demo import PASSAGE
 from disco_daemon.bench.engine_chats import story
 from disco_daemon.bench.streamed import Chat
-from disco_daemon.simulate.scheduler.qoe import ARRIVALS_CV
 from disco_daemon.system.processors import n_cores
 
 from .figures import ANDES, FCFS, PAPER, PEER
+from .simulation import ARRIVALS_CV
 
 SERVERS = (ANDES, PAPER, FCFS, PEER)
 # Lengths in tokens: median, standard deviation of the logarithm, least, most. They spread about as those of recorded

@@ -22,9 +22,10 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
-from disco_daemon.simulate.dispatch.published import COLD_STARTS
 from disco_daemon.simulate.figures import align, number
 from disco_daemon.types import GenerationRequest, Sampling
+
+from ..eval.published import COLD_STARTS
 
 PROMPT = "How to use GitHub?"  # the paper's
 N_RUNS, N_WARM = 10, 2  # the paper's

@@ -36,12 +36,13 @@ from typing import Any
 import aiohttp
 
 import disco_daemon
-from benchmarks.relay.against import packages
-from benchmarks.yardstick import yardstick_us
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
 from disco_daemon.bench.relay import AskedWay, cpu_s_of, daemon_argv, door, rate, state_of
 from disco_daemon.system.program import command
+
+from ..yardstick import yardstick_us
+from .against import packages
 
 WARMUP = 200  # requests
 STREAMS, TOKENS, ROUNDS = 50, 200, 12

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Self
 
 from disco_daemon.bench.child import BenchError
-from disco_daemon.bench.proxy import PIECE, Proxy
 from disco_daemon.system import process, program
+
+from ..soak.proxy import PIECE, Proxy
 
 START_S = 60.0  # for the process of a proxy, on a machine that others use
 END_S = 1.0  # for connections to end, s

@@ -107,7 +107,7 @@ def run_engine(args: argparse.Namespace) -> int:
 
 def run_soak(args: argparse.Namespace) -> int:
     """Break things; progress goes to stderr. 1 where a promise was broken."""
-    from disco_daemon.bench.soak import SoakSetup, bench_soak, table
+    from benchmarks.soak.run import SoakSetup, bench_soak, table
 
     figures = run_measurement(bench_soak(SoakSetup(args.minutes, args.clients, seed=args.seed), progress))
     code = print_figures(figures, table, as_json=args.json)

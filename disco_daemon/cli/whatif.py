@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..config.schema import Config
     from ..dispatch.policy import Policy
-    from ..simulate.dispatch.whatif import WhatIf, WhatIfPoint
+    from ..simulate.whatif import WhatIf, WhatIfPoint
 
 RATES = "0.01,0.1,1,10,100,1000"
 DAY_S = 86_400.0  # of a day
@@ -27,10 +27,10 @@ def run(args: argparse.Namespace) -> int:
     from ..config.layers import config_path, load
     from ..daemon.prediction import terms
     from ..endpoints.continuation import profile_name
-    from ..simulate.dispatch.recorded import Recorded
-    from ..simulate.dispatch.whatif import WhatIf, WhatIfSetting
-    from ..simulate.dispatch.whatif_report import Findings, as_json, draw, summary
     from ..simulate.figures import require_plots
+    from ..simulate.recorded import Recorded
+    from ..simulate.whatif import WhatIf, WhatIfSetting
+    from ..simulate.whatif_report import Findings, as_json, draw, summary
     from ..store.checkup import profile
     from ..store.past import outcomes
 

@@ -25,8 +25,8 @@ from ..store import History
 from ..types import finite
 
 if TYPE_CHECKING:
-    from ..simulate.dispatch.recorded import Recorded
-    from ..simulate.dispatch.whatif import WhatIf, WhatIfTerms
+    from ..simulate.recorded import Recorded
+    from ..simulate.whatif import WhatIf, WhatIfTerms
 
 REBUILD_AFTER = 200  # requests; as long as the window of what the daemon learns from
 REBUILD_S = 600.0  # and no later than this, if there was a request since
@@ -50,7 +50,7 @@ class _Past:
 
     def model(self, policy: Policy) -> WhatIf:
         """Return the model of a policy; it fits its tables when they are first wanted."""
-        from ..simulate.dispatch.whatif import WhatIf
+        from ..simulate.whatif import WhatIf
 
         model = self.models.pop(policy, None) or WhatIf(self.recorded, self.terms, policy)
         self.models[policy] = model
@@ -121,7 +121,7 @@ class HistoryReplay:
 
     def _make(self, config: Config, served: int, now: float) -> _Made:
         from ..money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH
-        from ..simulate.dispatch.recorded import Recorded
+        from ..simulate.recorded import Recorded
 
         self.n_builds += 1
         past, why_not = None, ""
@@ -167,7 +167,7 @@ def terms(config: Config, recorded: Recorded, own: Path, probed: Mapping[str, An
     """
     from ..config.pricelist import load as load_prices
     from ..money.prices import Prices
-    from ..simulate.dispatch.whatif import WhatIfTerms
+    from ..simulate.whatif import WhatIfTerms
     from ..types import Side
     from .money import price_of
 

@@ -4,7 +4,7 @@ Why: energy is taken as proportional to floating-point operations, which carries
 model over to others (the linear energy model of DiSCo, arXiv 2502.11417, Appendix E, Eqs. 7 to 9).
 
 The formulas are the standard ones, not the paper's: it counts an embedding as a full product and a multiplication with
-its addition as 1, and states other shapes than its models have (`simulate.dispatch.published` has its own, to reproduce
+its addition as 1, and states other shapes than its models have (`benchmarks.eval.published` has its own, to reproduce
 its tables). Here: Kaplan et al., Scaling Laws for Neural Language Models (arXiv 2001.08361), Table 1, with grouped keys
 and values, gated and mixed feed-forward layers, and the true position in place of the mean context. One multiplication
 with its addition counts 2. Not counted: softmax, rotations, activations, biases (together below 1 % for models of 0.1 G

@@ -9,12 +9,12 @@ from random import Random
 import msgspec
 import pytest
 
+from benchmarks.fleet.local_hosts import LocalHosts
 from disco_daemon.engine.hosts import link
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
 from disco_daemon.engine.hosts.messages import FromHost, SegmentLoaded, decode_from_host
 from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.serve.home import HomeBatcher
-from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.models.default import default_model_path
 from tests.fixtures.fleet import (
     LOAD,

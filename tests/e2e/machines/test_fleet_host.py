@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.fleet.local_hosts import LocalHosts
 from disco_daemon.engine.host_door import LentSocket
 from disco_daemon.engine.hosts.home import HomeLlama
 from disco_daemon.engine.hosts.messages import (
@@ -30,7 +31,6 @@ from disco_daemon.engine.hosts.messages import (
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
-from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.models.default import default_model_path
 from disco_daemon.system.frames import HEADER, FrameBuffer
 from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.fleet.local_hosts import LocalHosts
 from disco_daemon.engine.hosts.cell_memory import SharedCells
 from disco_daemon.engine.hosts.copying import CellCopies
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
@@ -29,7 +30,6 @@ from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.llama.state import State
 from disco_daemon.engine.serve.home import HomeBatcher
-from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import LayerRange
 from tests.fixtures.fleet import (

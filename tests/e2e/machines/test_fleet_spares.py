@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.fleet.local_hosts import LocalHosts
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import HomeBatcher
-from disco_daemon.machines.fleet.local_hosts import LocalHosts
 from disco_daemon.models.default import default_model_path
 from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts
 

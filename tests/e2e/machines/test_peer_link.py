@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from disco_daemon.bench.proxy import Proxy
+from benchmarks.soak.proxy import Proxy
 from disco_daemon.link.protocol import (
     Credit,
     DraftVerdict,

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from disco_daemon.bench.proxy import Proxy
+from benchmarks.soak.proxy import Proxy
 from disco_daemon.link.relay import join
 from disco_daemon.link.relay.first_frames import TheAuthority, first_frame
 from disco_daemon.link.relay.orders import Address, FileAsked, Identity, Listening, OfferFile, PairAsked, RefuseFile

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.eval.constants import best, choose, fitted_half, folds, scores, tables
+from benchmarks.eval.traces import LatencyTrace, Requests
 from disco_daemon.dispatch.optimal import KAPPA, TAIL_SHARE
-from disco_daemon.simulate.traces import LatencyTrace, Requests
 
 OURS = (KAPPA, TAIL_SHARE)
 

@@ -14,9 +14,9 @@ from benchmarks.eval.hedge_share import figures_of as hedge_figures
 from benchmarks.eval.hedge_share import table as hedge_table
 from benchmarks.eval.kept import KeptResults, of_part, part_of
 from benchmarks.eval.online_budget import SHIFTED, figures_of, over, table, worst_window
+from benchmarks.eval.traces import LatencyTrace, Requests
 from disco_daemon.bench.child import BenchError
 from disco_daemon.dispatch.optimal import KAPPA, TAIL_SHARE
-from disco_daemon.simulate.traces import LatencyTrace, Requests
 
 
 def test_what_was_kept_is_read_again_and_not_measured_again(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from disco_daemon.config.schema import Config, HandoffSettings, PolicySettings, 
 from disco_daemon.daemon.prediction import MAX_MODELS, REBUILD_AFTER, REBUILD_S, HistoryReplay, as_json, terms
 from disco_daemon.endpoints.continuation import Profile, Verdict
 from disco_daemon.errors import RequestError, Unavailable
-from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, Recorded
-from disco_daemon.simulate.dispatch.whatif import WhatIf, WhatIfTerms
+from disco_daemon.simulate.recorded import MIN_REQUESTS, Recorded
+from disco_daemon.simulate.whatif import WhatIf, WhatIfTerms
 from disco_daemon.store import History
 from disco_daemon.store.writer import Writer
 from tests.fixtures.clock import StoppedClock

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.eval.online import Seen, planner, play_online
+from benchmarks.eval.player import Phone, Stream
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.planner import DEVICE_BEYOND, DEVICE_ENOUGH, DEVICE_LEAST_S, Planner
 from disco_daemon.dispatch.policies import FIXED, LEARNING
-from disco_daemon.simulate.dispatch.online import Seen, planner, play_online
-from disco_daemon.simulate.dispatch.player import Phone, Stream
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.eval.online import play_online
+from benchmarks.eval.player import Phone, Stream
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.pacer import SLACK, WINDOW, Amount, Pacer
 from disco_daemon.dispatch.planner import REFIT_EVERY, Planned, Planner
 from disco_daemon.dispatch.policies import FIXED, LEARNING, POLICIES
 from disco_daemon.estimation.knowledge import FEW, Knowledge
-from disco_daemon.simulate.dispatch.online import play_online
-from disco_daemon.simulate.dispatch.player import Phone, Stream
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

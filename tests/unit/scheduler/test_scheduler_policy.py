@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.eval.traces import Requests
+from benchmarks.qoe.machine import Machine, Simulation
 from benchmarks.qoe.scheduling import LARGE, random_jobs
+from benchmarks.qoe.simulation import QoeSetting, workload
 from disco_daemon.scheduler.andes import ONE_BY_ONE, Andes, horizon_s
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
 from disco_daemon.scheduler.begun import BegunJobs
@@ -16,9 +19,6 @@ from disco_daemon.scheduler.candidates import REST_PRICE, Candidates
 from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.scheduler.timeline import Readers, Timeline
-from disco_daemon.simulate.scheduler.machine import Machine, Simulation
-from disco_daemon.simulate.scheduler.qoe import QoeSetting, workload
-from disco_daemon.simulate.traces import Requests
 
 LATENCY = (0.02, 0.01, 0.001, 0.0)  # 10 side by side: 0.12 s
 NOW = 100.0

@@ -22,10 +22,10 @@ from disco_daemon.dispatch.planner import Planner
 from disco_daemon.errors import ConfigError, Unavailable
 from disco_daemon.money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH, threshold
 from disco_daemon.money.prices import J_PER_KWH, Prices
-from disco_daemon.simulate.dispatch import recorded as recorded_module
-from disco_daemon.simulate.dispatch.recorded import MIN_REQUESTS, MIN_SEEN, Recorded
-from disco_daemon.simulate.dispatch.whatif import WhatIf, WhatIfPoint, WhatIfSetting, WhatIfTerms, whatif
-from disco_daemon.simulate.dispatch.whatif_report import Findings, as_json, draw, pareto, picture, summary
+from disco_daemon.simulate import recorded as recorded_module
+from disco_daemon.simulate.recorded import MIN_REQUESTS, MIN_SEEN, Recorded
+from disco_daemon.simulate.whatif import WhatIf, WhatIfPoint, WhatIfSetting, WhatIfTerms, whatif
+from disco_daemon.simulate.whatif_report import Findings, as_json, draw, pareto, picture, summary
 from disco_daemon.store import History
 from disco_daemon.store.migrations import migrate
 from disco_daemon.store.past import outcomes

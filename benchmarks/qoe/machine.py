@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...arrays import FloatArray, IntArray
-from ...delivery.qoe import longest_stall_s, qoe
-from ...estimation.lengths import OutputLengths
-from ...scheduler.jobs import Capacity, Job, TokenScheduler
-from ...scheduler.latency import IterationLatency, IterationLoad
-from ...scheduler.timeline import Timeline
-from ...types import ExpectedRest, rest_at
+from disco_daemon.arrays import FloatArray, IntArray
+from disco_daemon.delivery.qoe import longest_stall_s, qoe
+from disco_daemon.estimation.lengths import OutputLengths
+from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
+from disco_daemon.scheduler.latency import IterationLatency, IterationLoad
+from disco_daemon.scheduler.timeline import Timeline
+from disco_daemon.types import ExpectedRest, rest_at
 
 EXPECTED_TTFT_S = 1.0  # of every reader, as in the paper
 QUANTUM = 10  # iterations after which is decided anew at the latest, as in the authors' public code

@@ -24,9 +24,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...arrays import BoolArray, FloatArray, IndexArray
-from ...dispatch.make import make_policy
-from ...dispatch.migrate import (
+from benchmarks.eval.evaluate import READER_TPS
+
+from ..arrays import BoolArray, FloatArray, IndexArray
+from ..dispatch.make import make_policy
+from ..dispatch.migrate import (
     LATE,
     MAX_RESERVE,
     Costs,
@@ -38,13 +40,12 @@ from ...dispatch.migrate import (
     next_check,
     stock_to_rest,
 )
-from ...dispatch.mover import DECODE_TPS, SLOW, UNTOLD_S
-from ...dispatch.policy import Policy, PolicyInput
-from ...dispatch.table import Table
-from ...money.exchange import threshold
-from ...money.prices import J_PER_WH, Prices
-from ...types import Outcome, Side
-from .evaluate import READER_TPS
+from ..dispatch.mover import DECODE_TPS, SLOW, UNTOLD_S
+from ..dispatch.policy import Policy, PolicyInput
+from ..dispatch.table import Table
+from ..money.exchange import threshold
+from ..money.prices import J_PER_WH, Prices
+from ..types import Outcome, Side
 from .recorded import Recorded
 
 JUST_BELOW = 1e-12  # of a budget, so that rounding does not let one request more in

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigError
-from ..figures import align, number, panels, require_plots, save, unique
+from disco_daemon.errors import ConfigError
+from disco_daemon.simulate.figures import align, number, panels, require_plots, save, unique
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

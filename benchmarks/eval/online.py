@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...dispatch.optimal import Optimal
-from ...dispatch.planner import Planner
-from ...dispatch.policies import FIXED
-from ...dispatch.policy import Policy
-from ...errors import ConfigError
-from ...types import Attempt, Outcome, Plan, Readiness, Side, Usage
-from ..traces import LatencyTrace, Requests
+from disco_daemon.dispatch.optimal import Optimal
+from disco_daemon.dispatch.planner import Planner
+from disco_daemon.dispatch.policies import FIXED
+from disco_daemon.dispatch.policy import Policy
+from disco_daemon.errors import ConfigError
+from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
+
 from .evaluate import POLICIES, Cell, EvaluationSetup, make, measure
 from .player import Phone, Played, Stream
+from .traces import LatencyTrace, Requests
 
 SHADOW_S = 10.0  # a server that lost the race is listened to for this long, as the daemon does
 LEARNING = tuple(name for name in POLICIES if name not in (*FIXED, "optimal-unconditioned"))

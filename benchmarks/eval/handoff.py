@@ -14,12 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ...arrays import BoolArray, FloatArray
-from ...dispatch.migrate import Costs, Prospect, catch_up_s, is_worthwhile, margin, next_check
-from ...errors import ConfigError
-from ...estimation.survival import Survival
-from ...types import Side
-from ..traces import LatencyTrace, Requests
+from disco_daemon.arrays import BoolArray, FloatArray
+from disco_daemon.dispatch.migrate import Costs, Prospect, catch_up_s, is_worthwhile, margin, next_check
+from disco_daemon.errors import ConfigError
+from disco_daemon.estimation.survival import Survival
+from disco_daemon.types import Side
+
 from .evaluate import (
     LIMITS,
     READER_TPS,
@@ -38,6 +38,7 @@ from .evaluate import (
 )
 from .player import Phone, Played, Stream
 from .published import GFLOP, MAX_TOKENS, SERVICES, token_usd
+from .traces import LatencyTrace, Requests
 
 # handoff (docs/explain/design.md#handoff): the source runs on until the target takes over, which prefills all.
 # kept: the same, but a device that lost the race keeps and completes its prefill of the prompt.

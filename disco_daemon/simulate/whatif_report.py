@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...money.prices import J_PER_WH
-from ...types import Side
-from ..figures import align, label, panels, require_plots, save
+from ..money.prices import J_PER_WH
+from ..types import Side
+from .figures import align, label, panels, require_plots, save
 from .whatif import WhatIf, WhatIfPoint, WhatIfSetting
 
 if TYPE_CHECKING:

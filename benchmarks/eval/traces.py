@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..arrays import FloatArray, IntArray
-from ..errors import ConfigError
+from disco_daemon.arrays import FloatArray, IntArray
+from disco_daemon.errors import ConfigError
 
 TTFT_COLUMNS = ("ttft_s", "ttft_est_s", "latency_s")  # the first that a file has is taken
 LENGTH_COLUMNS = (("prompt_tokens", "output_tokens"), ("in_tok", "out_tok"))  # the latter in files of arrivals

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...arrays import BoolArray, FloatArray
-from ...dispatch.pacer import Pacer
-from ...dispatch.table import Table
-from ...estimation.server_ttft import LEVELS, Predictor
-from ...types import Side
-from ..traces import Requests
+from disco_daemon.arrays import BoolArray, FloatArray
+from disco_daemon.dispatch.pacer import Pacer
+from disco_daemon.dispatch.table import Table
+from disco_daemon.estimation.server_ttft import LEVELS, Predictor
+from disco_daemon.types import Side
+
+from .traces import Requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...system import process
+from disco_daemon.system import process
 
 ENDED_S = 5.0  # for a host whose home has gone
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...arrays import FloatArray
-from ...estimation.survival import Survival
-from ...types import Side
+from disco_daemon.arrays import FloatArray
+from disco_daemon.estimation.survival import Survival
+from disco_daemon.types import Side
+
 from .player import Phone, Played, Stream
 
 HALVINGS = 40

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from benchmarks.eval.evaluate import LIMITS, POLICIES, Cell, EvaluationSetup, evaluate
+from benchmarks.eval.handoff import VARIANTS, evaluate_handoffs
+from benchmarks.eval.handoff_report import draw_handoff, handoff_summary
+from benchmarks.eval.published import MOST_SAVED, SERVICES
+from benchmarks.eval.report import STYLES, draw, draw_overhead, summary
+from benchmarks.eval.traces import read_requests, read_traces
 from disco_daemon.cli.main import main
 from disco_daemon.errors import ConfigError
-from disco_daemon.simulate.dispatch.evaluate import LIMITS, POLICIES, Cell, EvaluationSetup, evaluate
-from disco_daemon.simulate.dispatch.handoff import VARIANTS, evaluate_handoffs
-from disco_daemon.simulate.dispatch.handoff_report import draw_handoff, handoff_summary
-from disco_daemon.simulate.dispatch.published import MOST_SAVED, SERVICES
-from disco_daemon.simulate.dispatch.report import STYLES, draw, draw_overhead, summary
 from disco_daemon.simulate.figures import require_plots
-from disco_daemon.simulate.traces import read_requests, read_traces
 
 EVALUATED = ("stochastic", "stochastic-concurrent", "paper", "paper-paced", "paper-tuned", "optimal", *LIMITS)
 CELL = Cell(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...types import Side
+from disco_daemon.types import Side
 
 # The paper's services and the recorded traces nearest to them; there is no public trace of DeepSeek.
 SERVICES = {

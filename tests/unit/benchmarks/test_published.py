@@ -7,12 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.relay import cold_start
-from disco_daemon.cli.main import main
-from disco_daemon.dispatch.migrate import Costs
-from disco_daemon.simulate.dispatch.evaluate import PHONES, EvaluationSetup
-from disco_daemon.simulate.dispatch.handoff import NONE, evaluate_handoffs, savings
-from disco_daemon.simulate.dispatch.published import (
+from benchmarks.eval.evaluate import PHONES, EvaluationSetup
+from benchmarks.eval.handoff import NONE, evaluate_handoffs, savings
+from benchmarks.eval.published import (
     COLD_STARTS,
     GFLOP,
     MAX_TOKENS,
@@ -22,7 +19,10 @@ from disco_daemon.simulate.dispatch.published import (
     published_flops,
     token_usd,
 )
-from disco_daemon.simulate.traces import LatencyTrace, Requests
+from benchmarks.eval.traces import LatencyTrace, Requests
+from benchmarks.relay import cold_start
+from disco_daemon.cli.main import main
+from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.types import Side
 
 

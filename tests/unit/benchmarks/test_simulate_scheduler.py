@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from benchmarks.eval.traces import Requests
+from benchmarks.qoe import report
 from benchmarks.qoe.__main__ import main
-from disco_daemon.errors import ConfigError
-from disco_daemon.scheduler.jobs import Capacity, Job
-from disco_daemon.scheduler.latency import IterationLatency
-from disco_daemon.simulate.scheduler import report
-from disco_daemon.simulate.scheduler.machine import (
+from benchmarks.qoe.machine import (
     EXPECTED_TTFT_S,
     OPT_66B,
     Machine,
@@ -24,7 +22,7 @@ from disco_daemon.simulate.scheduler.machine import (
     Simulation,
     Workload,
 )
-from disco_daemon.simulate.scheduler.qoe import (
+from benchmarks.qoe.simulation import (
     ARRIVALS_CV,
     READERS,
     SCHEDULERS,
@@ -41,7 +39,9 @@ from disco_daemon.simulate.scheduler.qoe import (
     simulate_qoe,
     workload,
 )
-from disco_daemon.simulate.traces import Requests
+from disco_daemon.errors import ConfigError
+from disco_daemon.scheduler.jobs import Capacity, Job
+from disco_daemon.scheduler.latency import IterationLatency
 
 # An iteration takes 10 ms, 1 ms for each sequence and prompt token, and 1 us for each cell read.
 SMALL = Machine((0.010, 0.001, 0.001, 1e-6), n_cells=400, n_seqs=8, n_host_cells=10_000, swap_cps=20_000.0, n_chunk=16)

@@ -9,27 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import FloatArray
-from ...delivery.qoe import qoe_steady
-from ...dispatch import hedge
-from ...dispatch.make import make_policy
-from ...dispatch.migrate import Costs
-from ...dispatch.optimal import KAPPA, Optimal
-from ...dispatch.pacer import Pacer
-from ...dispatch.paper import Paper
-from ...dispatch.paper_variants import PaperText, PaperTuned
-from ...dispatch.policies import REGISTRY
-from ...dispatch.policy import Policy, PolicyInput
-from ...errors import ConfigError
-from ...estimation.lengths import LengthDistribution, OutputLengths
-from ...estimation.server_ttft import ServerTtft
-from ...estimation.survival import Survival, kaplan_meier
-from ...estimation.ttft_context import Contexts, estimate_contexts
-from ...types import Side
-from ..bootstrap import interval
-from ..traces import LatencyTrace, Requests
+from disco_daemon.arrays import FloatArray
+from disco_daemon.delivery.qoe import qoe_steady
+from disco_daemon.dispatch import hedge
+from disco_daemon.dispatch.make import make_policy
+from disco_daemon.dispatch.migrate import Costs
+from disco_daemon.dispatch.optimal import KAPPA, Optimal
+from disco_daemon.dispatch.pacer import Pacer
+from disco_daemon.dispatch.paper import Paper
+from disco_daemon.dispatch.paper_variants import PaperText, PaperTuned
+from disco_daemon.dispatch.policies import REGISTRY
+from disco_daemon.dispatch.policy import Policy, PolicyInput
+from disco_daemon.errors import ConfigError
+from disco_daemon.estimation.lengths import LengthDistribution, OutputLengths
+from disco_daemon.estimation.server_ttft import ServerTtft
+from disco_daemon.estimation.survival import Survival, kaplan_meier
+from disco_daemon.estimation.ttft_context import Contexts, estimate_contexts
+from disco_daemon.types import Side
+
+from .bootstrap import interval
 from .limits import best_p99, clairvoyant
 from .player import Phone, Played, Recent, Stream, play, play_paced
+from .traces import LatencyTrace, Requests
 
 N_REQUESTS = 2000  # a lane; twenty requests make up the worst 1 %
 TAIL = 0.01  # of the requests, for the CVaR

@@ -26,11 +26,12 @@ import aiohttp
 import psutil
 import tomlkit
 
-from ..models.default import fetch_default_model
-from ..system.program import verb
-from .child import BenchError, child
+from disco_daemon.bench.child import BenchError, child
+from disco_daemon.models.default import fetch_default_model
+from disco_daemon.system.program import verb
+
+from .clients import KEY, PRIVATE, Clients, SoakVerdict
 from .proxy import Proxy
-from .soak_clients import KEY, PRIVATE, Clients, SoakVerdict
 
 FAULT_S = 2.0  # from one fault to the next
 STALL_S = 3.0  # longer than a source may say nothing (`handoff.stall_s`)

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...arrays import BoolArray, FloatArray
-from ...dispatch.mover import DECODE_TPS
-from ...errors import ConfigError
-from ...estimation.knowledge import LEAST_S, SILENT, Knowledge
-from ...estimation.lengths import LengthDistribution, OutputLengths
-from ...estimation.server_ttft import ServerTtft
-from ...estimation.survival import Survival, complete, heavy_tail, kaplan_meier
-from ...estimation.ttft_context import Contexts, estimate_contexts
-from ...types import Attempt, Delivery, Outcome, Side
-from .player import Phone, Recent
+from benchmarks.eval.player import Phone, Recent
+
+from ..arrays import BoolArray, FloatArray
+from ..dispatch.mover import DECODE_TPS
+from ..errors import ConfigError
+from ..estimation.knowledge import LEAST_S, SILENT, Knowledge
+from ..estimation.lengths import LengthDistribution, OutputLengths
+from ..estimation.server_ttft import ServerTtft
+from ..estimation.survival import Survival, complete, heavy_tail, kaplan_meier
+from ..estimation.ttft_context import Contexts, estimate_contexts
+from ..types import Attempt, Delivery, Outcome, Side
 
 MIN_REQUESTS = 20  # of fewer, the slowest decide everything
 MIN_SEEN = 10  # TTFTs of the server: a curve needs some

@@ -14,11 +14,12 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from ...arrays import FloatArray, IntArray
-from ...dispatch.optimal import Optimal
-from ...dispatch.planner import Planned, Planner
-from ...types import Attempt, Outcome, Readiness, Side, Usage
-from ..figures import align, number
+from disco_daemon.arrays import FloatArray, IntArray
+from disco_daemon.dispatch.optimal import Optimal
+from disco_daemon.dispatch.planner import Planned, Planner
+from disco_daemon.simulate.figures import align, number
+from disco_daemon.types import Attempt, Outcome, Readiness, Side, Usage
+
 from .player import Phone
 
 LAPTOP = Phone("laptop", prefill_tps=400.0, decode_tps=30.0)

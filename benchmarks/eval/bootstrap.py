@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..arrays import FloatArray
+from disco_daemon.arrays import FloatArray
 
 N_RESAMPLES = 2000  # enough for the ends of a 95 % interval
 SHARE = 0.95

@@ -7,14 +7,13 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import whatif
-from .terminal import make_console
+from disco_daemon.cli.terminal import make_console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..simulate.dispatch.evaluate import Cell, EvaluationSetup
-    from ..simulate.dispatch.player import Phone
+    from .evaluate import Cell, EvaluationSetup
+    from .player import Phone
 
 ONLINE_POLICIES = "paper,paper-paced,optimal"
 HANDOFF_POLICIES = "paper,optimal"
@@ -107,7 +106,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _check(args: argparse.Namespace) -> None:
     """Raise ConfigError for an option that would do nothing."""
-    from ..errors import ConfigError
+    from disco_daemon.errors import ConfigError
 
     of_others: dict[str, tuple[str, ...]] = {
         "--traces": () if args.traces else OF_TRACES,
@@ -132,10 +131,11 @@ def run(args: argparse.Namespace) -> int:
         return _run_chats(args)
     from pathlib import Path
 
-    from ..simulate.dispatch import handoff_report, report
-    from ..simulate.dispatch.evaluate import as_json
-    from ..simulate.figures import require_plots
-    from ..simulate.traces import read_lengths, read_requests, read_traces
+    from disco_daemon.simulate.figures import require_plots
+
+    from . import handoff_report, report
+    from .evaluate import as_json
+    from .traces import read_lengths, read_requests, read_traces
 
     setup = _setup(args)
     folder = Path(args.traces)
@@ -159,7 +159,7 @@ def _run_chats(args: argparse.Namespace) -> int:
     from dataclasses import asdict
     from functools import partial
 
-    from ..simulate.dispatch import chats
+    from . import chats
 
     wanted = chats.BUDGETS if args.budgets == args.usual["budgets"] else _budgets(args)
     n_requests = chats.N_REQUESTS if args.requests == args.usual["requests"] else args.requests
@@ -170,7 +170,7 @@ def _run_chats(args: argparse.Namespace) -> int:
 
 
 def _budgets(args: argparse.Namespace) -> tuple[float, ...]:
-    from ..errors import ConfigError
+    from disco_daemon.errors import ConfigError
 
     try:
         budgets = tuple(float(b) for b in args.budgets.split(","))
@@ -186,9 +186,9 @@ def _budgets(args: argparse.Namespace) -> tuple[float, ...]:
 def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
     from functools import partial
 
-    from ..simulate.dispatch.evaluate import evaluate
-    from ..simulate.dispatch.handoff import evaluate_handoffs
-    from ..simulate.dispatch.online import evaluate_online
+    from .evaluate import evaluate
+    from .handoff import evaluate_handoffs
+    from .online import evaluate_online
 
     if args.handoff:
         return partial(
@@ -203,7 +203,7 @@ def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
 
 def _select(args: argparse.Namespace) -> list[str]:
     """Return the patterns asked for; else all traces, with handoffs those of the paper's services."""
-    from ..simulate.dispatch.published import SERVICES
+    from .published import SERVICES
 
     if args.select is not None:
         patterns: list[str] = args.select.split(",")
@@ -212,9 +212,10 @@ def _select(args: argparse.Namespace) -> list[str]:
 
 
 def _setup(args: argparse.Namespace) -> EvaluationSetup:
-    from ..errors import ConfigError
-    from ..simulate.dispatch.evaluate import PHONES, EvaluationSetup
-    from ..types import Side
+    from disco_daemon.errors import ConfigError
+    from disco_daemon.types import Side
+
+    from .evaluate import PHONES, EvaluationSetup
 
     sides = tuple(Side) if args.constraint == "both" else (Side(args.constraint),)
     try:
@@ -239,7 +240,7 @@ def _setup(args: argparse.Namespace) -> EvaluationSetup:
 
 
 def _phone(text: str) -> Phone:
-    from ..simulate.dispatch.player import Phone
+    from .player import Phone
 
     name, prefill, decode = text.split(":")
     return Phone(name, float(prefill), float(decode))

@@ -28,15 +28,16 @@ from typing import Any
 
 import numpy as np
 
-from ...arrays import FloatArray, IntArray
-from ...errors import ConfigError
-from ...estimation.given_prompt import WINDOW
-from ...estimation.lengths import OutputLengths
-from ...scheduler.andes import STALL_SHARE, Andes
-from ...scheduler.baselines import Fcfs, RoundRobin
-from ...scheduler.jobs import TokenScheduler
-from ...scheduler.latency import IterationLatency
-from ..traces import Requests
+from disco_daemon.arrays import FloatArray, IntArray
+from disco_daemon.errors import ConfigError
+from disco_daemon.estimation.given_prompt import WINDOW
+from disco_daemon.estimation.lengths import OutputLengths
+from disco_daemon.scheduler.andes import STALL_SHARE, Andes
+from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
+from disco_daemon.scheduler.jobs import TokenScheduler
+from disco_daemon.scheduler.latency import IterationLatency
+
+from ..eval.traces import Requests
 from .machine import OPT_66B, Machine, SimulatedRun, Simulation, Workload
 
 AZURE_FILE = "arrivals_azure2023_conv.csv"

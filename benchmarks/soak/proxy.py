@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Self
 
-from .loopback import bind
+from disco_daemon.bench.loopback import bind
 
 PIECE = 65536  # bytes read at once
 CONNECT_S = 5.0  # to the server behind

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from disco_daemon.bench.proxy import Proxy
-from disco_daemon.bench.soak_clients import Broken, SoakAnswer, _error_of, judge
+from benchmarks.soak.clients import Broken, SoakAnswer, _error_of, judge
+from benchmarks.soak.proxy import Proxy
 
 WHOLE = "one two three"
 

@@ -12,18 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from disco_daemon.arrays import FloatArray
-from disco_daemon.delivery.qoe import qoe_steady
-from disco_daemon.dispatch.baselines import Fixed, Stochastic
-from disco_daemon.dispatch.optimal import Optimal
-from disco_daemon.dispatch.pacer import Pacer
-from disco_daemon.dispatch.paper import Paper
-from disco_daemon.dispatch.policy import Policy, PolicyInput
-from disco_daemon.dispatch.table import RequestContext, Table
-from disco_daemon.errors import ConfigError
-from disco_daemon.estimation.server_ttft import LEVELS, Predictor
-from disco_daemon.estimation.ttft_context import Contexts
-from disco_daemon.simulate.dispatch.evaluate import (
+from benchmarks.eval.evaluate import (
     LIMITS,
     POLICIES,
     READER_TPS,
@@ -38,10 +27,10 @@ from disco_daemon.simulate.dispatch.evaluate import (
     evaluate,
     measure,
 )
-from disco_daemon.simulate.dispatch.limits import best_p99, clairvoyant
-from disco_daemon.simulate.dispatch.online import evaluate_online
-from disco_daemon.simulate.dispatch.player import Phone, Played, Recent, Stream, play, play_paced
-from disco_daemon.simulate.traces import (
+from benchmarks.eval.limits import best_p99, clairvoyant
+from benchmarks.eval.online import evaluate_online
+from benchmarks.eval.player import Phone, Played, Recent, Stream, play, play_paced
+from benchmarks.eval.traces import (
     MIN_ROWS,
     MIN_TTFT_S,
     LatencyTrace,
@@ -50,6 +39,17 @@ from disco_daemon.simulate.traces import (
     read_requests,
     read_traces,
 )
+from disco_daemon.arrays import FloatArray
+from disco_daemon.delivery.qoe import qoe_steady
+from disco_daemon.dispatch.baselines import Fixed, Stochastic
+from disco_daemon.dispatch.optimal import Optimal
+from disco_daemon.dispatch.pacer import Pacer
+from disco_daemon.dispatch.paper import Paper
+from disco_daemon.dispatch.policy import Policy, PolicyInput
+from disco_daemon.dispatch.table import RequestContext, Table
+from disco_daemon.errors import ConfigError
+from disco_daemon.estimation.server_ttft import LEVELS, Predictor
+from disco_daemon.estimation.ttft_context import Contexts
 from disco_daemon.types import Plan, Side
 from tests.fixtures.scheduling import estimated, first_token, observed, policy_input
 

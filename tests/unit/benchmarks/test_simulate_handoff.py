@@ -6,9 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disco_daemon.dispatch.migrate import Costs
-from disco_daemon.errors import ConfigError
-from disco_daemon.simulate.dispatch.evaluate import (
+from benchmarks.eval.evaluate import (
     READER_TPS,
     SERVER_USD,
     USD_PER_KWH,
@@ -22,7 +20,7 @@ from disco_daemon.simulate.dispatch.evaluate import (
     prices,
     request_usd,
 )
-from disco_daemon.simulate.dispatch.handoff import (
+from benchmarks.eval.handoff import (
     NONE,
     NOT_RUN,
     VARIANTS,
@@ -32,8 +30,10 @@ from disco_daemon.simulate.dispatch.handoff import (
     move,
     savings,
 )
-from disco_daemon.simulate.dispatch.player import Phone, Played
-from disco_daemon.simulate.traces import LatencyTrace, Requests
+from benchmarks.eval.player import Phone, Played
+from benchmarks.eval.traces import LatencyTrace, Requests
+from disco_daemon.dispatch.migrate import Costs
+from disco_daemon.errors import ConfigError
 from disco_daemon.types import Side
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

@@ -6,9 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from disco_daemon.cli.main import main
-from disco_daemon.dispatch.planner import Planner
-from disco_daemon.simulate.dispatch.chats import (
+from benchmarks.eval.chats import (
     KINDS,
     LAPTOP,
     Chats,
@@ -19,6 +17,8 @@ from disco_daemon.simulate.dispatch.chats import (
     play_chats,
     summary,
 )
+from disco_daemon.cli.main import main
+from disco_daemon.dispatch.planner import Planner
 
 LONG, SHORT = KINDS
 
