@@ -41,7 +41,8 @@ CLOCKED = tuple(
 )  # fmt: skip
 # Each has a simulation as its fixture, which takes longer than its tests.
 SIMULATED = tuple(
-    f"tests/unit/test_{name}.py" for name in ("chats", "report", "simulate", "simulate_handoff", "simulate_scheduler")
+    f"tests/unit/benchmarks/test_{name}.py"
+    for name in ("chats", "report", "simulate", "simulate_handoff", "simulate_scheduler")
 )
 
 

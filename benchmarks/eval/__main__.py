@@ -1,23 +1,38 @@
-"""`disco eval`: play recorded traces, drawn chats or the user's own history against the policies; no model needed."""
+"""Play recorded traces or drawn chats against the policies: fit on the first half, test on the second; no model needed.
+
+`python -m benchmarks.eval --traces DIR`: docs/lab/evaluation.md has the format, the commands and what they found. What
+your own requests would have cost under other settings is a verb of its own, `disco eval --history`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from disco_daemon.bench.command import run_script
 from disco_daemon.cli.terminal import make_console
+from disco_daemon.errors import ConfigError
+from disco_daemon.simulate.figures import require_plots
+from disco_daemon.simulate.recorded import Phone
+from disco_daemon.types import Side
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from .evaluate import Cell, EvaluationSetup
-    from .player import Phone
+from . import chats, handoff_report, report
+from .evaluate import PHONES, Cell, EvaluationSetup, as_json, evaluate
+from .handoff import evaluate_handoffs
+from .online import evaluate_online
+from .published import SERVICES
+from .traces import read_lengths, read_requests, read_traces
 
 ONLINE_POLICIES = "paper,paper-paced,optimal"
 HANDOFF_POLICIES = "paper,optimal"
-OF_HISTORY = ("path", "rates", "days")
 OF_TRACES = (
     "online", "handoff", "select", "devices", "seeds", "window", "start", "constraint", "alpha", "kappa", "requests",
     "dearer", "server_tps", "bootstrap", "published_prices", "lengths", "blind",
@@ -29,24 +44,16 @@ DEFAULT_POLICIES = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb."""
-    parser = subparsers.add_parser(
-        "eval",
-        help="simulate the policies on recorded traces",
-        description="Fit each policy on the first half of each trace and test it on the second, or learn online.",
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command; parsed arguments have the defaults of the checked options as `usual`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--traces", metavar="DIR", help="folder with CSV files; see docs/lab/evaluation.md")
     source.add_argument(
-        "--history", action="store_true", help="your own requests under other settings: docs/howto/whatif.md"
-    )
-    source.add_argument(
         "--chats", action="store_true", help="drawn chats of many turns: what booking fresh tokens gains"
     )
-    parser.add_argument("--path", metavar="FILE", help="with --history: the history file (default: the daemon's)")
-    parser.add_argument("--rates", default=whatif.RATES, help="with --history: exchange rates, $/kWh")
-    parser.add_argument("--days", type=float, metavar="N", help="with --history: only the last N days")
     parser.add_argument(
         "--select",
         help="traces, as comma-separated patterns of FILE/TRACE, e.g. 'bfcl/*' (default: all; with --handoff: four)",
@@ -100,43 +107,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--server-tps", type=float, default=60.0, help="with --handoff: speed of the servers, token/s")
     parser.add_argument("--json", action="store_true", help="print all cells as one JSON document")
     parser.add_argument("--plots", metavar="DIR", help="draw the paper's figures from these numbers")
-    usual = {name: parser.get_default(name) for name in (*OF_TRACES, *OF_HISTORY, "policies", "plots", "budgets")}
-    parser.set_defaults(run=run, usual=usual)
+    usual = {name: parser.get_default(name) for name in (*OF_TRACES, "policies", "plots", "budgets")}
+    parser.set_defaults(usual=usual)
+    return parser
 
 
 def _check(args: argparse.Namespace) -> None:
     """Raise ConfigError for an option that would do nothing."""
-    from disco_daemon.errors import ConfigError
-
-    of_others: dict[str, tuple[str, ...]] = {
-        "--traces": () if args.traces else OF_TRACES,
-        "--history": () if args.history else OF_HISTORY,
-    }
-    if args.chats:
-        left = [name for name in OF_TRACES if name not in OF_CHATS]
-        of_others = {"--traces": (*left, "policies", "plots"), "--history": OF_HISTORY}
-    for source, names in of_others.items():
-        for name in names:
-            if getattr(args, name) != args.usual[name]:
-                msg = f"--{name.replace('_', '-')} goes with {source} only: leave it out"
-                raise ConfigError(msg)
+    left = [name for name in OF_TRACES if name not in OF_CHATS]
+    for name in (*left, "policies", "plots") if args.chats else ():
+        if getattr(args, name) != args.usual[name]:
+            msg = f"--{name.replace('_', '-')} goes with --traces only: leave it out"
+            raise ConfigError(msg)
 
 
-def run(args: argparse.Namespace) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Simulate with a progress bar; the result goes to stdout."""
+    args = make_parser().parse_args(argv)
     _check(args)
-    if args.history:
-        return whatif.run(args)
     if args.chats:
         return _run_chats(args)
-    from pathlib import Path
-
-    from disco_daemon.simulate.figures import require_plots
-
-    from . import handoff_report, report
-    from .evaluate import as_json
-    from .traces import read_lengths, read_requests, read_traces
-
     setup = _setup(args)
     folder = Path(args.traces)
     traces = read_traces(folder, _select(args))
@@ -156,11 +146,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_chats(args: argparse.Namespace) -> int:
     """Play the chats, with a progress bar; the table goes to stdout."""
-    from dataclasses import asdict
-    from functools import partial
-
-    from . import chats
-
     wanted = chats.BUDGETS if args.budgets == args.usual["budgets"] else _budgets(args)
     n_requests = chats.N_REQUESTS if args.requests == args.usual["requests"] else args.requests
     play = partial(chats.evaluate_chats, chats.KINDS, wanted, args.seeds or chats.N_SEEDS, n_requests)
@@ -170,8 +155,6 @@ def _run_chats(args: argparse.Namespace) -> int:
 
 
 def _budgets(args: argparse.Namespace) -> tuple[float, ...]:
-    from disco_daemon.errors import ConfigError
-
     try:
         budgets = tuple(float(b) for b in args.budgets.split(","))
     except ValueError as e:
@@ -184,12 +167,6 @@ def _budgets(args: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
-    from functools import partial
-
-    from .evaluate import evaluate
-    from .handoff import evaluate_handoffs
-    from .online import evaluate_online
-
     if args.handoff:
         return partial(
             evaluate_handoffs,
@@ -203,8 +180,6 @@ def _how(args: argparse.Namespace) -> Callable[..., Iterable[Cell]]:
 
 def _select(args: argparse.Namespace) -> list[str]:
     """Return the patterns asked for; else all traces, with handoffs those of the paper's services."""
-    from .published import SERVICES
-
     if args.select is not None:
         patterns: list[str] = args.select.split(",")
         return patterns
@@ -212,11 +187,6 @@ def _select(args: argparse.Namespace) -> list[str]:
 
 
 def _setup(args: argparse.Namespace) -> EvaluationSetup:
-    from disco_daemon.errors import ConfigError
-    from disco_daemon.types import Side
-
-    from .evaluate import PHONES, EvaluationSetup
-
     sides = tuple(Side) if args.constraint == "both" else (Side(args.constraint),)
     try:
         budgets = tuple(float(b) for b in args.budgets.split(","))
@@ -240,22 +210,20 @@ def _setup(args: argparse.Namespace) -> EvaluationSetup:
 
 
 def _phone(text: str) -> Phone:
-    from .player import Phone
-
     name, prefill, decode = text.split(":")
     return Phone(name, float(prefill), float(decode))
 
 
 def _with_start(phone: Phone, start_s: float) -> Phone:
-    from dataclasses import replace
-
     return replace(phone, start_s=start_s)
 
 
 def _with_progress(total: int, work: Any) -> Iterable[Any]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
     columns = ("evaluating", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total)
         yield from work(lambda: progress.advance(task))
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

@@ -1,4 +1,4 @@
-"""`disco eval --chats`: chats of many turns, whose prompts the device has in its KV cache as far as it computed them.
+"""Chats of many turns, whose prompts the device has in its KV cache as far as it computed them.
 
 Each prompt repeats the turns before it, so most of it is cached where the device has answered, or begun to. Requests go
 through the daemon's own planner, from nothing known, with the promise over 200 requests. Everything is drawn from a
@@ -18,9 +18,8 @@ from disco_daemon.arrays import FloatArray, IntArray
 from disco_daemon.dispatch.optimal import Optimal
 from disco_daemon.dispatch.planner import Planned, Planner
 from disco_daemon.simulate.figures import align, number
+from disco_daemon.simulate.recorded import Phone
 from disco_daemon.types import Attempt, Outcome, Readiness, Side, Usage
-
-from .player import Phone
 
 LAPTOP = Phone("laptop", prefill_tps=400.0, decode_tps=30.0)
 SERVER_MEDIAN_S, SERVER_SIGMA = 0.9, 0.5  # lognormal, each TTFT for itself

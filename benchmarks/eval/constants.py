@@ -1,8 +1,8 @@
 """Chooses κ and the tail share of `optimal` without the halves that it is evaluated on.
 
-`disco eval` fits on one half of each trace and tests on the other. This reads the first of these halves only, cuts it
-in two once more, fits on one part and tests on the other. Of a grid of constants those are chosen that lower mean, P99
-and CVaR most, each weighed by what was asked of it: 2, 6 and 7 %. Whether they would be others without some of the
+`benchmarks.eval` fits on one half of each trace and tests on the other. This reads the first of these halves only, cuts
+it in two once more, fits on one part and tests on the other. Of a grid of constants those are chosen that lower mean,
+P99 and CVaR most, each weighed by what was asked of it: 2, 6 and 7 %. Whether they would be others without some of the
 services is told by cross-validation: the models are dealt into folds, the same model at two dates into one, and of each
 fold the constants that all others choose are compared with those that it would choose itself.
 

@@ -1,4 +1,4 @@
-"""`disco eval`: policies against recorded traces, cell by cell (trace x device x constraint x policy x budget)."""
+"""Policies against recorded traces, cell by cell (trace x device x constraint x policy x budget)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from disco_daemon.estimation.lengths import LengthDistribution, OutputLengths
 from disco_daemon.estimation.server_ttft import ServerTtft
 from disco_daemon.estimation.survival import Survival, kaplan_meier
 from disco_daemon.estimation.ttft_context import Contexts, estimate_contexts
+from disco_daemon.simulate.recorded import Phone, Recent
+from disco_daemon.simulate.whatif import READER_TPS
 from disco_daemon.types import Side
 
 from .bootstrap import interval
 from .limits import best_p99, clairvoyant
-from .player import Phone, Played, Recent, Stream, play, play_paced
+from .player import Played, Stream, play, play_paced
 from .traces import LatencyTrace, Requests
 
 N_REQUESTS = 2000  # a lane; twenty requests make up the worst 1 %
 TAIL = 0.01  # of the requests, for the CVaR
 MIN_TESTED = 100  # rows: of fewer the worst 1 % are not known
 MAX_BUCKETS = 64  # Alpaca has 62 prompt lengths: each its own
-READER_TPS = 4.8  # token/s, reading; Andes §2.2
 SERVER_TPS = 60.0  # token/s between two tokens of a server; the traces have none for all services
 WATTS, USD_PER_KWH = 5.0, 0.30  # a phone under load, household electricity
 SERVER_USD = (0.15e-6, 0.60e-6)  # $ per input and output token: gpt-4o-mini

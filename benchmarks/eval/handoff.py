@@ -1,4 +1,4 @@
-"""`disco eval --handoff`: what moving running answers saves, on recorded traces, by the daemon's own decision.
+"""What moving running answers saves, on recorded traces, by the daemon's own decision.
 
 Every request is played as without handoffs; then, look by look as its answer grows, `is_worthwhile` decides whether it
 moves to the side whose tokens are cheaper. What the decision expects comes from the past half of the trace (TTFTs,
@@ -18,11 +18,12 @@ from disco_daemon.arrays import BoolArray, FloatArray
 from disco_daemon.dispatch.migrate import Costs, Prospect, catch_up_s, is_worthwhile, margin, next_check
 from disco_daemon.errors import ConfigError
 from disco_daemon.estimation.survival import Survival
+from disco_daemon.simulate.recorded import Phone
+from disco_daemon.simulate.whatif import READER_TPS
 from disco_daemon.types import Side
 
 from .evaluate import (
     LIMITS,
-    READER_TPS,
     SERVER_TPS,
     SERVER_USD,
     USD_PER_KWH,
@@ -36,7 +37,7 @@ from .evaluate import (
     prices,
     request_usd,
 )
-from .player import Phone, Played, Stream
+from .player import Played, Stream
 from .published import GFLOP, MAX_TOKENS, SERVICES, token_usd
 from .traces import LatencyTrace, Requests
 

@@ -1,4 +1,4 @@
-"""The report of `disco eval --handoff`: what handoffs save, beside the published figure."""
+"""The report of What handoffs save, beside the published figure."""
 
 from __future__ import annotations
 

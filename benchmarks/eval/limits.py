@@ -6,9 +6,10 @@ import numpy as np
 
 from disco_daemon.arrays import FloatArray
 from disco_daemon.estimation.survival import Survival
+from disco_daemon.simulate.recorded import Phone
 from disco_daemon.types import Side
 
-from .player import Phone, Played, Stream
+from .player import Played, Stream
 
 HALVINGS = 40
 

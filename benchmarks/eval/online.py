@@ -1,4 +1,4 @@
-"""`disco eval --online`: the daemon's own planner, from nothing known, learning from what it gets to see.
+"""The daemon's own planner, from nothing known, learning from what it gets to see.
 
 Unlike the offline player there is no fit beforehand: the planner starts with its priors, sees a server's TTFT only when
 the server was asked, and with the shadow off only that it was longer where the device had won.
@@ -16,10 +16,11 @@ from disco_daemon.dispatch.planner import Planner
 from disco_daemon.dispatch.policies import FIXED
 from disco_daemon.dispatch.policy import Policy
 from disco_daemon.errors import ConfigError
+from disco_daemon.simulate.recorded import Phone
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 from .evaluate import POLICIES, Cell, EvaluationSetup, make, measure
-from .player import Phone, Played, Stream
+from .player import Played, Stream
 from .traces import LatencyTrace, Requests
 
 SHADOW_S = 10.0  # a server that lost the race is listened to for this long, as the daemon does

@@ -15,24 +15,10 @@ import numpy as np
 from disco_daemon.arrays import BoolArray, FloatArray
 from disco_daemon.dispatch.pacer import Pacer
 from disco_daemon.dispatch.table import Table
-from disco_daemon.estimation.server_ttft import LEVELS, Predictor
+from disco_daemon.simulate.recorded import Phone, Recent
 from disco_daemon.types import Side
 
 from .traces import Requests
-
-
-@dataclass(frozen=True, slots=True)
-class Phone:
-    """A device: speeds in token/s, `start_s` = c of T_d(l) = l / prefill + c."""
-
-    name: str
-    prefill_tps: float
-    decode_tps: float
-    start_s: float = 0.0
-
-    def ttft_s(self, lengths: FloatArray) -> FloatArray:
-        """T_d(l), s."""
-        return lengths / self.prefill_tps + self.start_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,20 +65,6 @@ class Played:
             self.ttft_s[:, one], self.device_won[:, one], self.device_ran[:, one], self.server_ran[:, one],
             self.ratio[one], lead, twice,
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recent:
-    """The slowness of the server at the end of the fit: `levels` [3], and `cap`, log s, on what one stall counts."""
-
-    predictor: Predictor
-    levels: FloatArray
-    cap: float
-
-    def after(self, levels: FloatArray, ttft_s: FloatArray) -> FloatArray:
-        """The levels [..., seeds, 3] after one more TTFT [seeds]."""
-        moved: FloatArray = LEVELS * levels + (1 - LEVELS) * np.minimum(np.log(ttft_s), self.cap)[:, None]
-        return moved
 
 
 def _column(ttft_s: FloatArray, requests: Requests, n: int, rng: np.random.Generator) -> tuple[FloatArray, ...]:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from ..bench.command import at_least, print_figures, progress, run_measurement
+from .terminal import moved
 
 ROWS = (
     ("first token, direct, p50", "direct_ttft_ms_p50", "ms"),
@@ -18,9 +19,6 @@ ROWS = (
     ("the daemon's CPU time for a request", "daemon_ms_per_request", "ms"),
     ("the daemon's CPU time for a token", "daemon_us_per_token", "us"),
 )
-# Verbs that became scripts in benchmarks/: for one release their old names say where they went.
-# Kinds of measurement that are scripts of a checkout, and their modules in benchmarks/.
-MOVED = {"delivery": "qoe.delivery", "handoff": "handoff", "money": "eval.money", "policy": "eval.policy", "qoe": "qoe"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,11 +28,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_relay(kinds)
     _add_engine(kinds)
     _add_soak(kinds)
-    for name in MOVED:
-        # Without a help text no list shows it; without a prefix for options it takes whatever it took before.
-        moved = kinds.add_parser(name, add_help=False, prefix_chars="\0")
-        moved.add_argument("words", nargs="*")
-        moved.set_defaults(run=run_moved)
 
 
 def _add_relay(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,24 +59,11 @@ def _add_engine(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_soak(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    soak = kinds.add_parser(
-        "soak",
-        help="many clients and a fault every two seconds: what is promised holds, and nothing is left behind",
-        description="Two daemons with one model, a proxy between them that breaks connections, engines that are killed "
-        "and stopped, crowds, reloads; every answer is compared with the one that nothing has disturbed.",
-    )
-    soak.add_argument("--json", action="store_true", help="print one JSON document")
-    soak.add_argument("--minutes", type=_minutes, default=30.0, help="(default: %(default)g)")
-    soak.add_argument("--clients", type=at_least(1), default=5, help="at a time (default: %(default)s)")
-    soak.add_argument("--seed", type=int, default=1, help="of what is asked and what breaks (default: %(default)s)")
+    # For one release the name says where it went. Without a help text no list shows it; without a prefix for options it
+    # takes whatever it took before.
+    soak = kinds.add_parser("soak", add_help=False, prefix_chars="\0")
+    soak.add_argument("words", nargs="*")
     soak.set_defaults(run=run_soak)
-
-
-def _minutes(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 24 * 60:
-        raise argparse.ArgumentTypeError("must be above 0, and at most a day")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,21 +86,9 @@ def run_engine(args: argparse.Namespace) -> int:
 
 
 def run_soak(args: argparse.Namespace) -> int:
-    """Break things; progress goes to stderr. 1 where a promise was broken."""
-    from benchmarks.soak.run import SoakSetup, bench_soak, table
-
-    figures = run_measurement(bench_soak(SoakSetup(args.minutes, args.clients, seed=args.seed), progress))
-    code = print_figures(figures, table, as_json=args.json)
-    return code or int(bool(figures and figures["broken"]))
-
-
-def run_moved(args: argparse.Namespace) -> int:
     """Name the script that the verb has become."""
-    print(
-        f"disco: `disco bench {args.kind}` is a script now: in a checkout of the source, run "
-        f"`python -m benchmarks.{MOVED[args.kind]}` with the same options",
-        file=sys.stderr,
-    )
+    del args
+    print(f"disco: {moved('disco bench soak', 'soak')}", file=sys.stderr)
     return 2
 
 

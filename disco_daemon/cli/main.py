@@ -25,7 +25,6 @@ def verbs() -> Sequence[ModuleType]:
         config,
         demo,
         doctor,
-        evaluate,
         exits,
         fleet,
         models,
@@ -39,10 +38,11 @@ def verbs() -> Sequence[ModuleType]:
         trace,
         tui,
         tune,
+        whatif,
     )
 
     return (
-        setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, evaluate, config,
+        setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, whatif, config,
         models, split, exits, partner, fleet, completion,
     )  # fmt: skip
 

@@ -83,3 +83,8 @@ def make_console(*, stderr: bool = False, **options: Any) -> Console:
 def progress(line: str) -> None:
     """Print one line of progress to stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def moved(verb: str, script: str) -> str:
+    """Say which script of a checkout a verb has become."""
+    return f"`{verb}` is a script now: in a checkout of the source, run `python -m benchmarks.{script}` instead"

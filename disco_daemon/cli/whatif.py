@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from .terminal import moved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +19,40 @@ if TYPE_CHECKING:
     from ..dispatch.policy import Policy
     from ..simulate.whatif import WhatIf, WhatIfPoint
 
+BUDGETS = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 RATES = "0.01,0.1,1,10,100,1000"
 DAY_S = 86_400.0  # of a day
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb `eval`."""
+    parser = subparsers.add_parser(
+        "eval",
+        help="what other settings would have cost, and how long you would have waited",
+        description="Replay your own requests under other exchange rates and budgets: docs/howto/whatif.md.",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--history", action="store_true", help="replay your own requests")
+    for name in ("--traces", "--chats"):
+        source.add_argument(name, action=Moved, nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--path", metavar="FILE", help="the history file (default: the daemon's)")
+    parser.add_argument("--rates", default=RATES, help="exchange rates, $/kWh (default: %(default)s)")
+    parser.add_argument("--days", type=float, metavar="N", help="only the last N days")
+    parser.add_argument("--policies", help="comma-separated (default: the one that is set)")
+    parser.add_argument(
+        "--budgets", default=BUDGETS, help="budget ratios b, comma-separated (default: 0.1 to 0.9 by tenths)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--plots", metavar="DIR", help="draw the table as pictures")
+    parser.set_defaults(run=run)
+
+
+class Moved(argparse.Action):
+    """An option that became a script of a checkout: for one release its old name says where it went."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """End with one line."""
+        parser.exit(2, f"disco: {moved(f'disco eval {self.option_strings[0]}', 'eval')}\n")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -36,8 +36,8 @@ class PolicyEntry:
     """One row of the table.
 
     `note` stands behind its name on the page of settings, and may be empty; `learns` says whether its table depends on
-    the estimates of both sides. `disco eval` plays it if `is_simulated`; if `is_paced`, it does so under a pacer as in
-    the daemon, which takes a table with a ladder of budgets.
+    the estimates of both sides. `benchmarks.eval` plays it if `is_simulated`; if `is_paced`, it does so under a pacer
+    as in the daemon, which takes a table with a ladder of budgets.
     """
 
     name: str

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.eval.player import Phone, Recent
-
 from ..arrays import BoolArray, FloatArray
 from ..dispatch.mover import DECODE_TPS
 from ..errors import ConfigError
 from ..estimation.knowledge import LEAST_S, SILENT, Knowledge
 from ..estimation.lengths import LengthDistribution, OutputLengths
-from ..estimation.server_ttft import ServerTtft
+from ..estimation.server_ttft import LEVELS, Predictor, ServerTtft
 from ..estimation.survival import Survival, complete, heavy_tail, kaplan_meier
 from ..estimation.ttft_context import Contexts, estimate_contexts
 from ..types import Attempt, Delivery, Outcome, Side
@@ -35,6 +33,34 @@ FITTED_ON = (
 LEARNED_FROM = 1000  # newest requests that teach the device's speed and the answers' lengths; both forget sooner
 MIN_ANSWER = 8  # tokens of an answer that says how fast the device writes
 MIN_SPEEDS = 3  # and so many such answers
+
+
+@dataclass(frozen=True, slots=True)
+class Phone:
+    """A device: speeds in token/s, `start_s` = c of T_d(l) = l / prefill + c."""
+
+    name: str
+    prefill_tps: float
+    decode_tps: float
+    start_s: float = 0.0
+
+    def ttft_s(self, lengths: FloatArray) -> FloatArray:
+        """T_d(l), s."""
+        return lengths / self.prefill_tps + self.start_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recent:
+    """The slowness of the server at the end of the fit: `levels` [3], and `cap`, log s, on what one stall counts."""
+
+    predictor: Predictor
+    levels: FloatArray
+    cap: float
+
+    def after(self, levels: FloatArray, ttft_s: FloatArray) -> FloatArray:
+        """The levels [..., seeds, 3] after one more TTFT [seeds]."""
+        moved: FloatArray = LEVELS * levels + (1 - LEVELS) * np.minimum(np.log(ttft_s), self.cap)[:, None]
+        return moved
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,8 +24,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.eval.evaluate import READER_TPS
-
 from ..arrays import BoolArray, FloatArray, IndexArray
 from ..dispatch.make import make_policy
 from ..dispatch.migrate import (
@@ -48,6 +46,7 @@ from ..money.prices import J_PER_WH, Prices
 from ..types import Outcome, Side
 from .recorded import Recorded
 
+READER_TPS = 4.8  # token/s, reading; Andes §2.2
 JUST_BELOW = 1e-12  # of a budget, so that rounding does not let one request more in
 MOVE_BUCKETS = 24  # prompt lengths for which a move is decided
 NEVER = 2 * MAX_RESERVE  # tokens; a stock that is not there by then never is

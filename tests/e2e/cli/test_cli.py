@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon.cli.bench import MOVED
 from tests.fixtures.daemon import running
 from tests.fixtures.upstream import Upstream
 
@@ -54,17 +53,15 @@ async def test_wrong_usage_is_exit_code_2(args: list[str], tmp_path: Path) -> No
     assert err
 
 
-@pytest.mark.parametrize("kind", MOVED)
-async def test_a_measurement_that_became_a_script_says_where_it_is(kind: str, tmp_path: Path) -> None:
-    for options in ([], ["--json", "--count", "3"], ["--help"]):
-        code, out, err = await disco("bench", kind, *options, home=tmp_path)
+async def test_a_measurement_that_became_a_script_says_where_it_is(tmp_path: Path) -> None:
+    for options in ([], ["--json", "--minutes", "3"], ["--help"]):
+        code, out, err = await disco("bench", "soak", *options, home=tmp_path)
         assert (code, out) == (2, "")
-        assert f"`python -m benchmarks.{MOVED[kind]}`" in err
+        assert "`python -m benchmarks.soak`" in err
         assert len(err.splitlines()) == 1
-    path = ROOT.joinpath("benchmarks", *MOVED[kind].split("."))
-    assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+    assert (ROOT / "benchmarks/soak/__main__.py").exists()
     _, out, _ = await disco("bench", "--help", home=tmp_path)
-    assert f" {kind} " not in out
+    assert " soak " not in out
 
 
 @pytest.mark.parametrize("args", [["status"], ["chat", "Hello!"]])

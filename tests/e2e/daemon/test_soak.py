@@ -1,4 +1,4 @@
-"""`disco bench soak`, for seconds: faults and clients at once, and nothing broken or left behind."""
+"""`benchmarks.soak`, for seconds: faults and clients at once, and nothing broken or left behind."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from disco_daemon.models.default import models_dir
 
+ROOT = Path(__file__).parents[3]
 NAMES = {
     "minutes", "requests", "faults", "broken", "rss_growth", "fds_left", "tasks_left", "cells_left", "lag_ms_p99",
     "ledger_gap_usd",
@@ -22,8 +23,9 @@ NAMES = {
 async def test_under_random_faults_no_promise_is_broken_and_nothing_is_left(tmp_path: Path) -> None:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "disco_daemon.cli.main", "bench", "soak", "--minutes", "0.25", "--json",
-        stdout=pipe, stderr=pipe, env=os.environ | {"HOME": str(tmp_path), "DISCO_MODELS_DIR": str(models_dir())},
+        sys.executable, "-m", "benchmarks.soak", "--minutes", "0.25", "--json",
+        cwd=ROOT, stdout=pipe, stderr=pipe,
+        env=os.environ | {"HOME": str(tmp_path), "DISCO_MODELS_DIR": str(models_dir())},
     )  # fmt: skip
     out, err = await process.communicate()
     assert process.returncode == 0, out.decode() + err.decode()

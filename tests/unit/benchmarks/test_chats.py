@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from benchmarks.eval.__main__ import main
 from benchmarks.eval.chats import (
     KINDS,
     LAPTOP,
@@ -17,7 +18,7 @@ from benchmarks.eval.chats import (
     play_chats,
     summary,
 )
-from disco_daemon.cli.main import main
+from disco_daemon.bench.command import run_script
 from disco_daemon.dispatch.planner import Planner
 
 LONG, SHORT = KINDS
@@ -78,7 +79,7 @@ def played(chats: Chats, budget: float, kind: type[Planner] = Planner) -> list[t
 
 
 def test_the_command_prints_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["eval", "--chats", "--budgets", "0.2", "--seeds", "1", "--requests", "60"]
+    line = ["--chats", "--budgets", "0.2", "--seeds", "1", "--requests", "60"]
     assert main([*line, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["chats"]
     assert [(row["chats"], row["booked"]) for row in found] == [
@@ -93,13 +94,12 @@ def test_the_command_prints_a_row_for_each(capsys: pytest.CaptureFixture[str]) -
     [
         (["--online"], "--online goes with --traces only"),
         (["--policies", "paper"], "--policies goes with --traces only"),
-        (["--days", "3"], "--days goes with --history only"),
         (["--budgets", "few"], "--budgets takes numbers"),
         (["--budgets", "2"], "--budgets takes shares from 0 to 1, not 2"),
     ],
 )
 def test_what_chats_do_not_take_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "--chats", *words]) == 1
+    assert run_script(lambda: main(["--chats", *words])) == 1
     assert said in capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.eval.__main__ import main
 from benchmarks.eval.evaluate import PHONES, EvaluationSetup
 from benchmarks.eval.handoff import NONE, evaluate_handoffs, savings
 from benchmarks.eval.published import (
@@ -21,7 +22,7 @@ from benchmarks.eval.published import (
 )
 from benchmarks.eval.traces import LatencyTrace, Requests
 from benchmarks.relay import cold_start
-from disco_daemon.cli.main import main
+from disco_daemon.bench.command import run_script
 from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.types import Side
 
@@ -63,8 +64,8 @@ def test_costs_at_its_prices_are_those_of_answers_that_are_cut_off() -> None:
 def test_what_has_no_published_price_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "ttft_own.csv").write_text("trace,ttft_s\n" + "mine,0.5\n" * 40, "utf-8")
     (tmp_path / "lengths.csv").write_text("prompt_tokens,output_tokens\n" + "9,9\n" * 10, "utf-8")
-    line = ["eval", "--traces", str(tmp_path), "--select", "*", "--handoff", "--published-prices"]
-    assert main(line) != 0
+    line = ["--traces", str(tmp_path), "--select", "*", "--handoff", "--published-prices"]
+    assert run_script(lambda: main(line)) != 0
     assert "the paper states no price for mine" in capsys.readouterr().err
 
 

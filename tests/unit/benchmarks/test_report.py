@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from benchmarks.eval.__main__ import main
 from benchmarks.eval.evaluate import LIMITS, POLICIES, Cell, EvaluationSetup, evaluate
 from benchmarks.eval.handoff import VARIANTS, evaluate_handoffs
 from benchmarks.eval.handoff_report import draw_handoff, handoff_summary
 from benchmarks.eval.published import MOST_SAVED, SERVICES
 from benchmarks.eval.report import STYLES, draw, draw_overhead, summary
 from benchmarks.eval.traces import read_requests, read_traces
-from disco_daemon.cli.main import main
+from disco_daemon.bench.command import run_script
 from disco_daemon.errors import ConfigError
 from disco_daemon.simulate.figures import require_plots
 
@@ -272,7 +273,7 @@ def test_handoffs_are_drawn(moved: list[Cell], tmp_path: Path) -> None:
 
 def test_the_verb_prints_and_draws_handoffs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_traces(tmp_path)
-    line = ["eval", "--traces", str(tmp_path), "--requests", "50", "--budgets", "0.5", "--seeds", "1", "--handoff"]
+    line = ["--traces", str(tmp_path), "--requests", "50", "--budgets", "0.5", "--seeds", "1", "--handoff"]
     assert main([*line, "--select", "*/quick", "--plots", str(tmp_path / "drawn")]) == 0
     assert "server-constrained: 1 trace x 3 devices x 1 budget" in capsys.readouterr().out
     assert_drawn(tmp_path / "drawn" / "fig7-handoff.png")
@@ -280,13 +281,13 @@ def test_the_verb_prints_and_draws_handoffs(tmp_path: Path, capsys: pytest.Captu
     cells = json.loads(capsys.readouterr().out)["cells"]
     assert {c["handoff"] for c in cells} == {"none", *VARIANTS}
     assert max(c["handoffs"] for c in cells) > 0
-    assert main(line) == 1  # by default the paper's four services, which are not among these
+    assert run_script(lambda: main(line)) == 1  # by default the paper's four services, which are not among these
     assert "gpt-4o-mini" in capsys.readouterr().err
 
 
 def test_the_verb_without_it_plays_all_traces_as_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_traces(tmp_path)
-    line = ["eval", "--traces", str(tmp_path), "--requests", "50", "--budgets", "0.5", "--policies", "paper", "--json"]
+    line = ["--traces", str(tmp_path), "--requests", "50", "--budgets", "0.5", "--policies", "paper", "--json"]
     assert main(line) == 0
     cells = json.loads(capsys.readouterr().out)["cells"]
     assert {(c["trace"], c["handoff"]) for c in cells} == {("quick", "none"), ("slow", "none")}

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from benchmarks.eval.evaluate import (
     LIMITS,
     POLICIES,
-    READER_TPS,
     SERVER_TPS,
     SERVER_USD,
     USD_PER_KWH,
@@ -29,7 +28,7 @@ from benchmarks.eval.evaluate import (
 )
 from benchmarks.eval.limits import best_p99, clairvoyant
 from benchmarks.eval.online import evaluate_online
-from benchmarks.eval.player import Phone, Played, Recent, Stream, play, play_paced
+from benchmarks.eval.player import Played, Stream, play, play_paced
 from benchmarks.eval.traces import (
     MIN_ROWS,
     MIN_TTFT_S,
@@ -50,6 +49,8 @@ from disco_daemon.dispatch.table import RequestContext, Table
 from disco_daemon.errors import ConfigError
 from disco_daemon.estimation.server_ttft import LEVELS, Predictor
 from disco_daemon.estimation.ttft_context import Contexts
+from disco_daemon.simulate.recorded import Phone, Recent
+from disco_daemon.simulate.whatif import READER_TPS
 from disco_daemon.types import Plan, Side
 from tests.fixtures.scheduling import estimated, first_token, observed, policy_input
 

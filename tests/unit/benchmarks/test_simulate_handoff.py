@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from benchmarks.eval.evaluate import (
-    READER_TPS,
     SERVER_USD,
     USD_PER_KWH,
     Cell,
@@ -30,10 +29,12 @@ from benchmarks.eval.handoff import (
     move,
     savings,
 )
-from benchmarks.eval.player import Phone, Played
+from benchmarks.eval.player import Played
 from benchmarks.eval.traces import LatencyTrace, Requests
 from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.errors import ConfigError
+from disco_daemon.simulate.recorded import Phone
+from disco_daemon.simulate.whatif import READER_TPS
 from disco_daemon.types import Side
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

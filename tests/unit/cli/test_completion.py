@@ -133,7 +133,7 @@ def test_files_and_folders_are_offered_where_one_is_wanted(complete: Complete, t
     (tmp_path / "mine.toml").touch()
     (tmp_path / "mine.d").mkdir()
     assert {name.rstrip("/") for name in complete("disco", "up", "--config", "mi")} == {"mine.toml", "mine.d"}
-    assert {name.rstrip("/") for name in complete("disco", "eval", "--traces", "mi")} == {"mine.d"}
+    assert {name.rstrip("/") for name in complete("disco", "eval", "--history", "--plots", "mi")} == {"mine.d"}
     assert complete("disco", "up", "--host", "mi") == set()
 
 

@@ -10,10 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.eval.online import Seen, planner, play_online
-from benchmarks.eval.player import Phone, Stream
+from benchmarks.eval.player import Stream
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.planner import DEVICE_BEYOND, DEVICE_ENOUGH, DEVICE_LEAST_S, Planner
 from disco_daemon.dispatch.policies import FIXED, LEARNING
+from disco_daemon.simulate.recorded import Phone
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

@@ -10,12 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.eval.online import play_online
-from benchmarks.eval.player import Phone, Stream
+from benchmarks.eval.player import Stream
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.pacer import SLACK, WINDOW, Amount, Pacer
 from disco_daemon.dispatch.planner import REFIT_EVERY, Planned, Planner
 from disco_daemon.dispatch.policies import FIXED, LEARNING, POLICIES
 from disco_daemon.estimation.knowledge import FEW, Knowledge
+from disco_daemon.simulate.recorded import Phone
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER

@@ -653,10 +653,6 @@ def test_the_command_prints_a_table_and_draws(home: Path, capsys: pytest.Capture
         (["--policies", "best"], "unknown policy 'best'"),
         (["--days", "1"], "the history holds 0 requests"),
         (["--days", "0"], "--days takes a number above 0"),
-        (["--online"], "--online goes with --traces"),
-        (["--select", "bfcl/*"], "--select goes with --traces"),
-        (["--server-tps", "50"], "--server-tps goes with --traces"),
-        (["--requests", "50"], "--requests goes with --traces"),
     ],
 )
 def test_the_command_says_what_is_wrong(
@@ -667,14 +663,18 @@ def test_the_command_says_what_is_wrong(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["--history", "--traces", "x"]])
-def test_one_source_is_wanted(words: list[str]) -> None:
+def test_the_history_is_asked_for_by_name() -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["eval", *words])
+        main(["eval"])
     assert stopped.value.code == 2
 
 
-@pytest.mark.parametrize("words", [["--days", "3"], ["--path", "h.sqlite"], ["--rates", "1,2"]])
-def test_an_option_of_the_history_does_not_go_with_traces(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert main(["eval", "--traces", "x", *words]) == 1
-    assert f"{words[0]} goes with --history only" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words", [["--traces", "x", "--days", "3"], ["--chats"], ["--select", "bfcl/*", "--traces", "x"]]
+)
+def test_what_became_a_script_says_where_it_is(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["eval", *words])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`python -m benchmarks.eval`" in line
