@@ -10,9 +10,9 @@ from typing import Any
 
 from disco_daemon.api.app import make_app
 from disco_daemon.api.http.guard import ApiConfig
-from disco_daemon.api.openapi.document import WITH_STATUS, document, everywhere, routes_of
-from disco_daemon.api.openapi.operations import OPERATIONS, Fields, Operation
 from docs.generate import display_path, link
+from docs.openapi.document import WITH_STATUS, document, everywhere, routes_of
+from docs.openapi.operations import OPERATIONS, Fields, Operation
 
 MOST_NAMED = 3  # routes in one cell
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}

@@ -10,7 +10,7 @@ from ..types import Delivery, Side
 from . import answering
 from .answering import CONDUCTOR, TURNSTILE, Turnstile, names, received
 from .anthropic import messages_routes
-from .control import documents, fleet_routes, partner_routes, server_routes, trace_route
+from .control import documents, fleet_routes, openapi_route, partner_routes, server_routes, trace_route
 from .control.documents import Documents
 from .control.metrics import Metrics
 from .control.scrape import METRICS, counted, scraped
@@ -26,7 +26,6 @@ from .ollama import ollama_routes
 from .openai import embeddings
 from .openai.codex import codex_models
 from .openai.shapes import ChatShape, TextShape
-from .openapi import openapi_routes
 from .responses import responses_routes
 
 
@@ -56,7 +55,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     fleet_routes.add_routes(app)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)
-    openapi_routes.add_routes(app)
+    openapi_route.add_routes(app)
     return app
 
 

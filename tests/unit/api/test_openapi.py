@@ -12,10 +12,10 @@ import pytest
 from disco_daemon.api.doors import ROUTES, At
 from disco_daemon.api.http import sse
 from disco_daemon.api.http.failures import error_shape
-from disco_daemon.api.openapi.document import WITH_STATUS, error_schema
-from disco_daemon.api.openapi.openapi_words import HEADERS, WORDS
-from disco_daemon.api.openapi.operations import OPERATIONS
 from disco_daemon.types.drawing import Wishes
+from docs.openapi.document import WITH_STATUS, error_schema
+from docs.openapi.operations import OPERATIONS
+from docs.openapi.words import HEADERS, WORDS
 from tests.fixtures.described import DescribedAnswers, described, route_of
 from tests.fixtures.documents import PAGES, rows
 

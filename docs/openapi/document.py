@@ -13,16 +13,17 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from ... import __version__
-from ...errors import DiscoError, EndpointError, RequestError
-from ...types import Side
-from ..doors import ROUTES, At
-from ..http.failures import ERROR_SHAPES, ErrorShape, error_shape
-from ..http.guard import WITHOUT_KEY
-from ..openai.shapes import error_body
-from .openapi_bodies import REF, body_schema, types_of
-from .openapi_words import HEADERS, WORDS
+from disco_daemon import __version__
+from disco_daemon.api.doors import ROUTES, At
+from disco_daemon.api.http.failures import ERROR_SHAPES, ErrorShape, error_shape
+from disco_daemon.api.http.guard import WITHOUT_KEY
+from disco_daemon.api.openai.shapes import error_body
+from disco_daemon.errors import DiscoError, EndpointError, RequestError
+from disco_daemon.types import Side
+
+from .bodies import REF, body_schema, types_of
 from .operations import OPERATIONS, SSE, Failing, Operation, Schema
+from .words import HEADERS, WORDS
 
 OPENAPI = "3.1.0"
 WITH_STATUS = {

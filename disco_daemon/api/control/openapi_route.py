@@ -34,6 +34,6 @@ async def _openapi(request: web.Request) -> web.Response:
 
 
 def _made(app: web.Application) -> bytes:
-    from .document import document, routes_of  # a start has no use for it
+    from docs.openapi.document import document, routes_of  # a start has no use for it
 
     return msgspec.json.encode(document(routes_of(app)))

@@ -10,12 +10,19 @@ from typing import Any
 
 import msgspec
 
-from ...types import FIELDS, Field, Treatment
-from ...types.drawing import Wishes
-from ..openai.chat_messages import ROLES
-from ..openai.openai_request import MAX_STOP, MAX_TOKEN_ID, AnswerRequest, ChatRequest, CompletionRequest
-from ..responses.responses_items import GivenCall, GivenCustomCall, GivenMessage, GivenOutput, GivenThought
-from ..responses.responses_request import OF_CHATS
+from disco_daemon.api.openai.chat_messages import ROLES
+from disco_daemon.api.openai.openai_request import MAX_STOP, MAX_TOKEN_ID, AnswerRequest, ChatRequest, CompletionRequest
+from disco_daemon.api.responses.responses_items import (
+    GivenCall,
+    GivenCustomCall,
+    GivenMessage,
+    GivenOutput,
+    GivenThought,
+)
+from disco_daemon.api.responses.responses_request import OF_CHATS
+from disco_daemon.types import FIELDS, Field, Treatment
+from disco_daemon.types.drawing import Wishes
+
 from .operations import Fields, Operation, Schema
 
 REF = "#/components/schemas/{name}"

@@ -13,17 +13,22 @@ from typing import Any
 
 import msgspec
 
-from ..anthropic.messages_request import MessagesRequest
-from ..control.documents import MAX_PLAN_TOKENS, TAIL_KNOBS
-from ..control.fleet_routes import DrainWish
-from ..control.member_routes import PairWish, RevokeWish
-from ..control.wishes import Adjustment, DeviceWish, ServerWish
-from ..llama_server.infill_shape import InfillRequest
-from ..ollama.ollama_request import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaShowRequest
-from ..openai.embeddings import EmbeddingsRequest
-from ..openai.openai_request import ChatRequest, CompletionRequest
-from ..responses.responses_request import ResponsesRequest
-from . import answer_types as gives
+from disco_daemon.api.anthropic.messages_request import MessagesRequest
+from disco_daemon.api.control.documents import MAX_PLAN_TOKENS, TAIL_KNOBS
+from disco_daemon.api.control.fleet_routes import DrainWish
+from disco_daemon.api.control.member_routes import PairWish, RevokeWish
+from disco_daemon.api.control.wishes import Adjustment, DeviceWish, ServerWish
+from disco_daemon.api.llama_server.infill_shape import InfillRequest
+from disco_daemon.api.ollama.ollama_request import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
+from disco_daemon.api.openai.embeddings import EmbeddingsRequest
+from disco_daemon.api.openai.openai_request import ChatRequest, CompletionRequest
+from disco_daemon.api.responses.responses_request import ResponsesRequest
+from docs.openapi import answer_types as gives
 
 Schema = dict[str, Any]
 OBJECT: Schema = {"type": "object"}
