@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from typing import Any
 
-from disco_daemon.api.app import make_app
-from disco_daemon.api.http.guard import ApiConfig
 from docs.generate import display_path, link
-from docs.openapi.document import WITH_STATUS, document, everywhere, routes_of
+from docs.openapi.document import WITH_STATUS, described, everywhere
 from docs.openapi.operations import OPERATIONS, Fields, Operation
 
 MOST_NAMED = 3  # routes in one cell
@@ -24,13 +21,6 @@ BESIDE = {
     Fields.RESPONSES: "; [as it says there](#responses)",
     Fields.MESSAGES: "; [as it says there](#messages)",
 }
-
-
-@cache
-def described() -> dict[str, Any]:
-    """The document."""
-    nothing: Any = object()
-    return document(routes_of(make_app(nothing, nothing, ApiConfig("127.0.0.1", ""), nothing)))
 
 
 def of_type(name: str, prefix: str = "") -> str:

@@ -292,7 +292,22 @@ def reference() -> str:
     return document(make_parser())
 
 
+def openapi() -> str:
+    """What /openapi.json serves, with a line for each method of a route and each type."""
+    from docs.openapi.document import described
+
+    return f"{_lines(described(), 3)}\n"
+
+
+def _lines(value: Any, depth: int) -> str:
+    """A value as JSON, with a line for each key of its objects down to `depth`."""
+    if depth == 0 or not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return "{\n" + ",\n".join(f"{json.dumps(key)}:{_lines(below, depth - 1)}" for key, below in value.items()) + "\n}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "disco_daemon/api/openapi.json": openapi,
     "docs/reference/bounds.md": bounds,
     "docs/reference/cli.md": reference,
     "docs/reference/settings.md": settings,

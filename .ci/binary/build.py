@@ -36,7 +36,11 @@ STRIP_TIMEOUT_S = 60.0
 # Packages that import modules of theirs by name, which PyInstaller cannot see.
 LAZY = ("anyio", "disco_daemon", "disco_tui", "huggingface_hub", "pydantic", "rich", "textual")
 # What the program reads beside its modules, and the folder that it is looked for in.
-DATA = (("disco_daemon/profiles", "disco_daemon/profiles"), ("disco_tui/disco.tcss", "disco_tui"))
+DATA = (
+    ("disco_daemon/api/openapi.json", "disco_daemon/api"),
+    ("disco_daemon/profiles", "disco_daemon/profiles"),
+    ("disco_tui/disco.tcss", "disco_tui"),
+)
 METADATA = ("disco-daemon", ENGINE)  # whose versions the program asks for
 # Installed beside us for the tests, for plots, or by something that could use them: nothing here needs them.
 UNUSED = (

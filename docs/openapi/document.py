@@ -1,6 +1,6 @@
 """/openapi.json: the whole API as an OpenAPI 3.1 document, made of the routes, their types and the fields' table. Pure.
 
-It is made when somebody first asks for it, and costs a start nothing.
+`make docs` writes it into the package (docs/generate.py), and the route serves that file.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from disco_daemon import __version__
+from disco_daemon.api.app import make_app
 from disco_daemon.api.doors import ROUTES, At
 from disco_daemon.api.http.failures import ERROR_SHAPES, ErrorShape, error_shape
-from disco_daemon.api.http.guard import WITHOUT_KEY
+from disco_daemon.api.http.guard import WITHOUT_KEY, ApiConfig
 from disco_daemon.api.openai.shapes import error_body
 from disco_daemon.errors import DiscoError, EndpointError, RequestError
 from disco_daemon.types import Side
@@ -61,6 +63,13 @@ LINE: Schema = {
 _PATH_KEY = re.compile(r"{(\w+)}")
 
 
+@cache
+def described() -> dict[str, Any]:
+    """Return the document of all routes."""
+    nothing: Any = object()
+    return document(_routes_of(make_app(nothing, nothing, ApiConfig("127.0.0.1", ""), nothing)))
+
+
 def document(routes: Iterable[tuple[str, str, str]]) -> dict[str, Any]:
     """Return the document; `routes` are methods, paths and docstrings of handlers. Raises KeyError without an entry."""
     found = [(method, path, told, OPERATIONS[method, path]) for method, path, told in routes]
@@ -95,7 +104,7 @@ def document(routes: Iterable[tuple[str, str, str]]) -> dict[str, Any]:
     }
 
 
-def routes_of(app: web.Application) -> Iterator[tuple[str, str, str]]:
+def _routes_of(app: web.Application) -> Iterator[tuple[str, str, str]]:
     """Yield method, path and the handler's docstring of each route."""
     for route in app.router.routes():
         if route.method != "HEAD" and route.resource is not None:  # served as GET is

@@ -7,16 +7,20 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 
+from disco_daemon.api.control import openapi_route
 from disco_daemon.api.doors import ROUTES, At
 from disco_daemon.api.http import sse
 from disco_daemon.api.http.failures import error_shape
 from disco_daemon.types.drawing import Wishes
-from docs.openapi.document import WITH_STATUS, error_schema
+from docs.openapi.document import WITH_STATUS, described, error_schema
 from docs.openapi.operations import OPERATIONS
 from docs.openapi.words import HEADERS, WORDS
-from tests.fixtures.described import DescribedAnswers, described, route_of
+from tests.fixtures.described import DescribedAnswers, route_of
 from tests.fixtures.documents import PAGES, rows
 
 
@@ -110,3 +114,11 @@ def test_a_path_leads_to_its_route() -> None:
     assert route_of("POST", "/v1/messages/count_tokens") == ("POST", "/v1/messages/count_tokens")
     assert route_of("GET", "/disco/v1/trace/latest") == ("GET", "/disco/v1/trace/{request_id}")
     assert route_of("GET", "/v1/messages") is None
+
+
+async def test_the_route_serves_the_file_that_make_docs_writes(described: dict[str, Any]) -> None:
+    app = web.Application()
+    openapi_route.add_routes(app)
+    async with TestClient(TestServer(app)) as client, client.get("/openapi.json") as answer:
+        assert answer.content_type == "application/json"
+        assert await answer.json() == msgspec.json.decode(msgspec.json.encode(described))
