@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import Json, Token, Usage
+from ..types import Json, Token, Usage, n_choices
 
 MESSAGE_TOKENS = 64  # a chat template's for one message; those known take 3 to 10
 OWN_TOKENS = 16_384  # of a prompt that a server adds unseen: its system prompt, its description of tools
@@ -75,7 +75,7 @@ class Bill:
             completion += thought  # xAI, and Google at times, count what was thought beside the answer
         most = self._most_completion(elapsed_s)
         usage.told = 0 < completion <= most  # what cannot be true is booked up to there, and believed by nobody
-        coarser = COARSER if self._body.get("n") in (None, 1) else 1.0
+        coarser = COARSER if n_choices(self._body) == 1 else 1.0
         if 0 < coarser * completion < self._n_tokens:  # no running sum; of choices llama-server tells of one only
             completion, usage.told = self._n_tokens, False
         if completion:
