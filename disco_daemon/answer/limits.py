@@ -21,8 +21,8 @@ class Limits:
 
     A text is counted from outside, and may have fewer tokens than that: what is beyond `max_tokens` waits for the end
     that the endpoint makes itself. It has the last word if it says that it kept to the limit: it ended for that, or has
-    counted no more tokens. `was_cut`: it said far more, or its ids tell how many
-    tokens it said, and nothing more is admitted. Behind a seam (`begin_anew`) only we count the tokens.
+    counted no more tokens. `was_cut`: it said far more, or its ids tell how many tokens it said, and nothing more is
+    admitted. Behind a seam (`begin_anew`) only we count the tokens.
 
     A stop string may begin before a seam and end behind it. So where there may be one (`may_move`), text that may grow
     into a stop string waits from the first token on, as it does within an endpoint: what is shown cannot be taken back.

@@ -44,12 +44,10 @@ def fitted(
 ) -> Plan:
     """Return the plan for the sides there are, without a start of one that is not for this request.
 
-    The device is not while it is left alone, if its context has too little room, or what a field means is unknown to
-    it; a server is not whose
-    context is known to have too little, or that may not go straight on from what the client has begun, or that nobody
-    has tried. Else the side that the request
-    prefers begins alone, or the other one while it does not want to be asked. Each stays what is left if the other
-    fails.
+    The device is not where its context has too little room, or where it does not know what a field means. A server is
+    not whose context is known to have too little room, or that may not go straight on from what the client has begun,
+    or that nobody has tried. Else the side that the request prefers begins alone, or the other one while that side does
+    not want to be asked. Each side stays what is left if the other fails.
     """
     plan = plan.restricted(frozenset(readiness))
     if not readiness.keys() >= BOTH:

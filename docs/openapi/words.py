@@ -47,7 +47,7 @@ WORDS: dict[str, dict[str, str]] = {
         "ignored": "the fields of the request that nobody heeded",
         "narrowed": "of an answer of the device by a JSON schema: what this allows and was not said. `...type`: values "
         "of types that it does not speak of; `...additionalProperties`: members that it does not name",
-        "split": "of a device over two machines: how the answer was made, docs/explain/split.md",
+        "split": "of a device over two machines: how the answer was made, docs/howto/split.md#look-at-it",
     },
 }
 HEADERS = {

@@ -30,7 +30,7 @@ HOME = "home"
 N_ANSWERS = 8.0  # at a time, for which a plan is made: as many as `python -m benchmarks.fleet` asks
 CONTEXT_TOKENS = 512.0  # that each of them has: a question and some paragraphs
 OWN_LAYERS = 2  # at least: home has the first and the last one, and each host one
-CALL_S = 1.2e-3  # of a range, whatever it computes: 15.0 to 17.4 ms a token with two calls more (docs/explain/fleet.md)
+CALL_S = 1.2e-3  # of a range, whatever it computes: two calls more took 2.4 ms a token (the default model, one thread)
 # Rows in a batch, and what they take by what one takes: 15.7, 39 and 70 ms (the default model, one thread).
 BATCHES, BATCH_TIMES = (1.0, 4.0, 8.0), (1.0, 2.5, 4.5)
 
