@@ -32,7 +32,7 @@ BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Window = Annotated[int, Meta(ge=ALL, le=MAX_COUNT)]
-Factor = Annotated[float, Meta(gt=0, le=100)]
+Factor = Annotated[float, Meta(ge=0.01, le=100)]  # logits are divided by it: by next to nothing, all are infinite
 Indent = Annotated[int, Meta(ge=0, le=MAX_INDENT)]
 Strength = Annotated[float, Meta(ge=0, le=100)]
 Base = Annotated[float, Meta(ge=1, le=100)]

@@ -358,7 +358,7 @@ BAD: dict[str, list[Any]] = {
     "frequency_penalty": [3, "x"], "presence_penalty": [-3],
     "disco": ["x", {"route": "nobody"}, {"unknown": 1}, {"max_cost_usd": -1}],
     "top_k": [1.5, "3", -2, 2**31], "min_p": [-0.1, 1.1, "x"], "typical_p": [2], "typ_p": [-1],
-    "repeat_penalty": [0, 101, "x"], "repetition_penalty": [0], "repeat_last_n": [-2, 1.5],
+    "repeat_penalty": [0, 1e-9, 0.009, 101, "x"], "repetition_penalty": [0, 1e-300], "repeat_last_n": [-2, 1.5],
     "xtc_probability": [2], "xtc_threshold": [-1], "dry_multiplier": [-1], "dry_base": [0.5],
     "dry_allowed_length": [-1], "dry_penalty_last_n": [-2],
     "dry_sequence_breakers": ["x", [""], ["x" * 41], ["x"] * 17],
