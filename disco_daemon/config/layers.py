@@ -82,7 +82,7 @@ def set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config],
     new settings raises: ConfigError.
     """
     with changing(path):
-        return _set_values(path, changes, check)
+        return write_values(path, changes, check)
 
 
 @contextmanager
@@ -121,7 +121,8 @@ def _is_locked(handle: int) -> bool:
     return True
 
 
-def _set_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config], None]) -> Config:
+def write_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config], None] = lambda _: None) -> Config:
+    """Do what `set_values` does, within `changing`: what the changes were worked out from is as it was."""
     import tomlkit  # for whom writes settings
 
     values = _read_file(path)

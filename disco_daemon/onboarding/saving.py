@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config.layers import get_value, load, require_complete, set_values, with_values, write_private
+from ..config.layers import changing, get_value, load, require_complete, with_values, write_private, write_values
 from ..config.schema import Config
 from ..errors import ConfigError
 from ..models.default import installed_models
@@ -39,8 +39,18 @@ class Choice:
 def save(path: Path, choice: Choice) -> dict[str, Any]:
     """Write a choice into config.toml at `path` and its key beside it; return the settings that were written.
 
-    Comments stay. Raises ConfigError, and then nothing has changed. Blocks on disk.
+    Comments stay. Raises ConfigError, and then nothing has changed. Blocks on disk. What other programs set meanwhile
+    comes before it or behind it: changes are worked out from the settings that they are written to.
     """
+    try:
+        with changing(path):
+            return _save(path, choice)
+    except OSError as e:
+        msg = f"{path} cannot be written: {e.strerror or e}"
+        raise ConfigError(msg) from e
+
+
+def _save(path: Path, choice: Choice) -> dict[str, Any]:
     config = load(path, env={})
     changes = _changes(config, choice)
     require_complete(with_values(config, changes))
@@ -48,11 +58,7 @@ def save(path: Path, choice: Choice) -> dict[str, Any]:
     # Only a new key has to be written: others have their place.
     fresh = bool(choice.key.value) and choice.base_url and file == str(key_path(path.parent, choice.base_url))
     with _write_key(Path(file or ""), choice.key.value) if fresh else nullcontext():
-        try:
-            set_values(path, changes)
-        except OSError as e:
-            msg = f"{path} cannot be written: {e.strerror or e}"
-            raise ConfigError(msg) from e
+        write_values(path, changes)
     return changes
 
 

@@ -127,7 +127,7 @@ def test_a_disk_that_fails_at_the_settings_takes_the_key_back(
     def full(path: Path, changes: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving, "set_values", full)
+    monkeypatch.setattr(saving, "write_values", full)
     with pytest.raises(ConfigError, match="No space left"):
         setup.save(chosen(setup))
     assert everything(setup.path.parent) == found
@@ -152,6 +152,30 @@ def test_a_config_that_cannot_be_read_is_left_alone(setup: Onboarding) -> None:
     with pytest.raises(ConfigError, match="not valid TOML"):
         save(setup.path, Choice(URL, "m"))
     assert everything(setup.path.parent) == {"config.toml": "[server\n"}
+
+
+def test_what_another_program_sets_while_a_choice_is_worked_out_waits_until_that_is_written(
+    setup: Onboarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one of two who save loses: what changes is worked out from settings that are others by then."""
+    written(setup, COMMENTED)
+    monkeypatch.setattr(config, "LOCK_S", 0.0)
+    for step in ("_changes", "require_complete", "_write_key", "write_values"):
+        done, refused = getattr(saving, step), list[str]()
+
+        def meanwhile(*args: Any, done: Any = done, refused: list[str] = refused) -> Any:
+            with pytest.raises(ConfigError, match="is being changed by another program"):
+                config.set_values(setup.path, {"server.insecure": True})
+            refused.append("once")
+            return done(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(saving, step, meanwhile)
+            setup.save(chosen(setup, key=f"{SECRET}-{step}"))
+        assert refused, step
+    assert not setup.config().server.insecure
+    config.set_values(setup.path, {"policy.budget": 0.5})
+    assert setup.config().policy.budget == 0.5
 
 
 def test_a_folder_that_others_could_look_into_is_closed(setup: Onboarding) -> None:
