@@ -21,7 +21,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from disco_daemon.endpoints.chunks import MAX_PIECE
 from disco_daemon.endpoints.kept_connections import MAX_FED, TURN_WORK
-from disco_daemon.endpoints.server import Server, ServerConfig
+from disco_daemon.endpoints.server import Server
 from disco_daemon.endpoints.server_answer import LARGE
 from disco_daemon.endpoints.server_client import _CODINGS, MAX_UNPACKED, _unpack
 from disco_daemon.endpoints.stream import (
@@ -37,6 +37,7 @@ from disco_daemon.endpoints.stream import (
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import Finish, GenerationRequest, Token, Usage
 from tests.fixtures.floods import CHUNKED, FLOODS, OPEN, much
+from tests.fixtures.raw import serving
 
 REQUEST = GenerationRequest("r", ({"role": "user", "content": "x"},))
 
@@ -92,26 +93,14 @@ async def flooding(head: bytes, flood: bytes) -> AsyncIterator[Server]:
     """A server that answers with a head, and a flood, if any, until nobody reads it any more."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(head)
-            while flood and not writer.is_closing():
-                writer.write(flood)
-                await writer.drain()
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head)
+        while flood and not writer.is_closing():
+            writer.write(flood)
+            await writer.drain()
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
-    server = Server(ServerConfig(url, "m", "k"))
-    await server.start()
-    try:
+    async with serving(serve) as server:
         yield server
-    finally:
-        await server.close()
-        listener.close()
 
 
 async def heard(server: Server) -> list[Any]:

@@ -18,9 +18,10 @@ import pytest
 
 from disco_daemon.endpoints import kept_connections, probe
 from disco_daemon.endpoints.continuation import Way
-from disco_daemon.endpoints.server import Server, ServerConfig
+from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import Finish, GenerationRequest, Token, Usage
+from tests.fixtures.raw import serving
 from tests.unit.conductor.test_answer_run import DEVICE, SERVER, Scripted, asked, context, played
 
 BODY = b'data: {"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -82,15 +83,9 @@ class Raw:
 async def raw(*script: str, **config: Any) -> AsyncIterator[tuple[Raw, Server]]:
     """Such a server, and its endpoint."""
     it = Raw(script)
-    listener = await asyncio.start_server(it.serve, "127.0.0.1", 0)
-    it.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
-    server = Server(ServerConfig(it.url, "m", "k", stream_usage=False, **config))
-    await server.start()
-    try:
+    async with serving(it.serve, stream_usage=False, **config) as server:
+        it.url = server.config.base_url
         yield it, server
-    finally:
-        await server.close()
-        listener.close()
 
 
 async def heard(server: Server) -> list[Token | Finish]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
-from disco_daemon.endpoints.server import Server, ServerConfig
+from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import Finish, GenerationRequest, Sampling, Token, Usage
+from tests.fixtures.raw import serving
 
 BODY = b"""data: {"choices":[{"delta":{"content":"hi"},"finish_reason":null}]}
 
@@ -29,29 +29,6 @@ data: [DONE]
 """
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 REQUEST = GenerationRequest("r", ({"role": "user", "content": "x"},))
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@asynccontextmanager
-async def serving(handle: Handler) -> AsyncIterator[Server]:
-    """A client of a server that does with each connection what `handle` does."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await handle(reader, writer)
-        finally:
-            writer.close()
-
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    server = Server(ServerConfig(f"http://127.0.0.1:{port}/v1", "m", "k", stream_usage=False))
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
-        listener.close()
-        await listener.wait_closed()
 
 
 async def read_request(reader: asyncio.StreamReader) -> None:
@@ -78,7 +55,7 @@ async def test_a_server_that_takes_no_limit_for_its_default_has_cut_the_answer(l
         return f"<user>x<assistant>{request.answer_so_far}"
 
     request = replace(REQUEST, answer_so_far="one", sampling=Sampling(max_tokens=limit))
-    async with serving(handle) as server:
+    async with serving(handle, stream_usage=False) as server:
         server._render = told
         events: list[Token | Finish] = []
         if whole:
@@ -107,7 +84,7 @@ async def test_a_list_of_models_that_is_nested_too_deeply_tells_nothing_and_is_n
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(nested), nested))
         await writer.drain()
 
-    async with serving(handle) as server:
+    async with serving(handle, stream_usage=False) as server:
         await server.inquire()
         assert server.should_inquire is False
     assert n_asked == 1

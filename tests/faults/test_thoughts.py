@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 from disco_daemon.endpoints.base import Controls
 from disco_daemon.endpoints.hedge import Hedge
-from disco_daemon.endpoints.server import Server, ServerConfig
+from disco_daemon.endpoints.server import Server
 from disco_daemon.endpoints.stream import Patience
 from disco_daemon.endpoints.thoughts import LEAST_S, MAX_EFFORTS, Thoughts
 from disco_daemon.errors import EndpointError
 from disco_daemon.estimation.silence import BEYOND, ENOUGH
 from disco_daemon.types import Finish, GenerationRequest, Token, Usage
+from tests.fixtures.raw import serving
 
 FIRST_S, TOKEN_S, ALIVE_S = 20.0, 15.0, 100.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -189,26 +190,14 @@ async def saying(script: Callable[[], AsyncIterator[bytes]], **config: Any) -> A
     n_asked: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            n_asked.append(1)
-            async for part in script():
-                writer.write(part)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
+        await reader.readuntil(b"\r\n\r\n")
+        n_asked.append(1)
+        async for part in script():
+            writer.write(part)
+            await writer.drain()
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
-    server = Server(ServerConfig(url, "m", "k", stream_usage=False, **config))
-    await server.start()
-    try:
+    async with serving(serve, stream_usage=False, **config) as server:
         yield server, n_asked
-    finally:
-        await server.close()
-        listener.close()
 
 
 async def heard(server: Server, request: GenerationRequest | None = None) -> str:

@@ -17,7 +17,7 @@ from disco_daemon.endpoints.choices import Event, several
 from disco_daemon.endpoints.chunks import Reader
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import Delta, Finish, Pace, Paused, Side, Token, Usage
-from tests.faults.test_server import serving
+from tests.fixtures.raw import serving
 from tests.unit.api.test_openai_format import outcome
 from tests.unit.conductor.test_answer_run import Scripted, context, played
 from tests.unit.types.test_fields import asked
