@@ -14,6 +14,7 @@ from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.machines.fleet.local_fleet import make_fleet
 from disco_daemon.machines.fleet.monitor import FleetMonitor, MachineLoad
+from disco_daemon.machines.fleet.operator import FleetOperator
 from disco_daemon.models.default import default_model_path
 from tests.e2e.cli.test_cli import disco
 from tests.e2e.machines.test_fleet import PROMPTS, answers, hosts_of, parts_of
@@ -47,7 +48,7 @@ async def until(
             found = await fleet_of(daemon)
             if [host["state"] for host in found["hosts"]] == list(states) and layers in (None, ranges(found)):
                 return found
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # the other process has no event to wait for
 
 
 def ranges(found: dict[str, Any]) -> list[list[tuple[int, int]]]:
@@ -113,6 +114,14 @@ async def test_a_fleet_replicates_by_itself_into_hosts_that_are_vacant(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     idle = MachineLoad(8, 0.05, 16 << 30, 12 << 30)
     monkeypatch.setattr(FleetMonitor, "look", lambda *_: idle)
+    has_moved, carry_out = asyncio.Event(), FleetOperator._carry_out
+
+    async def note(self: FleetOperator, *step: Any) -> None:
+        await carry_out(self, *step)
+        if self.steps.n_moves:
+            has_moved.set()
+
+    monkeypatch.setattr(FleetOperator, "_carry_out", note)
     model = default_model_path()
     device = DeviceSettings(model=str(model), n_ctx=512, n_cells=1024)
     settings = FleetSettings(enabled=True, hosts=2, cuts=(5, 8, 12), mode="auto", policy="paper")
@@ -123,8 +132,7 @@ async def test_a_fleet_replicates_by_itself_into_hosts_that_are_vacant(
         await fleet.engine.ready(120.0)
         caring = asyncio.create_task(fleet.fleet.run())
         async with asyncio.timeout(60.0):
-            while not fleet.fleet.n_moves:
-                await asyncio.sleep(0.1)
+            await has_moved.wait()
         caring.cancel()
         step = fleet.fleet.document()["last_steps"][0]
         assert step["kind"] == "replicate"
