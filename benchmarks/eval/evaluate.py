@@ -17,7 +17,6 @@ from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.dispatch.optimal import KAPPA, Optimal
 from disco_daemon.dispatch.pacer import Pacer
 from disco_daemon.dispatch.paper import Paper
-from disco_daemon.dispatch.paper_variants import PaperText, PaperTuned
 from disco_daemon.dispatch.policies import REGISTRY
 from disco_daemon.dispatch.policy import Policy, PolicyInput
 from disco_daemon.errors import ConfigError
@@ -31,6 +30,7 @@ from disco_daemon.types import Side
 
 from .bootstrap import interval
 from .limits import best_p99, clairvoyant
+from .paper_variants import PaperText, PaperTuned
 from .player import Played, Stream, play, play_paced
 from .traces import LatencyTrace, Requests
 

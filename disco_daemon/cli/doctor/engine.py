@@ -17,7 +17,7 @@ from ...config.schema import DeviceSettings
 from ...engine.lives import CRASHED
 from ...engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_reply, encode
 from ...models.gguf import read_gguf, shard_names
-from ...money.flops import shape_of
+from ...models.model_shape import shape_of
 from ...system.process import run as run_part
 from ...system.program import is_binary
 from .files import GIB, head, model_path

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 
-from ..models.gguf import Value
+from .gguf import Value
 
 _NORM_FLOPS = 5  # per element: mean, variance, scale (Kaplan counts none)
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.eval.paper_variants import ALPHAS, PaperText, PaperTuned, objective, proportional_waits
 from disco_daemon.dispatch.optimal import CVAR_SHARE, KAPPA, TAIL_SHARE
 from disco_daemon.dispatch.paper import device_waits
-from disco_daemon.dispatch.paper_variants import ALPHAS, PaperText, PaperTuned, objective, proportional_waits
 from disco_daemon.dispatch.policy import PolicyInput
 from disco_daemon.estimation.lengths import LengthDistribution
 from disco_daemon.estimation.survival import kaplan_meier

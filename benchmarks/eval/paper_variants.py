@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import FloatArray, distinct
-from ..types import Side
-from .optimal import CVAR_SHARE, KAPPA, TAIL_SHARE
-from .paper import PACED_RUNGS, Paper, device_waits
-from .policy import PolicyInput
-from .table import Table, edges_of
+from disco_daemon.arrays import FloatArray, distinct
+from disco_daemon.dispatch.optimal import CVAR_SHARE, KAPPA, TAIL_SHARE
+from disco_daemon.dispatch.paper import PACED_RUNGS, Paper, device_waits
+from disco_daemon.dispatch.policy import PolicyInput
+from disco_daemon.dispatch.table import Table, edges_of
+from disco_daemon.types import Side
 
 ALPHAS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)  # tail shares to choose from
 N_TAUS = 48  # candidates for the start of the worst 1 %, over three decades

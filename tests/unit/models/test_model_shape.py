@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.gguf import read_gguf
-from disco_daemon.money import flops
-from disco_daemon.money.flops import ModelShape
+from disco_daemon.models.model_shape import ModelShape
 from tests.fixtures.gguf import array, header, number, pair, text
 
 ROOT = Path(__file__).parent.parent.parent.parent
