@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.delivery.qoe import qoe_steady
 from disco_daemon.dispatch import hedge
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.migrate import Costs
@@ -28,6 +27,7 @@ from disco_daemon.simulate.recorded import Phone, Recent
 from disco_daemon.simulate.whatif import READER_TPS
 from disco_daemon.types import Side
 
+from ..qoe.steady import qoe_steady
 from .bootstrap import interval
 from .limits import best_p99, clairvoyant
 from .paper_variants import PaperText, PaperTuned

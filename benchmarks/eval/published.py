@@ -120,7 +120,7 @@ def published_flops(shape: PublishedShape, length: int, *, prefill: bool) -> flo
 
     A multiplication with its addition counts 1, the embedding as a full product. Tables 6 and 7 come out for decoding
     with 4 d^2 + 2 L d for attention, and in a prefill with L^2 d where Equation 8 has L^2 d / n_heads: the cost of a
-    whole prompt, not of a token. `money.flops` counts what is really computed.
+    whole prompt, not of a token.
     """
     d = shape.hidden
     attention = shape.n_layers * (4 * d * d + 2 * length * d + (length * length * d if prefill else 0))

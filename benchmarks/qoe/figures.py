@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.streamed import StreamedAnswer
-from disco_daemon.delivery.qoe import longest_stall_s, qoe
+from disco_daemon.delivery.qoe import qoe
 
 from .simulation import HIGH_QOE, rate_at, stalls
+from .steady import longest_stall_s
 
 ANDES, FCFS, PEER = "andes", "fcfs", "llama-server"
 PAPER = "andes-paper"  # the paper's rule, under which any begun answer may stand still

@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from disco_daemon.arrays import FloatArray, IntArray
-from disco_daemon.delivery.qoe import longest_stall_s, qoe
+from disco_daemon.delivery.qoe import qoe
 from disco_daemon.estimation.lengths import OutputLengths
 from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency, IterationLoad
 from disco_daemon.scheduler.timeline import Timeline
 from disco_daemon.types import ExpectedRest, rest_at
+
+from .steady import longest_stall_s
 
 EXPECTED_TTFT_S = 1.0  # of every reader, as in the paper
 QUANTUM = 10  # iterations after which is decided anew at the latest, as in the authors' public code

@@ -19,10 +19,8 @@ largest gap is always to be told beside it.
 from __future__ import annotations
 
 import math
-from typing import Any, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..arrays import FloatArray
 from ..types import Reading
@@ -30,8 +28,6 @@ from ..types import Reading
 # A token that comes this much later than the reader wanted it is a stall, s. Releases at the reader's very pace come
 # late by a timer's jitter, each of them; a fiftieth of a second is a frame or two on a screen.
 NOTICED_S = 0.02
-
-Numbers = float | NDArray[Any]
 
 
 def qoe(arrivals_s: FloatArray, expected_ttft_s: float, pace_tps: float) -> float:
@@ -43,24 +39,6 @@ def qoe(arrivals_s: FloatArray, expected_ttft_s: float, pace_tps: float) -> floa
     _check_arrivals(arrivals_s)
     _check_expected(expected_ttft_s, pace_tps)
     return _qoe(_begun(arrivals_s, 1.0 / pace_tps), expected_ttft_s, pace_tps)
-
-
-@overload
-def qoe_steady(ttft_s: float, n_tokens: float, expected_ttft_s: float, pace_tps: float) -> float: ...
-@overload
-def qoe_steady(ttft_s: NDArray[Any], n_tokens: Numbers, expected_ttft_s: Numbers, pace_tps: Numbers) -> FloatArray: ...
-def qoe_steady(ttft_s: Any, n_tokens: Any, expected_ttft_s: Any, pace_tps: Any) -> Any:
-    """QoE of answers generated at least as fast as they are read, so that only the first token can be late.
-
-    `ttft_s` and `expected_ttft_s` in s, `n_tokens` >= 1, `pace_tps` in tokens/s; of the (broadcast) shape of the four.
-    The same as `qoe` on such arrivals. Raises ValueError as that does.
-    """
-    if not (_within(ttft_s, 0) and _within(n_tokens, 1)):
-        raise ValueError("an answer has a TTFT >= 0 and at least one token")
-    _check_expected(expected_ttft_s, pace_tps)
-    horizon = ttft_s + n_tokens / pace_tps
-    actual = n_tokens * (n_tokens / pace_tps) / 2  # in this order whole numbers cannot overflow
-    return _ratio(actual, _expected_area(horizon, n_tokens, expected_ttft_s, pace_tps))
 
 
 def reading(arrivals_s: FloatArray, expected_ttft_s: float, pace_tps: float) -> Reading:
@@ -81,15 +59,6 @@ def reading(arrivals_s: FloatArray, expected_ttft_s: float, pace_tps: float) -> 
     )
 
 
-def longest_stall_s(arrivals_s: FloatArray, pace_tps: float) -> float:
-    """Return how long the reader stood still at most, s: had read all there was, and waited for the next token.
-
-    `arrivals_s` [n] are ascending. The wait for the first token is none.
-    """
-    begun = _begun(arrivals_s, 1.0 / pace_tps)
-    return max(0.0, float((begun[1:] - begun[:-1]).max()) - 1.0 / pace_tps) if len(begun) > 1 else 0.0
-
-
 def _begun(arrivals_s: FloatArray, step: float) -> FloatArray:
     """When each token's digestion begins: when it is there and the one before is done."""
     paced: FloatArray = np.multiply(np.arange(len(arrivals_s)), step, dtype=np.float64)
@@ -101,7 +70,7 @@ def _qoe(begun: FloatArray, expected_ttft_s: float, pace_tps: float) -> float:
     horizon = float(begun[-1]) + step
     # A token adds a ramp of one step's width, then 1 up to the horizon.
     actual = n * (horizon - step / 2) - float(begun.sum())
-    # As `_expected_area` and `_ratio`, for one answer: plain numbers take a tenth of an array's time.
+    # A ramp, then the whole answer. Plain numbers take a tenth of an array's time.
     read = max(horizon - expected_ttft_s, 0.0)
     ramp = min(read, n * step)
     expected = pace_tps * ramp * ramp / 2 + n * (read - ramp)
@@ -118,18 +87,6 @@ def _quantile(ordered: FloatArray, q: float) -> float:
     return float(ordered[low] + (at - low) * (ordered[high] - ordered[low]))
 
 
-def _expected_area(horizon_s: Any, n_tokens: Any, expected_ttft_s: Any, pace_tps: Any) -> Any:
-    """Area under min(E, n) up to the horizon, token * s: a ramp, then the whole answer."""
-    reading = np.maximum(horizon_s - expected_ttft_s, 0.0)
-    ramp = np.minimum(reading, n_tokens / pace_tps)
-    return pace_tps * ramp * ramp / 2 + n_tokens * (reading - ramp)
-
-
-def _ratio(actual: Any, expected: Any) -> Any:
-    """`actual` / `expected`, at most 1; 1 where nothing was expected yet."""
-    return np.where(actual >= expected, 1.0, actual / np.where(expected > 0, expected, 1.0))[()]
-
-
 def _check_arrivals(arrivals_s: FloatArray) -> None:
     if arrivals_s.ndim != 1 or not len(arrivals_s):
         raise ValueError("an answer without tokens has no QoE")
@@ -139,16 +96,6 @@ def _check_arrivals(arrivals_s: FloatArray) -> None:
         raise ValueError("arrival times must ascend from >= 0 and be finite")
 
 
-def _check_expected(expected_ttft_s: Any, pace_tps: Any) -> None:
-    if not (_within(expected_ttft_s, 0) and _within(pace_tps, 0) and _differ_from_0(pace_tps)):
+def _check_expected(expected_ttft_s: float, pace_tps: float) -> None:
+    if not (0 <= expected_ttft_s < math.inf and 0 < pace_tps < math.inf):
         raise ValueError("the expected TTFT must be finite and >= 0, the pace finite and positive")
-
-
-def _differ_from_0(x: Any) -> bool:
-    return bool(x) if isinstance(x, int | float) else bool(np.all(x))
-
-
-def _within(x: Any, least: float) -> bool:
-    if isinstance(x, int | float):  # of one answer: an array of one takes ten times as long
-        return least <= x < math.inf
-    return bool(np.all((x >= least) & (x < np.inf)))

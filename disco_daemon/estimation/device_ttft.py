@@ -117,11 +117,6 @@ class DeviceTtft:
             new.add(tokens, target * spread, row[2] * spread / tokens if tokens else 0.0)
         return new
 
-    @property
-    def sigma_s(self) -> float:
-        """Robust standard deviation of a residual at the prompts lately seen, s."""
-        return self._scale * self._spread
-
     def add(self, tokens: float, ttft_s: float, n_busy: float = 0) -> None:
         """Learn from one first token, `ttft_s` after the engine was asked; the caller has taken off any load wait.
 

@@ -141,11 +141,6 @@ class Caps:
         sums = ", ".join(f"{c.name} {c.planned:.4g}/{c.limit}" for c in self._caps)
         return f"<Caps {sums}, {len(self._open)} open>"
 
-    @property
-    def outstanding(self) -> tuple[Reservation, ...]:
-        """The number of reservations neither settled nor released."""
-        return tuple(self._open.values())
-
     def restore(self, days: Mapping[date, Spent], kept: Mapping[str, Any], now: float) -> None:
         """Go on from the ledger's sums of days and from what was `kept`; where both know a period, from what is more.
 

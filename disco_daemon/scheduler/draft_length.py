@@ -104,11 +104,6 @@ def expected_run(times: RunTimes, chance: float) -> ExpectedRun:
     return ExpectedRun(len(chances), n_tokens, times.run_s(len(chances)) / n_tokens)
 
 
-def expected_token_s(times: RunTimes, chance: float) -> float:
-    """Return the time per token at a chance, s, as `disco split plan` shows it."""
-    return expected_run(times, chance).token_s
-
-
 class DraftLength:
     """Learns the times of one link, from `prior` on, and says whether to draft on.
 

@@ -96,10 +96,6 @@ class PrefixIndex:
         """Count the cells that only this sequence holds: those that dropping it frees."""
         return sum(len(span.tokens) for span in self._own(seq))
 
-    def evictable(self) -> int:
-        """Count the cells that `evict` could free: those that no pinned sequence holds."""
-        return sum(len(span.tokens) for span in self._root.below() if span.owners.isdisjoint(self._pinned))
-
     def unpinned(self) -> list[int]:
         """List the sequences that hold cells and are not pinned."""
         return [seq for seq in self._tails if seq not in self._pinned]

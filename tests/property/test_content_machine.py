@@ -335,7 +335,8 @@ class TwoMachines(RuleBasedStateMachine):
             return False
         kv = self.kv[key]
         assert len(kv) == ready.pos
-        assert len(ready.tokens) == len(ready.rows) == len(ready.wants_logits) <= n
+        assert len(ready.tokens) == len(ready.rows) <= n
+        assert 0 <= ready.n_logits <= len(ready.tokens)
         for token, row in zip(ready.tokens, ready.rows, strict=True):
             turn = max(turn for turn in self.sent[key, len(kv)] if turn <= content.turn)
             assert row.tobytes() == self.sent[key, len(kv)].pop(turn), "not the edge's row, or computed twice in a turn"

@@ -174,7 +174,6 @@ class Cache(RuleBasedStateMachine):
     @invariant()
     def the_same_cells_are_counted(self) -> None:
         assert self.index.n_cells == len(self.unique_cells())
-        assert self.index.evictable() == len(self.unique_cells() - self.safe_cells())
         for seq in range(N_SEQS):
             held = self.cells.get(seq, [])
             others = {cell for s in self.cells if s != seq for cell in self.cells[s]}

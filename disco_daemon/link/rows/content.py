@@ -65,12 +65,6 @@ class ReadyRows:
     rows: RowArray
     n_logits: int
 
-    @property
-    def wants_logits(self) -> tuple[bool, ...]:
-        """For each row, whether its logits are wanted."""
-        n = len(self.tokens)
-        return (False,) * (n - self.n_logits) + (True,) * self.n_logits
-
 
 @dataclass(slots=True)
 class _Sender:

@@ -38,8 +38,8 @@ from benchmarks.eval.traces import (
     read_requests,
     read_traces,
 )
+from benchmarks.qoe.steady import qoe_steady
 from disco_daemon.arrays import FloatArray
-from disco_daemon.delivery.qoe import qoe_steady
 from disco_daemon.dispatch.baselines import Fixed, Stochastic
 from disco_daemon.dispatch.optimal import Optimal
 from disco_daemon.dispatch.pacer import Pacer

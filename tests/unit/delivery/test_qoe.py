@@ -5,8 +5,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from benchmarks.qoe.steady import qoe_steady
 from disco_daemon.arrays import FloatArray
-from disco_daemon.delivery.qoe import NOTICED_S, qoe, qoe_steady, reading
+from disco_daemon.delivery.qoe import NOTICED_S, qoe, reading
 from disco_daemon.types import Reading
 
 times = st.floats(0, 100)

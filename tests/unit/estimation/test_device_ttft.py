@@ -103,14 +103,6 @@ def test_prompts_of_one_length_only_leave_the_rest_to_the_prior() -> None:
     assert estimate.predict(0) < 0.5
 
 
-def test_sigma_tells_the_noise() -> None:
-    estimate = DeviceTtft(K)
-    random = np.random.default_rng(0)
-    for _ in range(300):
-        estimate.add(500, (C + K * 500) + 0.05 * random.standard_normal())
-    assert estimate.sigma_s == pytest.approx(0.05, rel=0.5)
-
-
 @given(samples)
 def test_parameters_stay_physical_whatever_comes(data: list[tuple[int, float, int]]) -> None:
     estimate = DeviceTtft(K)
@@ -120,7 +112,6 @@ def test_parameters_stay_physical_whatever_comes(data: list[tuple[int, float, in
     assert estimate.k > 0
     assert estimate.c >= 0
     assert estimate.g >= 0
-    assert 0 < estimate.sigma_s < math.inf
     x = np.array([0, 1, 10, 1e3, 1e6])
     for busy in (0, 1, 8):
         prediction = estimate.predict(x, busy)

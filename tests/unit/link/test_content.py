@@ -77,7 +77,7 @@ def test_prompt_rows_are_computed_as_they_come_in_pieces_of_any_size() -> None:
     send(made, (1, 2, 3))
     ready = made.take(KEY, 2)
     assert ready is not None
-    assert (ready.pos, ready.tokens, ready.wants_logits) == (0, (1, 2), (False, False))
+    assert (ready.pos, ready.tokens, ready.n_logits) == (0, (1, 2), 0)
     assert ready.rows.tobytes() == rows_of(3)[:2].tobytes()
     assert made.computed(KEY, 2).send == (Credit(rows=2),)
     ready = made.take(KEY, 99)
@@ -89,7 +89,7 @@ def test_drafts_are_computed_with_logits_together() -> None:
     made = judged()
     ready = made.take(KEY, 7)
     assert ready is not None
-    assert ready.wants_logits == (False,) * 4 + (True,) * 3
+    assert (len(ready.tokens), ready.n_logits) == (7, 3)
     made.computed(KEY, 7, busy_s=0.5)
     assert made.take(KEY, 99) is None
     change = made.draw(KEY, (6, 9))
@@ -103,12 +103,12 @@ def test_drafts_are_computed_one_after_the_other_up_to_the_first_wrong_one() -> 
     made = judged()
     ready = made.take(KEY, 5)
     assert ready is not None
-    assert ready.wants_logits == (False,) * 4 + (True,)
+    assert (len(ready.tokens), ready.n_logits) == (5, 1)
     made.computed(KEY, 5, busy_s=0.25)
     assert made.draw(KEY, (6,)) == ContentChange()  # it is the next draft
     ready = made.take(KEY, 1)
     assert ready is not None
-    assert (ready.pos, ready.tokens, ready.wants_logits) == (5, (6,), (True,))
+    assert (ready.pos, ready.tokens, ready.n_logits) == (5, (6,), 1)
     made.computed(KEY, 1, busy_s=0.25)
     change = made.draw(KEY, (9,))
     said = DraftVerdict(id="a", turn=1, start=4, tokens=(6, 9), n_judged=2, n_rows=6, busy_s=0.5)
