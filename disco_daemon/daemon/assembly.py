@@ -20,17 +20,17 @@ from ..dispatch.planner import Planner
 from ..dispatch.policy import Policy
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
-from ..endpoints.fleet_device import FleetDevice
 from ..endpoints.off import Off
 from ..endpoints.shaper import Shape
-from ..endpoints.split_device import SplitDevice
-from ..endpoints.split_rules import SplitRules
 from ..engine.early import EarlyEngine
 from ..estimation.knowledge import Knowledge
 from ..machines.device_settings import load_measured, make_autotuner
+from ..machines.fleet.fleet_device import FleetDevice
 from ..machines.fleet.members import FleetMembers
 from ..machines.split.exit_trainer import ExitTrainer
 from ..machines.split.hosted_range import make_exit_trainer
+from ..machines.split.split_device import SplitDevice
+from ..machines.split.split_rules import SplitRules
 from ..money.caps import CapLimits
 from ..money.spending import Speeds, Spending
 from ..profiling.autotuner import Autotuner

@@ -15,10 +15,8 @@ from ..config.layers import KeyRefusedError, cache_path, server_api_key
 from ..config.schema import AdapterSettings, Config, DeviceSettings
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
-from ..endpoints.fleet_device import FleetDevice, FleetStatus
 from ..endpoints.off import Off
 from ..endpoints.shaper import Shape, Shaped
-from ..endpoints.split_device import SplitDevice
 from ..engine import wire
 from ..engine.config import EngineConfig
 from ..engine.early import EarlyEngine
@@ -32,9 +30,11 @@ from ..machines.device_settings import (
     n_gpu_layers,
     require_regular,
 )
+from ..machines.fleet.fleet_device import FleetDevice, FleetStatus
 from ..machines.fleet.members import FleetMembers
 from ..machines.split.check import checksum
 from ..machines.split.joined_model import JoinedFolder
+from ..machines.split.split_device import SplitDevice
 from ..models import places
 from ..system import smallfile
 from ..types import UNKNOWN, Capabilities, Side

@@ -12,11 +12,11 @@ from ..conductor import AnswerContext, Conductor, Keeper
 from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
 from ..config.schema import FOR_LIFE, HOSTING, LIVE, Config, keys
 from ..endpoints.base import Endpoint, Forgetful
-from ..endpoints.fleet_device import FleetDevice
-from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError, RequestError
+from ..machines.fleet.fleet_device import FleetDevice
 from ..machines.fleet.members import FleetMembers
 from ..machines.split.partner_service import Partner
+from ..machines.split.split_device import SplitDevice
 from ..system.tasks import cancel_all
 from ..types import Outcome, Side
 from .assembly import Assembly

@@ -16,11 +16,11 @@ from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
 from ..endpoints.device import Device
-from ..endpoints.fleet_device import FleetDevice, FleetStatus, whole_device
-from ..endpoints.split_device import SplitDevice
 from ..errors import ConfigError
+from ..machines.fleet.fleet_device import FleetDevice, FleetStatus, whole_device
 from ..machines.fleet.members import FleetMembers
 from ..machines.split.partner_service import Partner
+from ..machines.split.split_device import SplitDevice
 from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles

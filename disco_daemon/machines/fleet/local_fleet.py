@@ -9,7 +9,6 @@ from msgspec.structs import replace as replace_fields
 
 from ...clock import Clock
 from ...config.schema import Config
-from ...endpoints.fleet_device import FleetDevice
 from ...engine import wire
 from ...engine.config import EngineConfig
 from ...engine.measure.tune_messages import Knobs
@@ -23,6 +22,7 @@ from ...system.control_groups import memory, n_processors
 from ..device_settings import knobs_for, model_path, token_s
 from ..split.check import segment_files
 from ..split.cut_plan import MEMORY_BYTES_PER_S
+from .fleet_device import FleetDevice
 from .host_processes import HostProcesses
 from .layer_files import FleetLayers
 from .layer_plan import FleetPlan, FleetPlanInput, best_layout, modules_of, plan_fleet, require_layers

@@ -13,8 +13,6 @@ from ... import __version__
 from ...clock import Clock
 from ...config.layers import data_path
 from ...config.schema import Config
-from ...endpoints.split_device import PartnerPower, SplitDevice
-from ...endpoints.split_rules import SplitRules
 from ...engine import wire
 from ...engine.config import EngineConfig
 from ...engine.supervisor import Engine
@@ -30,6 +28,8 @@ from ..range_engine import RangeEngine
 from .drafter import draft_path, own_certainty, require_drafter
 from .hosted_range import range_config
 from .joined_model import JoinedFolder, shape_of
+from .split_device import PartnerPower, SplitDevice
+from .split_rules import SplitRules
 from .trained_exits import mark_of, read_calibration
 
 log = logging.getLogger("disco.peer")

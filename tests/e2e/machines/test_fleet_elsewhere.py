@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings, PeerSettings
-from disco_daemon.endpoints.fleet_device import FleetDevice
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.fleet import control
@@ -22,6 +21,7 @@ from disco_daemon.fleet.control import FleetController, FleetSeen
 from disco_daemon.fleet.steps import FleetStep, StepKind
 from disco_daemon.link.relay.first_frames import TellLoad
 from disco_daemon.machines.fleet import offered_hosts
+from disco_daemon.machines.fleet.fleet_device import FleetDevice
 from disco_daemon.machines.fleet.local_fleet import make_fleet
 from disco_daemon.machines.fleet.members import FleetMembers
 from disco_daemon.machines.fleet.monitor import FleetMonitor, MachineLoad

@@ -34,13 +34,13 @@ from disco_daemon.daemon.assembly import Assembly, Parts, Shared
 from disco_daemon.daemon.runtime import Runtime
 from disco_daemon.daemon.tasks.loop_monitor import LoopMonitor
 from disco_daemon.endpoints.device import Device
-from disco_daemon.endpoints.fleet_device import FleetDevice
-from disco_daemon.endpoints.split_device import SplitDevice
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.errors import ConfigError
+from disco_daemon.machines.fleet.fleet_device import FleetDevice
 from disco_daemon.machines.fleet.local_fleet import make_fleet
 from disco_daemon.machines.split.partner_service import Partner
+from disco_daemon.machines.split.split_device import SplitDevice
 from disco_daemon.models.default import default_model_path
 from disco_daemon.store import History
 from disco_daemon.types import Side

@@ -15,12 +15,12 @@ from msgspec.structs import replace as replace_fields
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.daemon.endpoints import reuse_device
-from disco_daemon.endpoints.fleet_device import PRIVATE, FleetDevice
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.link.relay.first_frames import OfferHost
 from disco_daemon.link.relay.orders import HostEnded, HostOffered
 from disco_daemon.machines.fleet import offered_hosts
+from disco_daemon.machines.fleet.fleet_device import PRIVATE, FleetDevice
 from disco_daemon.machines.fleet.host_places import Borrower, LentLife, LentMachine
 from disco_daemon.machines.fleet.host_processes import HostProcesses
 from disco_daemon.machines.fleet.offered_hosts import HostOffers, MemberPlaces

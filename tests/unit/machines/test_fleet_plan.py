@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from disco_daemon.cli.fleet import lines_of
 from disco_daemon.cli.main import main
 from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
-from disco_daemon.endpoints.fleet_device import whole_device
 from disco_daemon.engine import wire
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.host_door import HostDoor
@@ -24,6 +23,7 @@ from disco_daemon.engine.measure.tune_messages import Knobs
 from disco_daemon.errors import ConfigError
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
 from disco_daemon.fleet.placement import ModelModules
+from disco_daemon.machines.fleet.fleet_device import whole_device
 from disco_daemon.machines.fleet.host_processes import HostProcesses
 from disco_daemon.machines.fleet.layer_plan import FleetPlanInput, best_layout, modules_of, plan_fleet, require_layers
 from disco_daemon.machines.fleet.local_fleet import first_layout, make_fleet, shared_knobs

@@ -17,11 +17,11 @@ from disco_daemon.conductor import plan as planning
 from disco_daemon.endpoints.continuation import chat, completion
 from disco_daemon.endpoints.device import Device
 from disco_daemon.endpoints.server import Server, ServerConfig
-from disco_daemon.endpoints.split_device import SplitDevice
-from disco_daemon.endpoints.split_rules import SplitRules
 from disco_daemon.engine import wire
 from disco_daemon.engine.requests import generate_message
 from disco_daemon.errors import RequestError
+from disco_daemon.machines.split.split_device import SplitDevice
+from disco_daemon.machines.split.split_rules import SplitRules
 from disco_daemon.types import (
     AS_USUAL,
     BOTH,

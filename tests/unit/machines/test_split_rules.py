@@ -11,14 +11,14 @@ import pytest
 
 from disco_daemon.api.http import sse
 from disco_daemon.api.openai import openai_request
-from disco_daemon.endpoints.split_device import PartnerEnergy
-from disco_daemon.endpoints.split_rules import LEAST_COVERAGE, SplitRules, resolve, why_not
 from disco_daemon.engine import wire
 from disco_daemon.errors import RequestError
 from disco_daemon.link.protocol import AnswerOpened, DraftVerdict, DrawRules, JudgeDrafts
 from disco_daemon.link.rows.codec import RowArray
 from disco_daemon.link.rows.credits import LinkCredits
 from disco_daemon.link.rows.edge_rows import MAX_HELD, EdgeAnswer
+from disco_daemon.machines.split.split_device import PartnerEnergy
+from disco_daemon.machines.split.split_rules import LEAST_COVERAGE, SplitRules, resolve, why_not
 from disco_daemon.types import BOTH, GenerationRequest, Refusal, Side, SplitMode, SplitWish
 
 GOOD = 0.4  # of the tokens may leave

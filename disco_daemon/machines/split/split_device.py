@@ -11,10 +11,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ..engine import wire
-from ..engine.supervisor import Engine, EngineState
-from ..errors import ConfigError, EndpointError
-from ..types import (
+from ...endpoints.base import Controls, Endpoint
+from ...endpoints.choices import Event
+from ...endpoints.device import Device
+from ...engine import wire
+from ...engine.supervisor import Engine, EngineState
+from ...errors import ConfigError, EndpointError
+from ...types import (
     Embedding,
     GenerationRequest,
     Readiness,
@@ -26,9 +29,6 @@ from ..types import (
     tool_use,
     top_logprobs,
 )
-from .base import Controls, Endpoint
-from .choices import Event
-from .device import Device
 from .split_rules import SplitRules, resolve, why_not
 
 TRY_AGAIN_S = 1.0  # for which a device without its partner is left alone, if there is a server

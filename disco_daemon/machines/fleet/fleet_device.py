@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ..engine.supervisor import Engine
-from ..errors import EndpointError
-from ..types import Embedding, GenerationRequest, Outcome, Refusal
-from .device import Device
+from ...endpoints.device import Device
+from ...engine.supervisor import Engine
+from ...errors import EndpointError
+from ...types import Embedding, GenerationRequest, Outcome, Refusal
 
 PRIVATE = (
     "a private request is not sent to the machines that have joined this one's fleet, and they compute inner layers of "

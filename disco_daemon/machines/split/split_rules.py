@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..types import GenerationRequest, Refusal, SplitMode, SplitWish
+from ...types import GenerationRequest, Refusal, SplitMode, SplitWish
 
 LEAST_COVERAGE = 0.3  # of unseen tokens that may leave at theta 0.8: fewer spare too few round trips
 TRAIN = "train one on the partner (`disco exits train`), and join again with a new code"
