@@ -83,12 +83,13 @@ def _endpoints(config: Config) -> tuple[Device, Server | None]:
     from ..endpoints.device import Device
     from ..endpoints.server import Server
     from ..errors import ConfigError
+    from ..machines.managed_device import Making
     from ..types import Side
 
     require_complete(config)
     if config.device.base_url or not config.device.enabled:
         raise ConfigError("there is no engine to measure: device.base_url is set, or device.enabled is false")
-    endpoints = make_endpoints(config, SystemClock(), None)
+    endpoints = make_endpoints(config, Making(SystemClock()))
     device, server = endpoints[Side.DEVICE], endpoints.get(Side.SERVER)
     assert isinstance(device, Device)
     device.engine.config = replace(device.engine.config, disk=None)

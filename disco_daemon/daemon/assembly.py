@@ -19,18 +19,15 @@ from ..dispatch.mover import CostMover, Forced, Mover, Stay
 from ..dispatch.planner import Planner
 from ..dispatch.policy import Policy
 from ..endpoints.base import Endpoint
-from ..endpoints.device import Device
 from ..endpoints.off import Off
 from ..endpoints.shaper import Shape
 from ..engine.early import EarlyEngine
 from ..estimation.knowledge import Knowledge
-from ..machines.device_settings import load_measured, make_autotuner
-from ..machines.fleet.fleet_device import FleetDevice
 from ..machines.fleet.members import FleetMembers
+from ..machines.kinds import kind_of
+from ..machines.managed_device import Making, ManagedDevice, device_of
 from ..machines.split.exit_trainer import ExitTrainer
 from ..machines.split.hosted_range import make_exit_trainer
-from ..machines.split.split_device import SplitDevice
-from ..machines.split.split_rules import SplitRules
 from ..money.caps import CapLimits
 from ..money.spending import Speeds, Spending
 from ..profiling.autotuner import Autotuner
@@ -74,27 +71,18 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """What parts in use take up of the settings: made whole, so that nothing can fail once the first of it is set.
-
-    `rules` are for a device over two machines.
-    """
+    """What parts in use take up of the settings: made whole, so that nothing can fail once the first of it is set."""
 
     config: Config
     limits: CapLimits
     defaults: DeliveryDefaults
     policy: Policy
-    rules: SplitRules | None
 
     @classmethod
-    def of(cls, config: Config, device: Endpoint | None) -> LiveSettings:
-        """Make them for that device. Raises ConfigError."""
-        rules = None
-        if isinstance(device, SplitDevice):
-            from ..machines.split.edge_device import rules_of
-
-            rules = rules_of(config)
-            device.check(rules)
-        return cls(config, limits_of(config), delivery_defaults(config), policy_of(config.policy), rules)
+    def of(cls, config: Config, device: ManagedDevice) -> LiveSettings:
+        """Make them for that device, which can follow them. Raises ConfigError."""
+        device.check(config)
+        return cls(config, limits_of(config), delivery_defaults(config), policy_of(config.policy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +112,11 @@ class Parts:
         return self.live.config
 
     @property
+    def device(self) -> ManagedDevice:
+        """The device, as it is managed."""
+        return device_of(self.endpoints)
+
+    @property
     def planner(self) -> Planner:
         """The planner, which owns what was learned."""
         return self.learner.planner
@@ -144,7 +137,7 @@ class Parts:
 
     def under(self, config: Config) -> Parts:
         """Return these parts under other live settings, for `commit`. Raises ConfigError."""
-        return replace(self, live=LiveSettings.of(config, self.endpoints.get(Side.DEVICE)))
+        return replace(self, live=LiveSettings.of(config, self.device))
 
     def commit(self, before: Parts | None = None) -> None:
         """Let what is in use go by these settings, all but the policy's: caps, rate, and a device that stays.
@@ -155,11 +148,7 @@ class Parts:
         self.spending.set_rate(self.config.device.usd_per_kwh)
         self.spending.set_limits(self.live.limits)
         self.context.defaults = self.live.defaults
-        device = self.endpoints.get(Side.DEVICE)
-        if isinstance(device, SplitDevice):
-            device.rules = self.live.rules or device.rules
-            device.fallback = self.endpoints.get(Side.SERVER)
-        follow_fleet(device, self.config)
+        self.device.follow(self.config, self.endpoints.get(Side.SERVER))
         if before is not None:
             self.planner.succeed(before.planner)
 
@@ -181,8 +170,7 @@ class Parts:
             tasks["autotuner"] = self.autotuner.run()
         if self.exit_trainer is not None:
             tasks["exit trainer"] = self.exit_trainer.run()
-        if isinstance(device := self.endpoints.get(Side.DEVICE), FleetDevice):
-            tasks["fleet"] = device.fleet.run()
+        tasks |= self.device.tasks()
         return [asyncio.create_task(task, name=name) for name, task in tasks.items()]
 
 
@@ -208,15 +196,13 @@ class Assembly:
         spending = make_spending(config, shared.price_lists, shared.clock, caps)
         endpoints = make_endpoints(
             config,
-            shared.clock,
-            self.shape,
+            Making(shared.clock, self.shape, shared.members, self.early),
             None if before is None else before.endpoints,
-            shared.members,
             listed=spending.price.capabilities,
-            early=self.early,
         )
-        measured = load_measured(config)
-        live = LiveSettings.of(config, endpoints.get(Side.DEVICE))
+        device = device_of(endpoints)
+        measured = kind_of(config).measured(config) if config.device.enabled else None
+        live = LiveSettings.of(config, device)
         planner = make_planner(live, spending)
         learner = Learner(planner, shared.history, shared.clock, estimator_key(config))
         costs = CostMover(
@@ -226,7 +212,6 @@ class Assembly:
         def device_speeds() -> Speeds:
             return Speeds(planner.knowledge.device.prefill_tps, costs.decode_tps[Side.DEVICE])
 
-        device = endpoints.get(Side.DEVICE)
         changed_at = None if before is None else before.scarce_side.changed_at
         scarce_side = ScarceSide(learner, spending, shared.clock, config.policy, changed_at)
         wattmeter = Wattmeter(
@@ -236,7 +221,7 @@ class Assembly:
             speeds=device_speeds,
             changed=scarce_side.follow,
             known=None if measured is None else measured.known_energy,
-            partner_token_j=device.partner_token_j if isinstance(device, SplitDevice) else lambda: (0.0, 0.0),
+            partner_token_j=device.partner_token_j,
         )
         return Parts(
             live,
@@ -247,7 +232,7 @@ class Assembly:
             scarce_side,
             wattmeter,
             self._make_prober(config, endpoints.get(Side.SERVER), spending),
-            self._make_autotuner(config, endpoints.get(Side.DEVICE), busy),
+            device.make_autotuner(config, busy, shared.clock),
             make_exit_trainer(config, busy, shared.clock),
             self._make_context(live, endpoints, planner, make_mover(config, costs, self.force), spending, wattmeter),
             device_speeds,
@@ -297,18 +282,6 @@ class Assembly:
             book=account.book,
         )
 
-    def _make_autotuner(self, config: Config, device: Endpoint | None, busy: Callable[[], bool]) -> Autotuner | None:
-        return make_autotuner(config, device.engine, busy, self.shared.clock) if isinstance(device, Device) else None
-
-
-def follow_fleet(device: Endpoint | None, config: Config) -> None:
-    """Let a fleet go by the live settings."""
-    if isinstance(device, FleetDevice):
-        from ..machines.fleet.status_document import LocalFleet
-
-        if isinstance(device.fleet, LocalFleet):
-            device.fleet.follow(config)
-
 
 def delivery_defaults(config: Config) -> DeliveryDefaults:
     """Return the delivery defaults, for clients that ask for nothing else."""
@@ -345,8 +318,4 @@ def hedge_share(config: Config, spending: Spending) -> float:
 def estimator_key(config: Config) -> str:
     """Return the name of the pair of endpoints that learned figures are about: another pair starts from nothing."""
     server = f"{without_credentials(config.server.base_url)} {config.server.model}"
-    split, fleet = config.split, config.fleet
-    device = f"split with {split.partner} at {split.cut}" if split.enabled else config.device.base_url or "engine"
-    if fleet.enabled:
-        device = f"fleet of {fleet.hosts + 1} at {','.join(map(str, fleet.cuts)) or 'cuts of its own'}"
-    return f"{server} | {device} {config.device.model or 'default'}"
+    return f"{server} | {kind_of(config).identity(config)} {config.device.model or 'default'}"

@@ -13,10 +13,9 @@ from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_
 from ..config.schema import FOR_LIFE, HOSTING, LIVE, Config, keys
 from ..endpoints.base import Endpoint, Forgetful
 from ..errors import ConfigError, RequestError
-from ..machines.fleet.fleet_device import FleetDevice
 from ..machines.fleet.members import FleetMembers
+from ..machines.managed_device import device_of
 from ..machines.split.partner_service import Partner
-from ..machines.split.split_device import SplitDevice
 from ..system.tasks import cancel_all
 from ..types import Outcome, Side
 from .assembly import Assembly
@@ -214,13 +213,11 @@ class Runtime:
         await self._confine()
 
     async def _confine(self) -> None:
-        """End all requests to servers, and a link to a partner, if the settings say private.
+        """End all requests to servers, and whatever the device sends to another machine, if the settings say private.
 
         When this returns, nothing is being sent to another machine.
         """
-        device = self.endpoints.get(Side.DEVICE)
-        if isinstance(device, SplitDevice):
-            await device.link.hold(private=self._privacy.on)
+        await self.parts.device.hold(private=self._privacy.on)
         await self.members.hold(private=self._privacy.on)
         if self._privacy.on:
             if self.parts.prober is not None:
@@ -236,8 +233,7 @@ class Runtime:
         """Record one finished answer with the learner, the metrics and the prober; none of them blocks."""
         self.parts.learner.record(outcome)
         self._assembly.shared.metrics.observe(outcome)
-        if isinstance(device := context.endpoints.get(Side.DEVICE), FleetDevice):
-            device.fleet.observe(outcome)
+        device_of(context.endpoints).observe(outcome)
         if self.parts.prober is not None and context.endpoints.get(Side.SERVER) is self.endpoints.get(Side.SERVER):
             self.parts.prober.observe(outcome)
 

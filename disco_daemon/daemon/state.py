@@ -10,25 +10,21 @@ from typing import Any
 
 from .. import __version__
 from ..api.control.documents import Documents
-from ..api.control.health import Budget, CapUse, EngineHealth, FleetHealth, HealthSnapshot, LinkHealth
+from ..api.control.health import Budget, CapUse, HealthSnapshot
 from ..api.ollama.ollama_models import DeviceFile
 from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
-from ..endpoints.device import Device
 from ..errors import ConfigError
-from ..machines.fleet.fleet_device import FleetDevice, FleetStatus, whole_device
 from ..machines.fleet.members import FleetMembers
+from ..machines.managed_device import whole_device
 from ..machines.split.partner_service import Partner
-from ..machines.split.split_device import SplitDevice
 from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles
 from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
-
-ANSWERS = ("running", "paused", "swapped", "waiting")  # what the engine's statistics count
 
 
 class StateDocuments(Documents):
@@ -53,8 +49,8 @@ class StateDocuments(Documents):
 
     def state(self) -> dict[str, Any]:
         shared, runtime, parts = self._shared, self._runtime, self._runtime.parts
-        monitor, history, device = shared.loop_monitor, shared.history, parts.endpoints.get(Side.DEVICE)
-        return {
+        monitor, history = shared.loop_monitor, shared.history
+        state = {
             "version": __version__,
             "pid": os.getpid(),
             "url": self.url,
@@ -63,7 +59,7 @@ class StateDocuments(Documents):
             "policy": parts.planner.policy.name,
             "private": shared.privacy.on,
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
-            "split": _split(device) if isinstance(device, SplitDevice) else None,
+            "split": None,
             "in_flight": len(runtime.conductor.in_flight),
             "tasks": len(asyncio.all_tasks()),
             "served": runtime.conductor.in_flight.n_served,
@@ -74,6 +70,7 @@ class StateDocuments(Documents):
             "tune": parts.autotuner.state if parts.autotuner is not None else None,
             "history": {"path": str(history.path), "dropped": history.dropped, "error": history.error},
         }
+        return state | parts.device.document()
 
     def _money(self) -> dict[str, Any]:
         """Return prices, spending and caps; without a server nothing is scarce, and there is no price."""
@@ -119,21 +116,21 @@ class StateDocuments(Documents):
     # --- other machines -----------------------------------------------------------------------------------------------
 
     def fleet(self) -> dict[str, Any]:
-        device = self._runtime.parts.endpoints.get(Side.DEVICE)
-        return device.fleet.document() if isinstance(device, FleetDevice) else whole_device()
+        fleet = self._runtime.parts.device.fleet
+        return whole_device() if fleet is None else fleet.document()
 
     def steer_fleet(self, order: str, host: str = "") -> dict[str, Any]:
-        device = self._runtime.parts.endpoints.get(Side.DEVICE)
-        if not isinstance(device, FleetDevice):
+        fleet = self._runtime.parts.device.fleet
+        if fleet is None:
             raise ConfigError("the device is no fleet: `disco config set fleet.enabled true` makes it one")
         match order:
             case "pause":
-                device.fleet.pause()
+                fleet.pause()
             case "resume":
-                device.fleet.resume()
+                fleet.resume()
             case "drain":
-                device.fleet.drain(host)
-        return device.fleet.document()
+                fleet.drain(host)
+        return fleet.document()
 
     def fleet_members(self) -> dict[str, Any]:
         return self._members.document()
@@ -176,7 +173,6 @@ class StateDocuments(Documents):
         """Return the health of all parts as it is now; nothing here waits."""
         shared, runtime, parts = self._shared, self._runtime, self._runtime.parts
         caps: dict[str, dict[str, Any]] = parts.spending.caps.state(shared.clock.wall())
-        device = parts.endpoints.get(Side.DEVICE)
         return HealthSnapshot(
             version=__version__,
             in_flight=len(runtime.conductor.in_flight),
@@ -185,9 +181,7 @@ class StateDocuments(Documents):
             caps={name: _use(cap["limit"], cap["spent"], cap["reserved"]) for name, cap in caps.items()},
             usd_per_kwh=parts.spending.prices.usd_per_kwh,
             rows_dropped=shared.history.dropped,
-            engine=_engine(device) if isinstance(device, Device) else None,
-            split=_link(device.link.status()) if isinstance(device, SplitDevice) else None,
-            fleet=_fleet(device.fleet) if isinstance(device, FleetDevice) else None,
+            device=parts.device.health(),
         )
 
 
@@ -199,35 +193,3 @@ def _budget(planner: Planner) -> Budget:
 def _use(limit: float, spent: float, reserved: float) -> CapUse:
     """Return the shares of a cap; a cap of nothing is used up."""
     return CapUse(spent / limit, reserved / limit) if limit > 0 else CapUse(1.0, 0.0)
-
-
-def _split(device: SplitDevice) -> dict[str, Any]:
-    """Return the link, and what a round trip has given so far; None before the first one."""
-    stats = device.engine.stats
-    use = stats.split if stats is not None else None
-    given = (
-        round((use.accepted + use.round_trips) / use.round_trips, 2) if use is not None and use.round_trips else None
-    )
-    return device.split_status() | {"tokens_per_round_trip": given}
-
-
-def _link(status: dict[str, Any]) -> LinkHealth:
-    rtt_ms = status["rtt_ms"]
-    return LinkHealth(status["state"] == "up", None if rtt_ms is None else rtt_ms / 1e3)
-
-
-def _fleet(fleet: FleetStatus) -> FleetHealth:
-    brief = fleet.brief()
-    return FleetHealth(brief["hosts"], brief["layers_away"], fleet.n_moves)
-
-
-def _engine(device: Device) -> EngineHealth:
-    engine = device.engine
-    stats, info = engine.stats, engine.info
-    return EngineHealth(
-        up=device.ready,
-        restarts=engine.restarts,
-        answers=dict.fromkeys(ANSWERS, 0) if stats is None else {name: getattr(stats, name) for name in ANSWERS},
-        cells_used=None if stats is None else stats.cells_used,
-        cells=None if info is None else info.n_cells,
-    )

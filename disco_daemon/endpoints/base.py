@@ -171,6 +171,19 @@ class Embedder(Endpoint, Protocol):
 
 
 @runtime_checkable
+class Tokenizer(Protocol):
+    """An endpoint that knows how its model reads a prompt, and tells one with the same model."""
+
+    async def token_ids(self, request: GenerationRequest) -> tuple[int, ...] | None:
+        """Token ids of the prompt and the answer so far; None while that is not known."""
+        ...
+
+    async def render(self, request: GenerationRequest) -> str | None:
+        """Return prompt and answer so far as the text that the model reads; None while that is not known."""
+        ...
+
+
+@runtime_checkable
 class Loader(Protocol):
     """An endpoint that has a model in this machine's memory while it is open."""
 

@@ -8,6 +8,7 @@ from .drawing import AS_USUAL, Drawing, drawing_of
 from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
+from .health import DeviceHealth, EngineHealth, FleetHealth, LinkHealth
 from .infill import ExtraText, Infill, RawPrompt
 from .layers import LayerRange
 from .likelihood import Likelihood, TextLogprobs, chat_logprobs, top_logprobs
@@ -47,14 +48,17 @@ __all__ = [
     "Continuation",
     "Delivery",
     "Delta",
+    "DeviceHealth",
     "Drawing",
     "Embedding",
+    "EngineHealth",
     "EntryKind",
     "ExpectedRest",
     "ExtraText",
     "Field",
     "Finish",
     "FinishReason",
+    "FleetHealth",
     "GenerationRequest",
     "HandoffRecord",
     "HedgeResult",
@@ -64,6 +68,7 @@ __all__ = [
     "LayerRange",
     "LedgerEntry",
     "Likelihood",
+    "LinkHealth",
     "ObjectScan",
     "Order",
     "Outcome",

@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ...types import Side
-
-
-@dataclass(frozen=True, slots=True)
-class EngineHealth:
-    """The engine process: `answers` in it by their status, `cells` of its KV cache (one token each)."""
-
-    up: bool
-    restarts: int
-    answers: Mapping[str, int] = field(default_factory=dict)
-    cells_used: int | None = None
-    cells: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LinkHealth:
-    """The link of a split device to its partner; `rtt_s` is the latest round trip between the machines, if known."""
-
-    up: bool
-    rtt_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FleetHealth:
-    """The hosts that live beside the engine, the layers that they compute, and how often layers were moved."""
-
-    hosts: int
-    layers_away: int
-    moves: int = 0
+from ...types import DeviceHealth, EngineHealth, Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +40,7 @@ class HealthSnapshot:
     caps: Mapping[str, CapUse]
     usd_per_kwh: float
     rows_dropped: int
-    engine: EngineHealth | None = None
-    split: LinkHealth | None = None
-    fleet: FleetHealth | None = None
+    device: DeviceHealth
 
 
 class Present(Collector):
@@ -84,17 +54,7 @@ class Present(Collector):
         health = self._health()
         yield from _daemon(health)
         yield from _money(health)
-        if health.engine is not None:
-            yield from _engine(health.engine)
-        if health.split is not None:
-            yield _gauge("disco_split_up", "Whether the partner can be asked.", float(health.split.up))
-            yield _gauge("disco_split_rtt_seconds", "Round trip between the two machines.", health.split.rtt_s)
-        if health.fleet is not None:
-            yield _gauge("disco_fleet_hosts", "Hosts that live, besides the engine.", health.fleet.hosts)
-            told = "Layers of the device's model that hosts compute."
-            yield _gauge("disco_fleet_layers_away", told, health.fleet.layers_away)
-            told = "Times that layers were moved, replicated or evicted."
-            yield CounterMetricFamily("disco_fleet_moves", told, health.fleet.moves)
+        yield from _device(health.device)
 
 
 def _gauge(name: str, told: str, value: float | None) -> GaugeMetricFamily:
@@ -133,6 +93,20 @@ def _money(now: HealthSnapshot) -> Iterator[Metric]:
     yield _gauges("disco_cap_spent_ratio", "Share of a cap that is spent.", "cap", spent)
     reserved = {name: cap.reserved for name, cap in now.caps.items()}
     yield _gauges("disco_cap_reserved_ratio", "Share of a cap held for running answers.", "cap", reserved)
+
+
+def _device(now: DeviceHealth) -> Iterator[Metric]:
+    if now.engine is not None:
+        yield from _engine(now.engine)
+    if now.split is not None:
+        yield _gauge("disco_split_up", "Whether the partner can be asked.", float(now.split.up))
+        yield _gauge("disco_split_rtt_seconds", "Round trip between the two machines.", now.split.rtt_s)
+    if now.fleet is not None:
+        yield _gauge("disco_fleet_hosts", "Hosts that live, besides the engine.", now.fleet.hosts)
+        told = "Layers of the device's model that hosts compute."
+        yield _gauge("disco_fleet_layers_away", told, now.fleet.layers_away)
+        told = "Times that layers were moved, replicated or evicted."
+        yield CounterMetricFamily("disco_fleet_moves", told, now.fleet.moves)
 
 
 def _engine(now: EngineHealth) -> Iterator[Metric]:

@@ -6,12 +6,16 @@ what is said about the hosts.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
 
-from ...endpoints.device import Device
+from ...config.schema import Config
+from ...endpoints.base import Endpoint
 from ...engine.supervisor import Engine
 from ...errors import EndpointError
-from ...types import Embedding, GenerationRequest, Outcome, Refusal
+from ...types import DeviceHealth, Embedding, FleetHealth, GenerationRequest, Outcome, Refusal
+from ..managed_device import EngineDevice, FleetStatus
 
 PRIVATE = (
     "a private request is not sent to the machines that have joined this one's fleet, and they compute inner layers of "
@@ -19,74 +23,13 @@ PRIVATE = (
 )
 
 
-def whole_device() -> dict[str, Any]:
-    """Return the document of `disco fleet status` for a device without hosts."""
-    return {
-        "mode": "manual",
-        "policy": None,
-        "paused": False,
-        "hosts": [],
-        "parallelism": [],
-        "speedup_predicted": None,
-        "speedup_measured": None,
-        "slo_violation": None,
-        "vacancy": None,
-        "last_steps": [],
-    }
-
-
-class FleetStatus(Protocol):
-    """What a fleet says of itself, and how it is steered."""
-
-    @property
-    def n_hosts(self) -> int:
-        """How many hosts there may be, with and without layers."""
-        ...
-
-    @property
-    def may_borrow(self) -> bool:
-        """Whether rows may reach another machine, now or during the next answer."""
-        ...
-
-    def brief(self) -> dict[str, Any]:
-        """Return `hosts`, `layers_away`, `replicas` and `state`, for `disco status`."""
-        ...
-
-    def document(self) -> dict[str, Any]:
-        """Return all there is to say, for `disco fleet status`."""
-        ...
-
-    @property
-    def n_moves(self) -> int:
-        """How many times layers were moved, replicated or evicted."""
-        ...
-
-    def observe(self, outcome: Outcome) -> None:
-        """Take an answer that has ended."""
-        ...
-
-    def pause(self) -> None:
-        """Let nothing be moved by itself until `resume`."""
-        ...
-
-    def resume(self) -> None:
-        """End a pause, and let drained hosts have layers again."""
-        ...
-
-    def drain(self, name: str) -> None:
-        """Let all layers leave a host, and none come. Raises ConfigError for an unknown one."""
-        ...
-
-    async def run(self) -> None:
-        """Look after the fleet until cancelled."""
-        ...
-
-
-class FleetDevice(Device):
+class FleetDevice(EngineDevice):
     """`Endpoint` over an engine whose inner layers are in other processes, and the view of that `fleet`.
 
     `adapters` are the names of the configured LoRA adapters, which are for a whole model.
     """
+
+    fleet: FleetStatus
 
     def __init__(self, engine: Engine, fleet: FleetStatus, name: str = "", adapters: tuple[str, ...] = ()) -> None:
         super().__init__(engine, name)
@@ -113,3 +56,29 @@ class FleetDevice(Device):
     def status(self) -> dict[str, Any]:
         """Engine state, its last failure, and the fleet."""
         return super().status() | {"fleet": self.fleet.brief()}
+
+    def health(self) -> DeviceHealth:
+        """Return how the engine and its hosts are."""
+        brief = self.fleet.brief()
+        return replace(super().health(), fleet=FleetHealth(brief["hosts"], brief["layers_away"], self.fleet.n_moves))
+
+    def is_same(self, other: Endpoint) -> bool:
+        """Whether the other one has the same engine and as many hosts, of other machines or of none."""
+        return isinstance(other, FleetDevice) and super().is_same(other) and _hosts(self.fleet) == _hosts(other.fleet)
+
+    def follow(self, config: Config, server: Endpoint | None) -> None:
+        """Move layers by these settings from now on."""
+        del server
+        self.fleet.follow(config)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Take an answer that has ended."""
+        self.fleet.observe(outcome)
+
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return what looks after the fleet."""
+        return {"fleet": self.fleet.run()}
+
+
+def _hosts(fleet: FleetStatus) -> tuple[bool, int]:
+    return fleet.may_borrow, fleet.n_hosts

@@ -10,7 +10,7 @@ from ...clock import Clock
 from ...config.schema import Config
 from ...engine.supervisor import Engine, EngineState
 from ...system.control_groups import memory
-from .fleet_device import whole_device
+from ..managed_device import whole_device
 from .host_places import LentMachine
 from .host_processes import HostLife, HostProcesses
 from .layer_files import FleetLayers

@@ -28,8 +28,7 @@ from ..range_engine import RangeEngine
 from .drafter import draft_path, own_certainty, require_drafter
 from .hosted_range import range_config
 from .joined_model import JoinedFolder, shape_of
-from .split_device import PartnerPower, SplitDevice
-from .split_rules import SplitRules
+from .split_device import PartnerPower, SplitDevice, rules_of
 from .trained_exits import mark_of, read_calibration
 
 log = logging.getLogger("disco.peer")
@@ -210,14 +209,8 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
     )
     link, layers = EdgeLink(engine, clock, role, shown), (joined.cut, joined.n_layers - joined.cut)
     device = SplitDevice(link.engine, link, joined.model, layers, tuple(config.device.adapters), rules_of(config))
-    device.check(device.rules)
+    device.check(config)
     return device
-
-
-def rules_of(config: Config) -> SplitRules:
-    """Return who decides a token by the settings."""
-    split = config.split
-    return SplitRules(split.mode, split.theta, split.alone == "go-on", split.private_alone, drafts=split.cut == 0)
 
 
 def membership() -> Membership:

@@ -11,15 +11,19 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ...config.schema import Config
 from ...endpoints.base import Controls, Endpoint
 from ...endpoints.choices import Event
 from ...endpoints.device import Device
 from ...engine import wire
+from ...engine.config import EngineConfig
 from ...engine.supervisor import Engine, EngineState
 from ...errors import ConfigError, EndpointError
 from ...types import (
+    DeviceHealth,
     Embedding,
     GenerationRequest,
+    LinkHealth,
     Readiness,
     Refusal,
     Side,
@@ -29,6 +33,7 @@ from ...types import (
     tool_use,
     top_logprobs,
 )
+from ..managed_device import EngineDevice
 from .split_rules import SplitRules, resolve, why_not
 
 TRY_AGAIN_S = 1.0  # for which a device without its partner is left alone, if there is a server
@@ -107,7 +112,7 @@ class PartnerLink(Protocol):
         ...
 
 
-class SplitDevice(Device):
+class SplitDevice(EngineDevice):
     """`Endpoint` over an engine that has the lower layers only, and the `link` to the machine with the others.
 
     `layers` counts those of the model here and there; with none here, the engine has a small model, which drafts.
@@ -166,11 +171,29 @@ class SplitDevice(Device):
         """Return what the partner spends on a prefill and on a decode token, J; 0 as long as that is not known."""
         return self._partner_energy.prefill_j or 0.0, self._partner_energy.decode_j or 0.0
 
-    def check(self, rules: SplitRules) -> None:
+    def check(self, config: Config) -> None:
         """Raise ConfigError if this machine's exit does not allow the mode."""
+        rules = rules_of(config)
         if why := why_not(rules.mode, self.coverage, drafts=rules.drafts):
             msg = f"split.mode = {rules.mode!r}: {why}"
             raise ConfigError(msg)
+
+    def follow(self, config: Config, server: Endpoint | None) -> None:
+        """Decide tokens by these settings, and let that server take over, from the next request on."""
+        self.rules, self.fallback = rules_of(config), server
+
+    def is_same(self, other: Endpoint) -> bool:
+        """Whether the other one has the same layers, link and whole model."""
+        return (
+            isinstance(other, SplitDevice)
+            and super().is_same(other)
+            and self._link.is_same(other.link)
+            and _config_of(self.whole) == _config_of(other.whole)
+        )
+
+    async def hold(self, *, private: bool) -> None:
+        """Keep the link down while `private`."""
+        await self._link.hold(private=private)
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """As a whole device, and what cannot be answered in the mode that it asks for, or in private."""
@@ -296,6 +319,19 @@ class SplitDevice(Device):
             "partner_watts_from": None if power is None else power.source,
         }
 
+    def document(self) -> dict[str, Any]:
+        """Return the link, and what a round trip has given so far; None before the first one."""
+        use = self.engine.stats.split if self.engine.stats is not None else None
+        n = use.round_trips if use is not None else 0
+        given = round((use.accepted + n) / n, 2) if use is not None and n else None
+        return {"split": self.split_status() | {"tokens_per_round_trip": given}}
+
+    def health(self) -> DeviceHealth:
+        """Return how the engine and the link are."""
+        status = self._link.status()
+        rtt_s = None if status["rtt_ms"] is None else status["rtt_ms"] / 1e3
+        return replace(super().health(), split=LinkHealth(status["state"] == "up", rtt_s))
+
     def status(self) -> dict[str, Any]:
         """Engine state, last failure and the link."""
         found = super().status()
@@ -313,6 +349,16 @@ class SplitDevice(Device):
         await self._link.close()
         if self.whole is not None:
             await self.whole.close()
+
+
+def rules_of(config: Config) -> SplitRules:
+    """Return who decides a token by the settings."""
+    split = config.split
+    return SplitRules(split.mode, split.theta, split.alone == "go-on", split.private_alone, drafts=split.cut == 0)
+
+
+def _config_of(whole: Device | None) -> EngineConfig | None:
+    return None if whole is None else whole.engine.config
 
 
 def _whole_field(request: GenerationRequest) -> str:

@@ -15,9 +15,21 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from disco_daemon.api.control.health import Budget, CapUse, EngineHealth, FleetHealth, HealthSnapshot, LinkHealth
+from disco_daemon.api.control.health import Budget, CapUse, HealthSnapshot
 from disco_daemon.api.control.metrics import MAX_WORDS, Metrics, gaps_by_maker
-from disco_daemon.types import Attempt, HandoffRecord, Outcome, Plan, Reading, Side, Usage
+from disco_daemon.types import (
+    Attempt,
+    DeviceHealth,
+    EngineHealth,
+    FleetHealth,
+    HandoffRecord,
+    LinkHealth,
+    Outcome,
+    Plan,
+    Reading,
+    Side,
+    Usage,
+)
 
 DOCUMENT = Path(__file__).parent.parent.parent.parent / "docs/reference/metrics.md"
 SPLIT = {"n_rows": 42, "round_trips": 15, "drafted": 20, "accepted": 14, "bytes": {"up": 96768, "down": 900}}
@@ -55,9 +67,9 @@ HEALTH = HealthSnapshot(
     caps={"usd_per_day": CapUse(0.75, 0.125)},
     usd_per_kwh=0.3,
     rows_dropped=5,
-    engine=EngineHealth(True, 2, {"running": 3, "waiting": 1}, 100, 4096),
-    split=LinkHealth(True, 0.0205),
-    fleet=FleetHealth(1, 22, 3),
+    device=DeviceHealth(
+        EngineHealth(True, 2, {"running": 3, "waiting": 1}, 100, 4096), LinkHealth(True, 0.0205), FleetHealth(1, 22, 3)
+    ),
 )
 
 
@@ -200,7 +212,12 @@ def test_how_things_are_is_looked_up_at_each_scrape() -> None:
         ("disco_split_rtt_seconds",): 0.0205,
     }
     assert {key: found.get(key) for key in expected} == expected
-    now = replace(HEALTH, in_flight=0, engine=None, split=LinkHealth(False), budget=Budget(Side.DEVICE, 0.5, 0.5, None))
+    now = replace(
+        HEALTH,
+        in_flight=0,
+        device=DeviceHealth(None, LinkHealth(False), HEALTH.device.fleet),
+        budget=Budget(Side.DEVICE, 0.5, 0.5, None),
+    )
     found = shown(metrics)
     assert found[("disco_answers_in_flight",)] == 0
     assert found[("disco_split_up",)] == 0

@@ -15,6 +15,7 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.daemon.endpoints import make_endpoints
 from disco_daemon.errors import ConfigError
+from disco_daemon.machines.managed_device import Making
 from disco_daemon.machines.split.check import segment_files
 from disco_daemon.machines.split.trained_exits import KeptExits
 from disco_daemon.models import default as models
@@ -126,9 +127,9 @@ def test_ollama_s_model_keeps_its_name_though_its_file_is_called_by_a_checksum(h
     manifest.write_text(json.dumps({"layers": [layer]}))
     assert disco("use", "llama3.2:3b") == 0
     assert in_config() == str(blob)
-    assert make_endpoints(config.load(), SystemClock(), None)[Side.DEVICE].model == "llama3.2:3b"
+    assert make_endpoints(config.load(), Making(SystemClock()))[Side.DEVICE].model == "llama3.2:3b"
     disco("use", str(model_file(home / "m.gguf")))
-    assert make_endpoints(config.load(), SystemClock(), None)[Side.DEVICE].model == "m"
+    assert make_endpoints(config.load(), Making(SystemClock()))[Side.DEVICE].model == "m"
 
 
 def test_use_refuses_what_cannot_be_loaded_and_changes_nothing(home: Path) -> None:

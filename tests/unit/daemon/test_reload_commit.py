@@ -28,7 +28,6 @@ from disco_daemon.conductor.traces import Traces
 from disco_daemon.config.layers import load
 from disco_daemon.config.pricelist import load as load_prices
 from disco_daemon.config.schema import Config
-from disco_daemon.daemon import endpoints as making
 from disco_daemon.daemon import money
 from disco_daemon.daemon.assembly import Assembly, Parts, Shared
 from disco_daemon.daemon.runtime import Runtime
@@ -37,10 +36,13 @@ from disco_daemon.endpoints.device import Device
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.errors import ConfigError
+from disco_daemon.machines import kinds
 from disco_daemon.machines.fleet.fleet_device import FleetDevice
 from disco_daemon.machines.fleet.local_fleet import make_fleet
+from disco_daemon.machines.managed_device import Making, ManagedDevice
 from disco_daemon.machines.split.partner_service import Partner
-from disco_daemon.machines.split.split_device import SplitDevice
+from disco_daemon.machines.split.split_device import SplitDevice, rules_of
+from disco_daemon.machines.whole_device import WholeKind
 from disco_daemon.models.default import default_model_path
 from disco_daemon.store import History
 from disco_daemon.types import Side
@@ -50,6 +52,7 @@ ROOT = Path(disco_daemon.__file__).parent
 # Whose calls are the steps.
 MAKERS = (
     "daemon/assembly.py", "daemon/endpoints.py", "daemon/money.py", "daemon/runtime.py", "conductor/keeper.py",
+    "machines/kinds.py", "machines/whole_device.py",
 )  # fmt: skip
 OPAQUE = (History, LoopMonitor, Metrics, Traces, Path)  # of the process, whatever the settings become
 KINDS = ["server", "split", "fleet"]
@@ -194,7 +197,7 @@ async def running(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(cls, "may_serve", lambda _: True)
         monkeypatch.setattr(cls, "start", lambda _: asyncio.sleep(0))
     if kind in ("split", "fleet"):
-        monkeypatch.setattr(making, "_device", _split_device if kind == "split" else fleet_maker())
+        monkeypatch.setattr(kinds, "KINDS", [Kind(_split_device if kind == "split" else fleet_maker())])
     path, clock = tmp_path / "config.toml", StoppedClock()
     path.write_text(tomlkit.dumps(settings(kind, after=False)))
     with History(tmp_path / "history.sqlite") as history:
@@ -209,11 +212,21 @@ async def running(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             await runtime.keeper.end()
 
 
+class Kind(WholeKind):
+    """A kind of device that `make_it` makes."""
+
+    def __init__(self, make_it: Callable[[Config, Any], ManagedDevice]) -> None:
+        self._make_it = make_it
+
+    def make(self, config: Config, making: Making) -> Any:
+        return self._make_it(config, making.clock)
+
+
 def fleet_maker() -> Callable[..., FleetDevice]:
     """What makes the same fleet again, without reading the model's vocabulary each time."""
     made: list[FleetDevice] = []
 
-    def make(config: Config, clock: Any, *_: Any) -> FleetDevice:
+    def make(config: Config, clock: Any) -> FleetDevice:
         if not made:
             made.append(make_fleet(config, EngineConfig(default_model_path(), 512, 1), "", clock))
         return FleetDevice(made[0].engine, made[0].fleet, "")
@@ -221,9 +234,7 @@ def fleet_maker() -> Callable[..., FleetDevice]:
     return make
 
 
-def _split_device(config: Config, clock: Any, *_: Any) -> SplitDevice:
-    from disco_daemon.machines.split.edge_device import rules_of
-
+def _split_device(config: Config, clock: Any) -> SplitDevice:
     engine = Engine(EngineConfig(default_model_path(), 512, 1), clock)
     return SplitDevice(engine, Link(), "m", (4, 4), rules=rules_of(config))
 
@@ -248,7 +259,8 @@ async def test_a_reload_that_fails_at_any_step_has_changed_nothing(
         write(runtime, tmp_path, kind, after=False)
         await runtime.reload()
         names = {code.co_qualname for _, code in steps.seen}
-        assert {"make_endpoints", "load_measured", "Keeper.use", "Assembly._make_context", "Parts.prepare"} <= names
+        assert {"make_endpoints", "make_spending", "Keeper.use", "Assembly._make_context", "Parts.prepare"} <= names
+        assert ("load_measured" in names) == (kind != "server")
         write(runtime, tmp_path, kind, after=True)
         n_failed = 0
         for step in list(steps.seen):

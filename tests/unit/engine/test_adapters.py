@@ -26,6 +26,7 @@ from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.sequence import Given, Sequence, SequenceStatus
 from disco_daemon.errors import ConfigError
+from disco_daemon.machines.managed_device import Making
 from disco_daemon.scheduler.baselines import RoundRobin
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import Side
@@ -303,7 +304,7 @@ def test_another_server_in_the_devices_place_has_its_own_adapters() -> None:
 def test_the_engine_is_given_them_with_their_scales(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
     settings = DeviceSettings(model=str(tmp_path / "m.gguf"), adapters={"a": "~/p", "b": AdapterSettings("/q", 0.5)})
-    device = make_endpoints(Config(device=settings), SystemClock(), None)[Side.DEVICE]
+    device = make_endpoints(Config(device=settings), Making(SystemClock()))[Side.DEVICE]
     assert isinstance(device, Device)
     assert device.adapters == {"a": "", "b": ""}
     assert device._engine.config.adapters == (

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace as replace_fields
 
 from disco_daemon.clock import SystemClock
+from disco_daemon.config.schema import Config
 from disco_daemon.daemon.endpoints import reuse_device
 from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine, EngineState
@@ -177,6 +178,9 @@ class View:
 
     document = brief
     n_moves = 0
+
+    def follow(self, config: Config) -> None:
+        """No settings are followed."""
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing is learned."""

@@ -23,10 +23,10 @@ from disco_daemon.engine.measure.tune_messages import Knobs
 from disco_daemon.errors import ConfigError
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
 from disco_daemon.fleet.placement import ModelModules
-from disco_daemon.machines.fleet.fleet_device import whole_device
 from disco_daemon.machines.fleet.host_processes import HostProcesses
 from disco_daemon.machines.fleet.layer_plan import FleetPlanInput, best_layout, modules_of, plan_fleet, require_layers
 from disco_daemon.machines.fleet.local_fleet import first_layout, make_fleet, shared_knobs
+from disco_daemon.machines.managed_device import whole_device
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import read_head
 from tests.fixtures.clock import StoppedClock

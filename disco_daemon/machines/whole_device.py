@@ -1,0 +1,126 @@
+"""The device as one engine of this machine with a whole model, and how its settings become the engine's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ..clock import Clock
+from ..config.layers import cache_path
+from ..config.schema import AdapterSettings, Config, DeviceSettings
+from ..endpoints.base import Endpoint
+from ..endpoints.shaper import Shaped
+from ..engine import wire
+from ..engine.config import EngineConfig
+from ..engine.supervisor import Engine
+from ..models import places
+from ..profiling.autotuner import Autotuner
+from ..profiling.saved import Measured
+from ..system import smallfile
+from .device_settings import (
+    is_exact,
+    is_exact_but_for_rounding,
+    knobs_for,
+    load_measured,
+    make_autotuner,
+    model_path,
+    n_gpu_layers,
+    require_regular,
+)
+from .managed_device import DeviceKind, EngineDevice, Making, ManagedDevice
+
+log = logging.getLogger("disco.daemon")
+
+
+class WholeDevice(EngineDevice):
+    """A whole model in one engine, whose knobs may be tuned."""
+
+    def make_autotuner(self, config: Config, busy: Callable[[], bool], clock: Clock) -> Autotuner | None:
+        """Return what measures the knobs once, while nobody asks."""
+        return make_autotuner(config, self.engine, busy, clock)
+
+
+class ShapedDevice(ManagedDevice, Shaped):
+    """A whole model whose tokens come as an experiment says."""
+
+    def is_same(self, other: Endpoint) -> bool:
+        """Whether the model behind the other one would be this one's; all of a process have one shape."""
+        return isinstance(other, ShapedDevice) and other.engine.config == self.engine.config
+
+
+class WholeKind(DeviceKind):
+    """What the device is if no other kind is asked for."""
+
+    def is_wanted(self, config: Config) -> bool:
+        """Always, as the last of the kinds."""
+        del config
+        return True
+
+    def identity(self, config: Config) -> str:
+        """Return that it is this machine's engine; the model is named beside it."""
+        del config
+        return "engine"
+
+    def measured(self, config: Config) -> Measured | None:
+        """Return the figures of `disco profile` for this model and its knobs."""
+        return load_measured(config)
+
+    def make(self, config: Config, making: Making) -> Endpoint:
+        """Return the device; its model is loaded by the early process, if nobody has taken that. Raises ConfigError."""
+        path = model_path(config.device)
+        engine = Engine(whole_config(config, path), making.clock, early=making.early)
+        device = WholeDevice(engine, name_of(path))
+        return device if making.shape is None else ShapedDevice(device, making.shape, making.clock)
+
+
+def whole_config(config: Config, path: Path) -> EngineConfig:
+    """Return how the whole model in a file is loaded. Raises ConfigError."""
+    settings = config.device
+    knobs = knobs_for(config, path)
+    sizes = (settings.n_ctx, knobs.n_threads, n_gpu_layers(settings), settings.n_cells)
+    exact = is_exact(config, path)
+    if is_exact_but_for_rounding(config, path):
+        log.warning("%s: rows of its weights do not round alike, so its answers are exact but for that", path)
+    return EngineConfig(
+        path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
+        chat_template=_chat_template(settings), disk=_disk(settings),
+        draft_path=_file_of("device.draft_model", settings.draft_model) if settings.draft_model else "",
+        n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
+        kv_type=settings.kv_type, keep_alive_s=settings.keep_alive_s, repack=knobs.repack,
+    )  # fmt: skip
+
+
+def name_of(path: Path) -> str:
+    """Return a name for a model whose file is named by its checksum, as Ollama's are; "" for others."""
+    if path.suffix:
+        return ""
+    return next((found.name for found in places.find() if found.path == path), "")
+
+
+def _disk(settings: DeviceSettings) -> wire.Disk:
+    return wire.Disk(
+        folder=str(cache_path() / "kv"), max_bytes=int(settings.spill_gib * 2**30), idle_s=settings.spill_after_s
+    )
+
+
+def _chat_template(settings: DeviceSettings) -> str:
+    """Return the text of `device.chat_template`. Raises ConfigError."""
+    if not settings.chat_template:
+        return ""
+    return smallfile.read_text(Path(settings.chat_template).expanduser(), "device.chat_template ", hidden=0o002)
+
+
+def _adapters(settings: DeviceSettings) -> tuple[wire.AdapterFile, ...]:
+    wanted = {name: AdapterSettings(a) if isinstance(a, str) else a for name, a in settings.adapters.items()}
+    return tuple(
+        wire.AdapterFile(name=name, path=_file_of(f"device.adapters.{name}", adapter.path), scale=adapter.scale)
+        for name, adapter in wanted.items()
+    )
+
+
+def _file_of(key: str, text: str) -> str:
+    """Return the path that a setting names. Raises ConfigError where that is no file."""
+    path = Path(text).expanduser()
+    require_regular(key, path)
+    return str(path)
