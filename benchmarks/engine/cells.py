@@ -33,8 +33,8 @@ from disco_daemon.engine.kv.cells import MAX_SAVED_BYTES, Cells
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
-from disco_daemon.engine.serve.edge import EdgeBatcher
-from disco_daemon.engine.serve.partner import PartnerBatcher
+from disco_daemon.engine.serve.edge import SplitEdge
+from disco_daemon.engine.serve.partner import SplitPartner
 from disco_daemon.engine.serve.role import make_batcher
 from disco_daemon.link.protocol import PeerFrame, PeerJoined
 from disco_daemon.link.rows.content import credits_for
@@ -137,20 +137,21 @@ def split(load: wire.Load) -> Iterator[Bench]:
         up, down, failed = deque[tuple[PeerFrame, bytes]](), deque[tuple[PeerFrame, bytes]](), list[str]()
         edge = make_batcher(loads[0], lower, partial(hear, failed), admission_of(lower), partial(send, up))
         partner = make_batcher(loads[1], upper, partial(hear, failed), admission_of(upper), partial(send, down))
-        assert isinstance(edge, EdgeBatcher)
-        assert isinstance(partner, PartnerBatcher)
-        partner.receive(PEER, PeerJoined(name="edge", salt=1), b"")
-        edge.receive(
+        lower_side, upper_side = edge.remote, partner.remote
+        assert isinstance(lower_side, SplitEdge)
+        assert isinstance(upper_side, SplitPartner)
+        upper_side.receive(PEER, PeerJoined(name="edge", salt=1), b"")
+        lower_side.receive(
             PEER, PeerJoined(name="partner", credits=credits_for(loads[1].max_answers), n_ctx=upper.n_ctx), b""
         )
 
         def step() -> bool:
             busy = edge.step()
             while up:
-                partner.receive(PEER, *up.popleft())
+                upper_side.receive(PEER, *up.popleft())
             busy |= partner.step()
             while down:
-                edge.receive(PEER, *down.popleft())
+                lower_side.receive(PEER, *down.popleft())
                 busy = True
             return busy
 

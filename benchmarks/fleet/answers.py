@@ -28,7 +28,8 @@ from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
-from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.engine.serve.home import FleetHome
+from disco_daemon.engine.serve.remote_layers import RemoteLayers
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange
@@ -66,8 +67,8 @@ class Answers:
         latency = IterationLatency(self.llama.latency_prior)
         self.cells = Cells(self.llama, N_SEQS, N_CELLS)
         self.admission = Admission(self.cells, SCHEDULERS["andes"](latency), latency)
-        kind = HomeBatcher if isinstance(self.llama, HomeLlama) else Batcher
-        self.batcher = kind(self.llama, self.hear, self.admission)
+        remote = FleetHome() if isinstance(self.llama, HomeLlama) else RemoteLayers()
+        self.batcher = Batcher(self.llama, self.hear, self.admission, remote=remote)
 
     def hear(self, message: wire.Message) -> None:
         match message:
@@ -168,15 +169,16 @@ class Steps:
             return
         self.left -= 1
         random, admission, batcher = self.fleet.random, self.answers.admission, self.answers.batcher
-        assert isinstance(batcher, HomeBatcher)
+        remote = batcher.remote
+        assert isinstance(remote, FleetHome)
         kind = random.choices(list(CHANGES), list(CHANGES.values()))[0]
         self.done[kind] = self.done.get(kind, 0) + 1
         others = [id_ for id_ in admission.sequences if id_.startswith("x")]
         match kind:
             case "move" if not self.fleet.llama.is_moving:
-                batcher.begin_move(self.fleet.cut())
+                remote.begin_move(self.fleet.cut())
             case "break off":
-                batcher.break_off_move("tried out")
+                remote.break_off_move("tried out")
             case "leave":
                 self.fleet.leave()
             case "ask" if len(others) < N_TOGETHER:

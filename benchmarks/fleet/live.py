@@ -31,7 +31,8 @@ from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
-from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.engine.serve.home import FleetHome
+from disco_daemon.engine.serve.remote_layers import RemoteLayers
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import SegmentFiles, disk_bytes, read_head
 from disco_daemon.models.segments import n_layers
@@ -89,8 +90,8 @@ class Run:
         llama.clear()
         latency = IterationLatency(llama.latency_prior)
         admission = Admission(Cells(llama, N_SEQS, llama.n_cells), SCHEDULERS["andes"](latency), latency)
-        kind = HomeBatcher if isinstance(llama, HomeLlama) else Batcher
-        batcher = kind(llama, self.hear, admission)
+        remote = FleetHome() if isinstance(llama, HomeLlama) else RemoteLayers()
+        batcher = Batcher(llama, self.hear, admission, remote=remote)
         host = psutil.Process(llama.host_pids[0]) if isinstance(llama, HomeLlama) else None
         before = _cpu_s(host)
         began, cpu_began, step = time.perf_counter(), time.process_time(), 0

@@ -23,7 +23,8 @@ from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
-from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.engine.serve.batch import Batcher
+from disco_daemon.engine.serve.home import FleetHome
 from disco_daemon.estimation.line import t95
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.scheduler.latency import IterationLatency
@@ -103,7 +104,8 @@ class Meanwhile:
         self.llama.clear()
         latency = IterationLatency(self.llama.latency_prior)
         admission = Admission(Cells(self.llama, N_SEQS, self.llama.n_cells), SCHEDULERS["andes"](latency), latency)
-        self.batcher = HomeBatcher(self.llama, self.hear, admission)
+        self.home = FleetHome()
+        self.batcher = Batcher(self.llama, self.hear, admission, remote=self.home)
         words = "The house is old, and the garden behind it is long. " * 18
         for number in range(N_ANSWERS):
             messages = [{"role": "user", "content": f"{number}. {words} Tell me a long story about house {number}."}]
@@ -123,7 +125,7 @@ class Meanwhile:
     def move(self, ends: Ends, *, counts: bool) -> float:
         """Move layers, then go on for a while; return how long it took, s. Raises RuntimeError if it cannot be done."""
         before, earlier = self.effort(), self._beside
-        self.batcher.begin_move(ends)
+        self.home.begin_move(ends)
         while self.llama.is_moving:
             self.batcher.step()
         if error := self.llama.moves[-1].error:

@@ -27,7 +27,8 @@ from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.llama.model import AbortFlag
 from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
-from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.engine.serve.batch import Batcher
+from disco_daemon.engine.serve.home import FleetHome
 from disco_daemon.fleet.costs import ModuleCosts
 from disco_daemon.fleet.forecast import FleetLoad, FleetModel
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
@@ -98,38 +99,39 @@ class Measured:
 
     def take(self, plan: Plan, shares: Shares = ()) -> None:
         """Let layers lie as in a plan, and answers be shared so. Raises RuntimeError if that cannot be."""
-        batcher = self._batcher()
-        batcher.begin_move(ends_of(plan, self.model, self.folder, shares))
+        _, home = self._batcher()
+        home.begin_move(ends_of(plan, self.model, self.folder, shares))
         while self.llama.is_moving:
-            batcher.look()
+            home.look()
         if error := self.llama.moves[-1].error:
             raise RuntimeError(error)
 
     def play(self, n_answers: int, begin: Callable[[], None] = lambda: None) -> Played:
         """Measure so many answers while all are drawn; `begin` is called when each has its first token."""
         self.llama.clear()
-        batcher = self._batcher()
+        batcher, home = self._batcher()
         for number in range(n_answers):
             messages = [{"role": "user", "content": f"Tell me a long story about house {number}."}]
             order = wire.Generate(id=str(number), messages=messages, temperature=0, max_tokens=N_TOKENS)
             batcher.add(order)
         while not all(s.draw.n_drawn for s in batcher.admission.sequences.values()):
             batcher.step()
-        batcher.fleet_usage()  # of the prompts, which are forgotten
+        home.fleet_usage()  # of the prompts, which are forgotten
         begin()
         began, before = batcher.clock(), batcher.counters.completion_tokens
         while len(batcher.admission.sequences) == n_answers:
             batcher.step()
         seconds = batcher.clock() - began
-        rate, usage = (batcher.counters.completion_tokens - before) / seconds, batcher.fleet_usage()
+        rate, usage = (batcher.counters.completion_tokens - before) / seconds, home.fleet_usage()
         for key in list(batcher.admission.sequences):
             batcher.cancel(key)
         return Played(rate, usage, seconds)
 
-    def _batcher(self) -> HomeBatcher:
+    def _batcher(self) -> tuple[Batcher, FleetHome]:
         latency = IterationLatency(self.llama.latency_prior)
         admission = Admission(Cells(self.llama, N_SEQS, self.llama.n_cells), SCHEDULERS["andes"](latency), latency)
-        return HomeBatcher(self.llama, lambda _: None, admission)
+        home = FleetHome()
+        return Batcher(self.llama, lambda _: None, admission, remote=home), home
 
 
 def forecast(plan: Plan, n_answers: int, model: ModelModules, costs: ModuleCosts) -> tuple[float, Shares]:

@@ -40,10 +40,11 @@ from .llama.template import TemplateError
 from .peer_socket import RelayDoor
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
-from .serve.edge import EdgeBatcher
+from .serve.edge import SplitEdge
 from .serve.intake import Command, Intake
 from .serve.next_turn import PAUSE_S
-from .serve.partner import PartnerBatcher
+from .serve.partner import SplitPartner
+from .serve.remote_layers import RemoteLayers
 from .serve.role import load_llama, make_batcher
 from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
@@ -148,7 +149,9 @@ class Worker:
         )
         self.send(self._loaded)
         if self._relays is not None:
-            threading.Thread(target=self._read_peers, args=[self._relays, batcher], name="peers", daemon=True).start()
+            threading.Thread(
+                target=self._read_peers, args=[self._relays, batcher.remote], name="peers", daemon=True
+            ).start()
         if not llama.prefill_tps:
             self._warm_up(llama, latency)
         self._compute(batcher)
@@ -177,20 +180,20 @@ class Worker:
         if self._spill is not None:
             self._spill.token_s = 1.0 / prefill_tps
 
-    def _read_peers(self, relays: RelayDoor, batcher: Batcher) -> None:
+    def _read_peers(self, relays: RelayDoor, remote: RemoteLayers) -> None:
         """Read peers' frames in a thread of its own, and queue them for the main thread; one relay follows another."""
-        assert isinstance(batcher, EdgeBatcher | PartnerBatcher)
+        assert isinstance(remote, SplitEdge | SplitPartner)
 
         def lose_relay() -> None:
             relays.use(None)
-            for peer in batcher.peers if isinstance(batcher, PartnerBatcher) else (batcher.peer,):
-                batcher.receive(peer, PeerLeft(reason="the relay has gone"), b"")
+            for peer in remote.peers:
+                remote.receive(peer, PeerLeft(reason="the relay has gone"), b"")
 
         try:
             for present in relays.sockets():
                 self._commands.put(partial(relays.use, present))
                 for peer, message, payload in present.read():
-                    self._commands.put(partial(batcher.receive, peer, message, payload))
+                    self._commands.put(partial(remote.receive, peer, message, payload))
                 self._commands.put(lose_relay)
                 present.close()
         except BadFrameError as e:
@@ -225,7 +228,7 @@ class Worker:
     def _next(self, stats: EngineStats) -> Command:
         """Wait for the next command; meanwhile write idle cached prefixes to disk, and all of them at the end."""
         while True:
-            wait_s = stats.batcher.wait_s
+            wait_s = stats.batcher.remote.wait_s
             if self._spill is not None and self._cells is not None and self._commands.empty():
                 wait_s = least(wait_s, self._spill.write_idle(self._cells.copy))
                 if (due := stats.stats_if_due(busy=False)) is not None:
@@ -237,7 +240,7 @@ class Worker:
             except queue.Empty:
                 if has_turns:
                     admission.next_turns.compute(stats.batcher.llama, admission.cells)
-                can_compute = stats.batcher.look()
+                can_compute = stats.batcher.remote.look()
                 self._flush()
                 if can_compute:
                     return _do_nothing

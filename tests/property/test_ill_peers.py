@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.serve.admission import Admission
+from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.drafting import EdgeDrafting
-from disco_daemon.engine.serve.edge import EdgeBatcher
-from disco_daemon.engine.serve.partner import PartnerBatcher
+from disco_daemon.engine.serve.edge import SplitEdge
+from disco_daemon.engine.serve.partner import SplitPartner
 from disco_daemon.link.protocol import (
     ERA,
     AnswerClosed,
@@ -184,12 +185,13 @@ class Partner:
         self.said: dict[int, list[PeerFrame]] = {SOUND: [], ILL: []}
         clock = clock_of()
         contents = ContentManager(N_EMBD, N_VOCAB, N_CTX, MAX_ANSWERS, credits_for(MAX_ANSWERS))
-        self.batcher = PartnerBatcher(
-            cast(Any, self.llama), lambda _: None, admission_over(self.llama, clock), clock,
-            contents=contents, send_frame=lambda peer, message, payload=b"": self.said[peer].append(message),
-        )  # fmt: skip
+        self.remote = SplitPartner(
+            contents=contents, send_frame=lambda peer, message, payload=b"": self.said[peer].append(message)
+        )
+        admission = admission_over(self.llama, clock)
+        self.batcher = Batcher(cast(Any, self.llama), lambda _: None, admission, clock, remote=self.remote)
         for peer in (SOUND, ILL):
-            self.batcher.receive(peer, PeerJoined(name=str(peer), salt=peer), b"")
+            self.remote.receive(peer, PeerJoined(name=str(peer), salt=peer), b"")
 
     def run(self) -> None:
         for _ in range(50):
@@ -212,7 +214,7 @@ def sound_answer(partner: Partner, n_rounds: int, between: Callable[[], None]) -
 
     def say(*said: Said) -> list[PeerFrame]:
         for message, payload in said:
-            partner.batcher.receive(SOUND, message, payload)
+            partner.remote.receive(SOUND, message, payload)
             between()
         partner.run()
         return [message for message in partner.heard(SOUND) if not isinstance(message, Credit)]
@@ -264,8 +266,8 @@ def test_whatever_an_edge_says_another_machines_answers_are_what_they_would_be(
 
     def ill() -> None:
         for said in spoiler.of(left.pop(0)) if left else ():
-            partner.batcher.receive(ILL, *said)
-        contents = partner.batcher.contents
+            partner.remote.receive(ILL, *said)
+        contents = partner.remote.contents
         assert contents.n_held <= 2 * contents.credits
         assert sum(content.key[0] == ILL for content in contents.contents) <= MAX_ANSWERS
 
@@ -273,10 +275,10 @@ def test_whatever_an_edge_says_another_machines_answers_are_what_they_would_be(
     while left:
         ill()
         partner.run()
-    partner.batcher.receive(ILL, PeerLeft(reason="gone"), b"")
-    assert not partner.batcher.contents.contents
+    partner.remote.receive(ILL, PeerLeft(reason="gone"), b"")
+    assert not partner.remote.contents.contents
     assert not partner.batcher.admission.sequences
-    assert not partner.batcher.contents.n_held
+    assert not partner.remote.contents.n_held
 
 
 @pytest.mark.parametrize("first", [1 + N_VOCAB, 1 - N_VOCAB, 2**31 - 1, 2**31, 2**40, -(2**31) - 1])
@@ -287,7 +289,7 @@ def test_an_opening_with_ids_beyond_the_vocabulary_touches_no_cells(first: int) 
     before = {seq: list(cells) for seq, cells in partner.llama.cells.items()}
     n_reused = partner.batcher.admission.cells.n_reused
     for peer, name in ((ILL, "a"), (SOUND, "b")):
-        partner.batcher.receive(peer, OpenAnswer(id=name, tokens=(first, 2, 3, 4)), b"")
+        partner.remote.receive(peer, OpenAnswer(id=name, tokens=(first, 2, 3, 4)), b"")
         [failed] = partner.heard(peer)
         assert isinstance(failed, AnswerFailed)
         assert failed.reason == "bad_rows"
@@ -306,8 +308,8 @@ def test_an_opening_with_ids_beyond_the_vocabulary_touches_no_cells(first: int) 
 )
 def test_drawing_that_begins_behind_what_is_no_text_ends_its_answer(begun: BeginDrawing) -> None:
     partner = Partner()
-    partner.batcher.receive(ILL, OpenAnswer(id="a", tokens=(1, 2)), b"")
-    partner.batcher.receive(ILL, begun, b"")
+    partner.remote.receive(ILL, OpenAnswer(id="a", tokens=(1, 2)), b"")
+    partner.remote.receive(ILL, begun, b"")
     assert [type(message) for message in partner.heard(ILL)] == [AnswerOpened, AnswerFailed]
 
 
@@ -366,15 +368,14 @@ class Edge:
     def __init__(self, spoiler: Spoiler) -> None:
         self.llama, self.sent, clock = HalfLlama(N_CTX, 4 * N_CTX), list[Any](), clock_of()
         self.partner, self.peer, self.refused = PartnerOfWords(spoiler), 1, list[Refused]()
-        self.batcher = EdgeBatcher(
-            cast(Any, self.llama), cast(Any, self.sent.append), admission_over(self.llama, clock), clock,
-            drafting=EdgeDrafting(cast(Any, self.llama)), send_frame=self._note,
-        )  # fmt: skip
-        self.batcher.absence.patience_s = 1e6
+        self.remote = SplitEdge(drafting=EdgeDrafting(cast(Any, self.llama)), send_frame=self._note)
+        admission = admission_over(self.llama, clock)
+        self.batcher = Batcher(cast(Any, self.llama), cast(Any, self.sent.append), admission, clock, remote=self.remote)
+        self.remote.absence.patience_s = 1e6
         self.join()
 
     def join(self) -> None:
-        self.batcher.receive(self.peer, PeerJoined(name="p", credits=512, n_ctx=N_CTX), b"")
+        self.remote.receive(self.peer, PeerJoined(name="p", credits=512, n_ctx=N_CTX), b"")
 
     def _note(self, peer: int, message: PeerFrame, payload: bytes = b"") -> None:
         assert peer == self.peer
@@ -389,8 +390,8 @@ class Edge:
             moved = self.batcher.step()
             out, self.partner.out = self.partner.out, []
             for message, payload in out:
-                self.batcher.receive(self.peer, message, payload)
-            credits = self.batcher.credits
+                self.remote.receive(self.peer, message, payload)
+            credits = self.remote.credits
             assert credits is None or 0 <= credits.left <= credits.total
             if not moved and not out:
                 return
@@ -407,8 +408,8 @@ def test_whatever_a_partner_says_answers_go_on_over_the_next_link(orders: list[t
         said = [{"role": "user", "content": text}]
         edge.batcher.add(wire.Generate(id=f"g{at}", messages=said, max_tokens=n))
     edge.run(300)
-    if edge.batcher.is_up:
-        edge.batcher.receive(edge.peer, PeerLeft(reason="gone"), b"")
+    if edge.remote.is_up:
+        edge.remote.receive(edge.peer, PeerLeft(reason="gone"), b"")
     edge.partner, edge.peer = PartnerOfWords(Spoiler([])), 2
     edge.join()
     edge.run(300)
@@ -441,7 +442,7 @@ def test_why_a_partner_ends_an_answer_is_one_of_few_reasons_and_plain(reason: st
     edge = Edge(Spoiler([("drop", 0)]))
     edge.batcher.add(wire.Generate(id="g", messages=[{"role": "user", "content": "hello"}], max_tokens=2))
     failed = AnswerFailed(id="1", reason=reason, message="\x1b]0;x\x07no\u202e" + "x" * 10_000)
-    edge.batcher.receive(edge.peer, failed, b"")
+    edge.remote.receive(edge.peer, failed, b"")
     end = edge.ends()["g"]
     assert isinstance(end, wire.Failed)
     assert end.reason == "engine_error"

@@ -11,7 +11,7 @@ from ...scheduler.jobs import Capacity, TokenScheduler
 from ...scheduler.latency import IterationLatency
 from ..kv.cells import Cells
 from .next_turn import NextTurns
-from .sequence import AWAY, ENDED, HELD, MOVES, PAUSED, RUNNING, SWAPPED, WAITING, Sequence, SequenceStatus
+from .sequence import ENDED, HELD, MOVES, PAUSED, RUNNING, SWAPPED, WAITING, Sequence, SequenceStatus
 
 QUANTUM_S = 0.1  # between two decisions, unless a sequence comes, goes or changes
 GROWTH = 8  # cells kept free for each running answer, so that it does not end up without one within a quantum
@@ -78,12 +78,12 @@ class Admission:
         s.waiting_since = now
         self._changed = True
 
-    def send_away(self, s: Sequence) -> None:
-        """Let a running sequence wait for its partner's verdict."""
-        self._set(s, AWAY)
+    def send_away(self, s: Sequence, status: SequenceStatus) -> None:
+        """Let a running sequence wait for what becomes of its rows, at a partner or in a flight."""
+        self._set(s, status)
 
     def bring_back(self, s: Sequence) -> None:
-        """Let a sequence run on: the verdict is there."""
+        """Let a sequence run on that was away."""
         self._set(s, RUNNING)
 
     def cut(self, s: Sequence, n: int) -> None:

@@ -1,4 +1,7 @@
-"""Continuous batching: which tokens go into the next llama_decode, and what becomes of them. Knows no sockets."""
+"""Continuous batching: which tokens go into the next llama_decode, and what becomes of them. Knows no sockets.
+
+Where a part of the model is elsewhere, `Batcher.remote` says what is different.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from .admission import Admission
 from .counters import Counters
 from .iteration import Batch, DecodedRows, Share
 from .prepare import Prepared, prepare
+from .remote_layers import RemoteLayers
 from .row_grouping import RowGrouping
 from .sequence import Given, Send, Sequence
 
@@ -29,13 +33,16 @@ LEARN_EVERY = 8  # iterations that only decode; one is like the next, and learni
 MAX_WAITING = 256  # answers; beyond it a request is refused, never silently dropped
 EXPECTED_TTFT_S = 1.0  # of a reader who expects nothing in particular
 
+Decode = Callable[[list[Row]], int]  # of the rows of a part; returns llama_decode's return value
+
 
 @dataclass(slots=True)
 class Batcher:
     """Iterations over one context: chosen answers get a token each, the shortest prompts a chunk.
 
     All mutable state: `counters`, whether the large chunk of a `single_prompt` is being computed, whose turn it is of
-    the `adapters`, what was learned on `grouping` rows, and what `admission` and the KV cache behind `llama` have.
+    the `adapters`, what was learned on `grouping` rows, and what `admission`, `remote` and the KV cache behind `llama`
+    have.
     """
 
     llama: Llama
@@ -47,6 +54,10 @@ class Batcher:
     adapters: AdapterRoundRobin = field(default_factory=AdapterRoundRobin)
     speculator: Speculator | None = None
     grouping: RowGrouping = field(default_factory=RowGrouping)
+    remote: RemoteLayers = field(default_factory=RemoteLayers)
+
+    def __post_init__(self) -> None:
+        self.remote.attach(self)
 
     # --- orders --------------------------------------------------------------------------------------------------
 
@@ -57,6 +68,9 @@ class Batcher:
     def queue(self, ready: Prepared) -> None:
         """Queue an answer, or refuse it with a Failed that says why."""
         request = ready.request
+        if (refusal := self.remote.refusal(request)) is not None:
+            self.send(refusal)
+            return
         if len(self.admission.without_cells) >= MAX_WAITING:
             message = "the device's queue is full; try again later"
             self.send(wire.Failed(id=request.id, reason="overloaded", message=message, your_fault=False))
@@ -70,11 +84,11 @@ class Batcher:
             n_first=len(ready.given),
         )  # fmt: skip
         s = Sequence(
-            request=request, given=given, timeline=self._timeline(request, now), waiting_since=now,
+            request=request, given=given, timeline=self.timeline(request, now), waiting_since=now,
             grammar=ready.grammar, salt=ready.salt, rearranged=ready.rearranged,
         )  # fmt: skip
         self.admission.add(s)
-        self._announce(s)
+        self.remote.opened(s)
         if request.hold:
             self.admission.hold(s, now)
         self._rewind(s, 0)
@@ -83,7 +97,7 @@ class Batcher:
 
     def hold(self, request_id: str) -> None:
         """Cut a sequence back to what it was given, and let it wait; an unknown id has ended by itself."""
-        s = self.admission.sequences.get(request_id)
+        s = self._settled(request_id)
         if s is None:
             return
         s.n_orders += 1
@@ -99,22 +113,22 @@ class Batcher:
             return
         now = self.clock()
         request = msgspec.structs.replace(s.request, pace_tps=pace_tps, ttft_s=0.0)
-        s.read_on(request, self._timeline(request, now), now)
+        s.read_on(request, self.timeline(request, now), now)
         self.admission.reconsider()
 
     def append(self, order: wire.AppendText) -> None:
         """Grow a held sequence by text from elsewhere; `go` lets it generate. An unknown id has ended by itself."""
-        s = self.admission.sequences.get(order.id)
+        s = self._settled(order.id)
         if s is None:
             return
         if not s.is_held:
-            self._fail(s, "append to an answer that is not held", "not_held")
+            self.fail(s, "append to an answer that is not held", "not_held")
             return
         s.n_orders += 1
         try:
             n_same = s.given.extend(order, self.llama.vocabulary)
         except PromptError as e:
-            self._fail(s, str(e))
+            self.fail(s, str(e))
             return
         self._rewind(s, n_same)
         if order.go:
@@ -122,11 +136,17 @@ class Batcher:
 
     def cancel(self, request_id: str) -> None:
         """End a sequence; an unknown id has ended by itself."""
-        s = self.admission.sequences.get(request_id)
+        s = self._settled(request_id)
         if s is not None:
-            self._finish(s, "cancelled")
+            self.finish(s, "cancelled")
 
-    def _timeline(self, request: wire.Generate, now: float) -> Timeline:
+    def _settled(self, request_id: str) -> Sequence | None:
+        """Return the sequence that an order is about, with nothing of it under way; None if it has ended by itself."""
+        if request_id in self.admission.sequences:
+            self.remote.settle()
+        return self.admission.sequences.get(request_id)
+
+    def timeline(self, request: wire.Generate, now: float) -> Timeline:
         """Make a reader's timeline. One without a pace is content with what each of SIDE_BY_SIDE answers gets."""
         pace_tps = request.pace_tps or 1.0 / self.admission.latency.predict(SIDE_BY_SIDE)
         return Timeline(now, EXPECTED_TTFT_S if request.ttft_s is None else request.ttft_s, pace_tps)
@@ -136,7 +156,9 @@ class Batcher:
         s.rewind(self.llama.vocabulary)
         self.admission.cut(s, n_same)
         if len(s.tokens) >= self.llama.n_ctx:
-            self._finish(s, wire.FULL)
+            self.finish(s, wire.FULL)
+        else:
+            self.remote.rewound(s)
 
     def _release(self, s: Sequence) -> None:
         """Let a sequence generate, unless it has ended."""
@@ -146,55 +168,20 @@ class Batcher:
         self.admission.cut(s, s.prefill.n_prompt)
         if s.is_held:
             now = self.clock()
-            s.timeline = self._timeline(s.request, now)
+            s.timeline = self.timeline(s.request, now)
             self.admission.release(s, now)
-        self._begin_drawing(s)
+        self.remote.begin_drawing(s)
         if s.is_full:
-            self._finish(s, "length")
-
-    def _announce(self, s: Sequence) -> None:
-        """Prepare for a new answer, before anything of it is computed."""
-
-    def _begin_drawing(self, s: Sequence) -> None:
-        """Make ready to draw the tokens of an answer behind those it has."""
-        s.draw.sampler = s.new_sampler(self.llama)
-
-    # --- between iterations --------------------------------------------------------------------------------------
-
-    @property
-    def wait_s(self) -> float | None:
-        """How long to wait for a message at most before `look` is due, s; None while nothing is."""
-        return None
-
-    def look(self) -> bool:
-        """Look at what has been waited for; return whether there is something to compute now."""
-        return False
-
-    @property
-    def n_drafted(self) -> tuple[int, int]:
-        """How many tokens were guessed and computed along, and how many of them were right."""
-        return (0, 0) if self.speculator is None else (self.speculator.n_drafted, self.speculator.n_accepted)
-
-    @property
-    def split_usage(self) -> wire.SplitUsage | None:
-        """What a partner did for the answers that have ended; None where there is none."""
-        return None
-
-    def fleet_usage(self) -> wire.FleetUsage | None:
-        """Return what home and hosts computed, runs since the last call; None where there are no hosts."""
-        return None
+            self.finish(s, "length")
 
     # --- one iteration -------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Compute one iteration; False if there was nothing to compute."""
+        self.remote.begin()
         if self.admission.decide(self.clock()):
             self._send_pauses()
-        batch = self._build()
-        while self._decode(batch):
-            self._collect(batch)
-        self._learn(batch)
-        return bool(batch.rows)
+        return self.remote.compute(self._build())
 
     def _send_pauses(self) -> None:
         """Say which begun answers wait since the latest decision: their silence would look like a hang."""
@@ -205,10 +192,10 @@ class Batcher:
                 self.send(wire.PauseChange(id=s.request.id, paused=waits))
 
     def _build(self) -> Batch:
-        """Choose the rows, and make room for them."""
+        """Choose the rows."""
         batch = Batch()
         self.single_prompt = False
-        sequences = self._candidates()
+        sequences = self.remote.candidates()
         if self.llama.adapters:
             sequences = self.adapters.select(sequences, self.clock())
             self.llama.adapt(self.adapters.adapter)
@@ -216,15 +203,17 @@ class Batcher:
         prefilling = [s for s in sequences if s.is_prefilling and (s.is_running or s.is_held)]
         if prefilling:
             decoding = self._awaited(decoding)
-        batch.drafts = self._drafts(decoding, prefilling)
+        batch.drafts = self.remote.drafts(decoding, prefilling)
         batch.add_last_tokens(decoding)
         if prefilling:
             batch.add_chunks(prefilling, min(self.spare(), N_BATCH - len(batch.rows)))
         for s in (*self.admission.resident, *(() if batch.rows else self.admission.without_cells)):
             if s.is_held and not s.idle_sent and (s.slot < 0 or not s.is_prefilling):
                 s.send_progress(self.send, idle=True)
-        if not batch.rows:
-            batch.add_last_tokens(self._ahead())
+        return batch
+
+    def place(self, batch: Batch) -> None:
+        """Make room for the rows, and say how they are computed."""
         # Cached prefixes give way to what runs; should that not be enough, llama_decode will say.
         self.admission.cells.promise((s.slot, max(s.n_past + n, len(s.tokens))) for s, n, _ in batch.shares)
         if batch.rows:
@@ -232,23 +221,6 @@ class Batcher:
             batch.weigh()
             batch.alike = not (batch.load.n_prefill or batch.drafts or self.adapters.adapter)
             batch.apart = batch.alike and self.grouping.apart(len(batch.rows))
-        return batch
-
-    def _candidates(self) -> list[Sequence]:
-        """Return the sequences that may have rows in the next batch."""
-        return self.admission.resident
-
-    def _ahead(self) -> list[Sequence]:
-        """Return what may be computed on the chance that it is of use, where there is nothing else to compute."""
-        return []
-
-    def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
-        """Return the guessed tokens to compute behind the last ones; none while a prompt needs the rows."""
-        if self.speculator is None or prefilling:
-            return {}
-        drafts = self.speculator.drafts(decoding, self.counters.iterations)
-        self.counters.busy_s += self.speculator.took_s
-        return drafts
 
     def _awaited(self, decoding: list[Sequence]) -> list[Sequence]:
         """Return the answers whose readers would miss a token while a chunk of a prompt is read."""
@@ -266,13 +238,21 @@ class Batcher:
         most = wire.PREFILL_CHUNK if self.llama.exact else wire.SINGLE_PROMPT_CHUNK
         return prompt_rows(self.admission.latency, stocks, n_context, usual=wire.PREFILL_CHUNK, most=most)
 
-    def _decode(self, batch: Batch) -> bool:
+    def run(self, batch: Batch, decode: Decode | None = None) -> bool:
+        """Compute a batch here, by llama.cpp if not by `decode`, and use what it comes to; False if it is empty."""
+        self.place(batch)
+        while self._decode(batch, decode or self.llama.decode):
+            self.collect(batch)
+        self.learn(batch)
+        return bool(batch.rows)
+
+    def _decode(self, batch: Batch, decode: Decode) -> bool:
         """Decode the next part of the batch; False if there is none, or llama_decode does not do it."""
         rows = batch.next_rows()
         if not rows:
             return False
         started = self.clock()
-        rc = self._compute(batch, rows)
+        rc = decode(rows)
         batch.ended_at = self.clock()
         took_s = batch.ended_at - started
         batch.took_s += took_s
@@ -280,17 +260,12 @@ class Batcher:
         for s, n, _ in batch.part:
             s.busy_s += took_s * n / len(rows)
         if rc != 0:  # some may have to go now whose rows are not computed yet
-            self._recover(rc, batch.part)
+            self.recover(rc, batch.part, is_extra=batch.is_extra)
             return False
         batch.n_decoded += len(batch.part)
         return True
 
-    def _compute(self, batch: Batch, rows: list[Row]) -> int:
-        """Decode the rows of the present part; return llama_decode's return value."""
-        del batch
-        return self.llama.decode(rows)
-
-    def _collect(self, batch: Batch) -> None:
+    def collect(self, batch: Batch) -> None:
         """Give each sequence of the part just decoded what its rows have come to."""
         at = 0
         for s, n, row in batch.part:
@@ -298,10 +273,10 @@ class Batcher:
             self.admission.cells.grow(s.slot, s.key(s.n_past, s.n_past + n) + draft)
             s.n_past += n
             self.counters.prompt_tokens += s.prefill.count_computed(s.n_past)
-            self._use(s, DecodedRows(draft, row, at, n, batch.ended_at))
+            self.remote.use(s, DecodedRows(draft, row, at, n, batch.ended_at))
             at += n
 
-    def _use(self, s: Sequence, rows: DecodedRows) -> None:
+    def draw_next(self, s: Sequence, rows: DecodedRows) -> None:
         """Draw the next tokens of a sequence from its rows, or tell how far its prompt is."""
         if rows.last < 0:
             s.send_progress(self.send, idle=s.is_held and not s.is_prefilling)
@@ -311,9 +286,9 @@ class Batcher:
         if (meter := s.draw.sampler.meter) is not None and meter.over:
             self._refuse(s, meter.error())
             return
-        self._take_all(s, tokens, rows.ended_at)
+        self.take_all(s, tokens, rows.ended_at)
 
-    def _take_all(self, s: Sequence, tokens: Iterable[int], now: float) -> None:
+    def take_all(self, s: Sequence, tokens: Iterable[int], now: float) -> None:
         """Add drawn tokens to an answer, up to its end."""
         for token in tokens:
             if not s.has_ended:  # its text may have ended at the token before
@@ -336,13 +311,13 @@ class Batcher:
         """Add a drawn token to its answer; end the answer where it ends."""
         vocabulary = self.llama.vocabulary
         if vocabulary.ends(token) or token in s.request.drawing.stop_token_ids:
-            self._finish(s, "stop")
+            self.finish(s, "stop")
         elif s.take_token(token, vocabulary.shown_piece(s.request, token), now, self.send):
             self.counters.completion_tokens += 1
             if reason := s.end_reason(self.llama.n_ctx):
-                self._finish(s, reason)
+                self.finish(s, reason)
 
-    def _learn(self, batch: Batch) -> None:
+    def learn(self, batch: Batch) -> None:
         """Learn from an iteration that has gone through how long one takes."""
         if not batch.is_decoded:
             return
@@ -357,10 +332,10 @@ class Batcher:
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
-    def _recover(self, rc: int, shares: list[Share]) -> None:
-        """Bring KV cache and sequences back in step after a decode that did not go through."""
+    def recover(self, rc: int, shares: list[Share], *, is_extra: bool = False) -> None:
+        """Bring KV cache and sequences back in step after a decode that did not go through; of extra rows no more."""
         self.admission.undo([s for s, _, _ in shares], has_begun=rc != NO_KV_SLOT)
-        if rc == ABORTED:
+        if is_extra or rc == ABORTED:
             return  # the next iteration has read the Cancel that asked for it, and computes the rest again
         if rc == NO_KV_SLOT and self.admission.cells.n_garbage:
             self.admission.cells.move()
@@ -369,30 +344,27 @@ class Batcher:
             self.admission.give_way()
             return
         for s, _, _ in shares:
-            if rc == NO_KV_SLOT:
-                self._finish(s, wire.FULL)
-            else:
-                self._fail(s, f"llama_decode returned {rc}")
+            self.remote.give_up(s, "" if rc == NO_KV_SLOT else f"llama_decode returned {rc}")
 
-    def _finish(self, s: Sequence, reason: str) -> None:
+    def finish(self, s: Sequence, reason: str) -> None:
+        """End an answer, and say so."""
         if reason != "cancelled":
             s.emit(s.unsent.text.flush(), self.send)
-        done = self._done(s, reason)
-        self._remove(s, is_whole=reason != "cancelled")
-        self.send(done)
+        split = self.remove(s, reason)
+        self.send(s.done_message(reason, split))
 
-    def _done(self, s: Sequence, reason: str) -> wire.Done:
-        """Return the message that an answer has ended."""
-        return s.done_message(reason)
-
-    def _fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
-        self._remove(s)
+    def fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
+        """End an answer that has failed, and say so."""
+        self.remove(s)
         self.send(wire.Failed(id=s.request.id, reason=reason, message=message, your_fault=False))
 
     def _refuse(self, s: Sequence, error: PromptError) -> None:
-        self._remove(s)
+        self.remove(s)
         self.send(wire.refusal(s.request.id, error))
 
-    def _remove(self, s: Sequence, *, is_whole: bool = False) -> None:
-        self.admission.remove(s, is_whole=is_whole)
+    def remove(self, s: Sequence, reason: str = "") -> wire.SplitUsage | None:
+        """End an answer, which has failed if there is no `reason`; return what a partner did for it."""
+        split = self.remote.ended(s, failed=not reason)
+        self.admission.remove(s, is_whole=reason not in ("", "cancelled"))
         s.draw.close()
+        return split

@@ -1,13 +1,13 @@
 """Batching where the inner layers are at a host: two flights are under way, so that neither it nor home waits long.
 
-A sequence whose rows are in a flight is *away*. While the host computes one flight, home draws the tokens of the other
-and sends it off again.
+While the host computes one flight, home draws the tokens of the other and sends it off again.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ...types import LayerRange
 from .. import wire
@@ -16,10 +16,12 @@ from ..hosts.home import HERE, Ends, HomeLlama
 from ..hosts.placing import next_flight
 from ..hosts.segment_runs import SegmentRuns
 from ..llama.refusals import ModelError
-from ..llama.rows import Row
-from .batch import Batcher
 from .iteration import Batch
-from .sequence import Sequence
+from .remote_layers import RemoteLayers, RemoteUsage
+from .sequence import IN_FLIGHT, Sequence
+
+if TYPE_CHECKING:
+    from .batch import Batcher
 
 LOOK_S = 0.005  # between two looks at a move of layers while nothing is computed
 
@@ -41,8 +43,8 @@ def ends_of(parts: tuple[wire.RangeFile, ...]) -> Ends:
 
 
 @dataclass(slots=True)
-class HomeBatcher(Batcher):
-    """A batcher whose batches depart and arrive. `_flights` are under way, with the time of their departure, s.
+class FleetHome(RemoteLayers):
+    """The inner layers are at hosts: batches depart and arrive. `_flights` are under way, with their departures, s.
 
     `_moving` is the id of the move of layers that is to be reported, `_times` are those of home's own ranges.
     """
@@ -51,14 +53,16 @@ class HomeBatcher(Batcher):
     _moving: str = ""
     _times: SegmentRuns[LayerRange] = field(default_factory=SegmentRuns)
 
-    def __post_init__(self) -> None:
-        self.admission.cells.before_move = self._land_all
+    def attach(self, batcher: Batcher) -> None:
+        """Answer this batcher from now on."""
+        RemoteLayers.attach(self, batcher)
+        batcher.admission.cells.before_move = self.settle
 
     # --- moves of layers ------------------------------------------------------------------------------------------
 
     @property
     def _home(self) -> HomeLlama:
-        llama = self.llama
+        llama = self.batcher.llama
         assert isinstance(llama, HomeLlama)
         return llama
 
@@ -69,15 +73,16 @@ class HomeBatcher(Batcher):
                 try:
                     self.begin_move(ends_of(ranges))
                 except ModelError as e:
-                    self.send(wire.LayersMoved(id=number, error=str(e)))
+                    self.batcher.send(wire.LayersMoved(id=number, error=str(e)))
                 else:
                     self._moving = number
             case wire.BreakOffMove(reason=reason):
                 self.break_off_move(reason)
                 self._report()
             case wire.LimitAnswers(n_answers=n, offload=offload):
-                self.admission.limit, self.admission.offloads = n, offload
-                self.admission.reconsider()
+                admission = self.batcher.admission
+                admission.limit, admission.offloads = n, offload
+                admission.reconsider()
 
     def _report(self) -> None:
         """Say what came of the move that was ordered, once it has ended; hosts without layers are let go."""
@@ -87,7 +92,7 @@ class HomeBatcher(Batcher):
         self._moving = ""
         for host in [number for number, host in self._home.hosts.items() if not host.segments]:
             self._home.leave(host)
-        self.send(
+        self.batcher.send(
             wire.LayersMoved(
                 id=number, error=report.error, seconds=report.total_s, load_s=report.load_s, copy_s=report.copy_s,
                 pause_s=report.pause_s, n_bytes=report.n_bytes,
@@ -117,7 +122,7 @@ class HomeBatcher(Batcher):
     def _progress_move(self) -> None:
         """Go on with a move of layers."""
         if self._home.is_moving:
-            self._home.progress_move(self.admission.cells.spans())
+            self._home.progress_move(self.batcher.admission.cells.spans())
         self._report()
 
     def _switch(self) -> None:
@@ -126,11 +131,15 @@ class HomeBatcher(Batcher):
         while llama.is_switching and len(self._flights) > llama.holds:
             self._land()
         if llama.is_switching:  # else it was finished when the last one landed
-            llama.finish_move(self.admission.cells.spans())
+            llama.finish_move(self.batcher.admission.cells.spans())
         llama.send_held()
         self._report()
 
     # --- what it tells --------------------------------------------------------------------------------------------
+
+    def usage(self) -> RemoteUsage:
+        """Return what was guessed so far, and what hosts computed since the last call."""
+        return RemoteLayers.usage(self)._replace(fleet=self.fleet_usage())
 
     def fleet_usage(self) -> wire.FleetUsage:
         """Return what hosts computed, and how long runs of ranges took since the last call."""
@@ -155,34 +164,17 @@ class HomeBatcher(Batcher):
         legs = ((layers.first, layers.last, tuple(max(0, host) for host in at)) for layers, at in home.cut)
         return wire.FleetUsage(hosts=tuple(hosts), samples=samples, legs=tuple(legs), ways=tuple(ways))
 
-    # --- orders: none of them finds a sequence in the air ---------------------------------------------------------
-
-    def hold(self, request_id: str) -> None:
-        """Cut a sequence back to what it was given, and let it wait."""
-        self._land_all()
-        Batcher.hold(self, request_id)
-
-    def append(self, order: wire.AppendText) -> None:
-        """Grow a held sequence by text from elsewhere."""
-        self._land_all()
-        Batcher.append(self, order)
-
-    def cancel(self, request_id: str) -> None:
-        """End a sequence; of an unknown id nothing is under way."""
-        if request_id in self.admission.sequences:
-            self._land_all()
-        Batcher.cancel(self, request_id)
-
     # --- iterations -----------------------------------------------------------------------------------------------
 
-    def step(self) -> bool:
-        """Let a batch depart, and the one before it arrive; False if there was nothing to compute."""
+    def begin(self) -> None:
+        """Go on with a move of layers; let flights land where there may be one at a time only."""
         self._progress_move()
         if self._n_flights == 1:  # until now there may have been more
-            self._land_all()
-        if self.admission.decide(self.clock()):
-            self._send_pauses()
-        batch = self._build()
+            self.settle()
+
+    def compute(self, batch: Batch) -> bool:
+        """Let a batch depart, and the one before it arrive; False if there was nothing to compute."""
+        self.batcher.place(batch)
         batch.apart = False
         if batch.rows:
             self._depart(batch)
@@ -199,13 +191,14 @@ class HomeBatcher(Batcher):
         """How many flights are under way at most: one where no host computes beside home, as in one process."""
         return 1 if self._home.is_all_here else FLIGHTS
 
-    def _candidates(self) -> list[Sequence]:
+    def candidates(self) -> list[Sequence]:
         """Return half of the sequences, those of like routes; the others are in the air, or come next.
 
         Where home computes all layers, there is one flight, of all.
         """
-        here = [s for s in self.admission.resident if not s.is_away]
-        runnable = [s for s in self.admission.resident if s.is_running or s.is_away]
+        resident = self.batcher.admission.resident
+        here = [s for s in resident if not s.is_away]
+        runnable = [s for s in resident if s.is_running or s.is_away]
         if self._home.has_replicas:
             routes = [self._home.route(s.slot) for s in runnable]
             half = {id(runnable[at]) for at in next_flight(routes, [not s.is_away for s in runnable], self._n_flights)}
@@ -214,42 +207,43 @@ class HomeBatcher(Batcher):
         return [s for s in here if not s.is_running or id(s) in half]
 
     def _depart(self, batch: Batch) -> None:
-        rows: list[Row] = batch.next_rows()
-        began = self.clock()
+        rows, began = batch.next_rows(), self.batcher.clock()
         rc = self._home.depart(rows)
         self._times.add(self._home.own[0], len(rows), self._home.first_took_s)
-        self.counters.busy_s += self.clock() - began
+        self.batcher.counters.busy_s += self.batcher.clock() - began
         if rc != 0:
-            self._recover(rc, batch.part)
+            self.batcher.recover(rc, batch.part)
             return
         self._flights.append((batch, began))
         for s, _, _ in batch.shares:
             if s.is_running:
-                self.admission.send_away(s)
+                self.batcher.admission.send_away(s, IN_FLIGHT)
         if not all(s.is_away for s, _, _ in batch.shares):  # one that is held may be changed by any order
-            self._land_all()
+            self.settle()
 
-    def _land_all(self) -> None:
+    def settle(self) -> None:
+        """Let all flights land: an order is to find every sequence here."""
         while self._flights:
             self._land()
 
     def _land(self) -> None:
         """Wait for the first flight, and give each of its sequences what its rows have come to."""
         batch, departed = self._flights.popleft()
-        began = self.clock()
+        batcher, clock = self.batcher, self.batcher.clock
+        began = clock()
         rc = self._home.arrive()
-        batch.ended_at = self.clock()
+        batch.ended_at = clock()
         batch.took_s = batch.ended_at - departed
-        self.counters.busy_s += batch.ended_at - began
+        batcher.counters.busy_s += batch.ended_at - began
         for s, n, _ in batch.shares:
             if s.is_away:
-                self.admission.bring_back(s)
+                batcher.admission.bring_back(s)
             s.busy_s += batch.took_s * n / len(batch.rows)
         if rc != 0:
-            self._recover(rc, batch.shares)
+            batcher.recover(rc, batch.shares)
             return
         batch.n_decoded = len(batch.shares)
-        self._collect(batch)
+        batcher.collect(batch)
         # Home computes nothing while it draws the tokens, so that belongs to what its last range costs.
-        self._times.add(self._home.own[1], len(batch.rows), self._home.took_s + self.clock() - batch.ended_at)
-        self._learn(batch)
+        self._times.add(self._home.own[1], len(batch.rows), self._home.took_s + clock() - batch.ended_at)
+        batcher.learn(batch)

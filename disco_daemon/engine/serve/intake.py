@@ -24,7 +24,6 @@ from ..llama.template import TemplateError
 from ..llama.vocabulary import PromptError
 from .batch import Batcher
 from .prepare import prepare
-from .role import obey_fleet
 
 BEAT_S = 1.0  # between signs of life while a long prompt is looked at
 
@@ -130,7 +129,7 @@ class Intake:
             case wire.SetPace(id=request_id, pace_tps=pace_tps):
                 return partial(batcher.pace, request_id, pace_tps)
             case wire.MoveLayers() | wire.BreakOffMove() | wire.LimitAnswers():
-                return partial(obey_fleet, batcher, message)
+                return partial(batcher.remote.obey, message)
 
     def _count(self, message: wire.Count, llama: Llama) -> wire.Counted:
         vocabulary = llama.vocabulary

@@ -32,6 +32,7 @@ class Batch:
 
     Answers whose next tokens are guessed have a draft; `load` is what the latency depends on. The rows are `alike` if
     each is the last one of another answer; then they may go to llama.cpp one by one (`apart`), each a part of its own.
+    `is_extra`: nobody waits for its rows, which are computed on the chance that they are of use.
     `n_decoded` shares are decoded, in `took_s`; the latest part ended at `ended_at`, s by the batcher's clock.
     """
 
@@ -41,6 +42,7 @@ class Batch:
     load: IterationLoad = NO_LOAD
     alike: bool = False
     apart: bool = False
+    is_extra: bool = False
     part: list[Share] = field(default_factory=list)
     n_decoded: int = 0
     took_s: float = 0.0

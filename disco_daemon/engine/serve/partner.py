@@ -1,4 +1,4 @@
-"""The partner's batcher: rows of the lower layers come from other machines, and verdicts on their drafts go back.
+"""The partner's side of a split model: rows come from other machines, and verdicts on their drafts go back.
 
 An answer is a sequence like any other. It is held while there is nothing to judge, and its plain rows are computed
 meanwhile; it competes for the device as soon as a run of drafts is there, and is held again behind the verdict.
@@ -27,11 +27,11 @@ from ...link.protocol import (
 from ...link.rows.content import ContentChange, ContentManager
 from ...link.rows.pending import Content, ContentKey
 from .. import wire
+from ..llama.hidden import FloatRows
 from ..llama.refusals import FormatError
-from ..llama.rows import Row
 from ..speculation.speculate import draw_run
-from .batch import Batcher
-from .iteration import Batch, DecodedRows
+from .iteration import Batch, DecodedRows, Share
+from .remote_layers import RemoteLayers
 from .run_judging import RunJudging
 from .sequence import Given, Sequence
 
@@ -44,11 +44,11 @@ class SendFrame(Protocol):
 
 
 @dataclass(slots=True)
-class PartnerBatcher(Batcher):
-    """A batcher over the last layers, for the answers of all connected machines.
+class SplitPartner(RemoteLayers):
+    """The first layers are at other machines, and all answers are theirs.
 
-    All mutable state: besides the batcher's, the `contents`, what was learned on `judging`, the salt of each peer, the
-    number of each machine that was ever connected, and the sequence of each open answer.
+    All mutable state: the `contents`, what was learned on `judging`, the salt of each peer, the number of each machine
+    that was ever connected, and the sequence of each open answer.
     """
 
     contents: ContentManager = field(kw_only=True)
@@ -78,7 +78,7 @@ class PartnerBatcher(Batcher):
         match message:
             case PeerJoined(salt=salt):  # a number for each machine, as adapters have: keys are of 32 bits
                 number = self._numbers.setdefault(salt, len(self._numbers) + 1)
-                self._salts[peer] = number * self.llama.vocabulary.n_tokens
+                self._salts[peer] = number * self.batcher.llama.vocabulary.n_tokens
             case PeerLeft():
                 self._forget(peer)
             case _ if peer not in self._salts:
@@ -115,18 +115,18 @@ class PartnerBatcher(Batcher):
             self._change(peer, message.id, refused)
             return
         request = wire.Generate(id=f"{peer}/{message.id}", messages=[], private=message.private)
-        now = self.clock()
+        now = self.batcher.clock()
         s = Sequence(
             request=request,
             given=Given(prompt=[], text="", tokens=[], exact=True, n_first=0),
-            timeline=self._timeline(request, now),
+            timeline=self.batcher.timeline(request, now),
             waiting_since=now,
             salt=self._salts[peer],
         )
         s.tokens = list(message.tokens) or [0]
-        self.admission.add(s)
-        self.admission.hold(s, now)
-        self.admission.decide(now)
+        self.batcher.admission.add(s)
+        self.batcher.admission.hold(s, now)
+        self.batcher.admission.decide(now)
         self._sequences[key], self._keys[s] = s, key
         self._change(peer, message.id, self.contents.open(peer, message, s.n_past))
 
@@ -149,7 +149,7 @@ class PartnerBatcher(Batcher):
         )
         s.draw.close()
         try:
-            s.draw.sampler = self.llama.sampler(request, message.answer, rules.grammar, rules.prompt)
+            s.draw.sampler = self.batcher.llama.sampler(request, message.answer, rules.grammar, rules.prompt)
         except FormatError as e:
             self._fail_content(s, "bad_grammar", str(e), your_fault=True)
             return
@@ -175,21 +175,21 @@ class PartnerBatcher(Batcher):
         next_token = content.tokens[n_plain] if len(content.tokens) > n_plain else 0  # not computed before it is known
         s.tokens = [*s.tokens[:n], *content.tokens[:n_plain], next_token]
         if keep is not None:
-            self.admission.cut(s, keep)
+            self.batcher.admission.cut(s, keep)
         can_draw = not n_plain and content.n_run > 0
         if can_draw == s.is_held:
-            now = self.clock()
+            now = self.batcher.clock()
             if can_draw:
-                s.timeline = self._timeline(s.request, now)
-                self.admission.release(s, now)
+                s.timeline = self.batcher.timeline(s.request, now)
+                self.batcher.admission.release(s, now)
             else:
-                self.admission.hold(s, now)
+                self.batcher.admission.hold(s, now)
 
     def _end(self, key: ContentKey) -> None:
         s = self._sequences.pop(key, None)
         if s is not None:
             del self._keys[s]
-            self._remove(s)
+            self.batcher.remove(s)
 
     def _fail_content(self, s: Sequence, reason: str, message: str, *, your_fault: bool = False) -> None:
         peer, name = key = self._keys[s]
@@ -198,19 +198,19 @@ class PartnerBatcher(Batcher):
 
     # --- one iteration -------------------------------------------------------------------------------------------
 
-    def _build(self) -> Batch:
-        """Choose the rows; before that ask for the rows of answers whose cells are gone."""
-        for s in self.admission.resident:
+    def candidates(self) -> list[Sequence]:
+        """Return the sequences with cells; before that ask for the rows of answers whose cells are gone."""
+        for s in self.batcher.admission.resident:
             key = self._keys[s]
             content = self.contents.get(key)
             assert content is not None
             if s.n_past < content.n_computed:
                 self._change(*key, self.contents.evicted(key, s.n_past))
             elif s.n_past > content.n_computed:  # another answer's cells have more of the text than was sent yet
-                self.admission.cut(s, content.n_computed)
-        return Batcher._build(self)
+                self.batcher.admission.cut(s, content.n_computed)
+        return self.batcher.admission.resident
 
-    def _drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
+    def drafts(self, decoding: list[Sequence], prefilling: list[Sequence]) -> dict[Sequence, list[int]]:
         """Return the drafts to judge in this iteration: all, or none where they are judged one after the other."""
         del prefilling
         runs = {s: content.tokens[: content.n_run] for s in decoding if (content := self.contents.get(self._keys[s]))}
@@ -218,17 +218,24 @@ class PartnerBatcher(Batcher):
             return {}
         return {s: run[1:] for s, run in runs.items() if len(run) > 1}
 
-    def _compute(self, batch: Batch, rows: list[Row]) -> int:
-        """Decode the rows that came for the present part."""
-        hidden = []
-        for s, n, _ in batch.part:
+    def compute(self, batch: Batch) -> bool:
+        """Compute the rows that came; learn what they take, together and by themselves."""
+        self.batcher.run(batch, lambda rows: self.batcher.llama.decode(rows, self._rows_of(batch.part)))
+        if batch.is_decoded and not batch.load.n_prefill:
+            self.judging.observe(len(batch.rows), batch.took_s, together=bool(batch.drafts))
+        return bool(batch.rows)
+
+    def _rows_of(self, part: list[Share]) -> FloatRows:
+        """Take the rows that came for a part of a batch."""
+        found = []
+        for s, n, _ in part:
             ready = self.contents.take(self._keys[s], n)
             assert ready is not None
             assert len(ready.tokens) == n
-            hidden.append(ready.rows)
-        return self.llama.decode(rows, np.concatenate(hidden))
+            found.append(ready.rows)
+        return np.concatenate(found)
 
-    def _use(self, s: Sequence, rows: DecodedRows) -> None:
+    def use(self, s: Sequence, rows: DecodedRows) -> None:
         """Give back the credits of computed rows; draw behind those with logits, and send a verdict once it is due."""
         peer, name = key = self._keys[s]
         content = self.contents.get(key)
@@ -241,37 +248,27 @@ class PartnerBatcher(Batcher):
         for message in change.send:
             self.send_frame(peer, message)
         assert s.draw.sampler is not None
-        began = self.clock()
+        began = self.batcher.clock()
         try:
             if not content.drawn:
                 s.draw.sampler.follow(content.left)
         except FormatError as e:
             self._fail_content(s, "bad_grammar", str(e), your_fault=True)
             return
-        tokens = draw_run(self.llama, self.admission.cells, s, rows.draft, rows.last)
-        self.counters.sample_s += self.clock() - began
+        tokens = draw_run(self.batcher.llama, self.batcher.admission.cells, s, rows.draft, rows.last)
+        self.batcher.counters.sample_s += self.batcher.clock() - began
         if (meter := s.draw.sampler.meter) is not None and meter.over:
             self._fail_content(s, "bad_grammar", str(meter.error()), your_fault=True)
             return
         s.draw.candidates = []
         s.tokens += rows.draft
         n_asked, n_drawn = len(content.run) + content.n_run, len(content.drawn) + len(tokens)
-        change = self.contents.draw(key, tokens, ends=self.llama.vocabulary.ends(tokens[-1]))
+        change = self.contents.draw(key, tokens, ends=self.batcher.llama.vocabulary.ends(tokens[-1]))
         if not content.run:
             self.judging.observe_verdict(n_drawn, n_asked)
         self._change(peer, name, change)
 
-    def _learn(self, batch: Batch) -> None:
-        """Learn from an iteration that has gone through what rows take, together and by themselves."""
-        if batch.is_decoded and not batch.load.n_prefill:
-            self.judging.observe(len(batch.rows), batch.took_s, together=bool(batch.drafts))
-        Batcher._learn(self, batch)
-
-    # --- ends ----------------------------------------------------------------------------------------------------
-
-    def _finish(self, s: Sequence, reason: str) -> None:
-        """End an answer for which there is no room left."""
-        self._fail_content(s, "overloaded", f"the partner has no room left for it ({reason})")
-
-    def _fail(self, s: Sequence, message: str, reason: str = "engine_error") -> None:
-        self._fail_content(s, reason, message)
+    def give_up(self, s: Sequence, error: str = "") -> None:
+        """End an answer for which there is no room left, or of which nothing can be computed."""
+        no_room = f"the partner has no room left for it ({wire.FULL})"
+        self._fail_content(s, "engine_error" if error else "overloaded", error or no_room)

@@ -16,11 +16,12 @@ from .. import wire
 from ..host_door import MAX_NUMBER, HostDoor
 from ..llama.model import AbortFlag, Llama, load_model
 from ..llama.refusals import ModelError
+from .absence import PartnerAbsence
 from .admission import Admission
 from .batch import Batcher
 from .drafting import EdgeDrafting, ExitDrafter
-from .edge import EdgeBatcher
-from .partner import PartnerBatcher, SendFrame
+from .edge import SplitEdge
+from .partner import SendFrame, SplitPartner
 
 
 def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None, *, warm: bool) -> Llama:
@@ -44,16 +45,6 @@ def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None, *, war
     return home
 
 
-def obey_fleet(batcher: Batcher, order: wire.ToFleet) -> None:
-    """Carry out an order about layers or answers of a fleet. Raises TypeError for a model that is none."""
-    from .home import HomeBatcher
-
-    if not isinstance(batcher, HomeBatcher):
-        msg = f"{type(order).__name__} is for a fleet's home"
-        raise TypeError(msg)
-    batcher.obey(order)
-
-
 def make_batcher(
     load: wire.Load,
     llama: Llama,
@@ -67,19 +58,20 @@ def make_batcher(
     """
     if send_frame is None:
         if load.ranges:
-            from .home import HomeBatcher
+            from .home import FleetHome
 
-            return HomeBatcher(llama, post, admission)
+            return Batcher(llama, post, admission, remote=FleetHome())
         if llama.layers is None:
             return Batcher(llama, post, admission)
         msg = f"the layers {llama.layers} are of no use without a way to the others"
         raise ValueError(msg)
     if llama.layers is None or not llama.layers.is_last:  # a small model drafts, or the lower layers with their exit
         drafting = EdgeDrafting(llama, None if load.exit is None else ExitDrafter(load.exit))
-        edge = EdgeBatcher(llama, post, admission, drafting=drafting, send_frame=send_frame)
-        edge.codec, edge.absence.patience_s = load.codec, load.patience_s
-        return edge
+        absence = PartnerAbsence(load.patience_s)
+        edge = SplitEdge(drafting=drafting, send_frame=send_frame, absence=absence, codec=load.codec)
+        return Batcher(llama, post, admission, remote=edge)
     n_vocab, credits = llama.vocabulary.n_tokens, credits_for(load.max_answers)
     n_embd = 0 if llama.layers.is_first else llama.n_embd
     contents = ContentManager(n_embd, n_vocab, llama.n_ctx, load.max_answers, credits)
-    return PartnerBatcher(llama, lambda _: None, admission, contents=contents, send_frame=send_frame)
+    partner = SplitPartner(contents=contents, send_frame=send_frame)
+    return Batcher(llama, lambda _: None, admission, remote=partner)

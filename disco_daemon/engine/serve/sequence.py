@@ -33,19 +33,21 @@ class SequenceStatus(Enum):
     RUNNING = auto()  # it has cells, and the scheduler has chosen it
     PAUSED = auto()  # it keeps its cells, but the scheduler has chosen others
     SWAPPED = auto()  # its cells' content is in main memory
-    AWAY = auto()  # it has cells, and a partner has its rows: nothing can be computed before the verdict on them
+    AT_PARTNER = auto()  # it has cells, and a partner has its rows: it goes on with the verdict on them
+    IN_FLIGHT = auto()  # it has cells, and its rows are on their way through the hosts that have the inner layers
     HELD = auto()  # it waits for an order; meanwhile it may have cells, or be swapped out, or neither
     ENDED = auto()  # it has left, for whatever reason
 
 
-WAITING, RUNNING, PAUSED, SWAPPED, AWAY, HELD, ENDED = SequenceStatus
+WAITING, RUNNING, PAUSED, SWAPPED, AT_PARTNER, IN_FLIGHT, HELD, ENDED = SequenceStatus
 
 MOVES = {
     WAITING: {RUNNING, HELD, ENDED},
-    RUNNING: {PAUSED, WAITING, SWAPPED, AWAY, HELD, ENDED},
+    RUNNING: {PAUSED, WAITING, SWAPPED, AT_PARTNER, IN_FLIGHT, HELD, ENDED},
     PAUSED: {RUNNING, WAITING, SWAPPED, HELD, ENDED},
     SWAPPED: {RUNNING, HELD, ENDED},
-    AWAY: {RUNNING, HELD, ENDED},
+    AT_PARTNER: {RUNNING, HELD, ENDED},
+    IN_FLIGHT: {RUNNING, ENDED},  # an order waits until it has landed
     HELD: {WAITING, PAUSED, SWAPPED, ENDED},
     ENDED: set[SequenceStatus](),
 }
@@ -194,8 +196,8 @@ class Sequence:
 
     @property
     def is_away(self) -> bool:
-        """Whether it waits for a partner's verdict."""
-        return self.status is AWAY
+        """Whether its rows are at another machine: its cells stay, and it is not chosen anew."""
+        return self.status is AT_PARTNER or self.status is IN_FLIGHT
 
     @property
     def has_ended(self) -> bool:

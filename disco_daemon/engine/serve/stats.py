@@ -60,7 +60,7 @@ class EngineStats:
 
     def _stats(self, now: float) -> wire.Stats:
         counters, admission = self.batcher.counters, self.batcher.admission
-        n_drafted, n_accepted = self.batcher.n_drafted
+        usage = self.batcher.remote.usage()
         in_all_s, n = counters.busy_s + counters.sample_s, self.n_iterations - self._n_sent
         share = max(0.0, 1 - (in_all_s - self._llama_s) / self._wall_s) if self._wall_s and n else 0.0
         iteration_s = self._wall_s / n if n else 0.0
@@ -88,8 +88,8 @@ class EngineStats:
             preemptions=admission.n_preempted,
             chunks=counters.chunks,
             chunks_s=counters.chunks_s,
-            drafted=n_drafted,
-            accepted=n_accepted,
-            split=self.batcher.split_usage,
-            fleet=self.batcher.fleet_usage(),
+            drafted=usage.n_drafted,
+            accepted=usage.n_accepted,
+            split=usage.split,
+            fleet=usage.fleet,
         )

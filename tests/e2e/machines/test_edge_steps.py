@@ -15,7 +15,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
-from disco_daemon.engine.serve.edge import EdgeBatcher
+from disco_daemon.engine.serve.edge import SplitEdge
 from disco_daemon.engine.serve.role import make_batcher
 from disco_daemon.link.protocol import AnswerOpened, JudgeDrafts, OpenAnswer, PeerFrame, PeerJoined, SendRows
 from disco_daemon.models.default import default_model_path
@@ -42,10 +42,10 @@ class Edge:
         latency = IterationLatency(self.llama.latency_prior)
         admission = Admission(Cells(self.llama, 8, 1024), SCHEDULERS["andes"](latency), latency)
         batcher = make_batcher(load, self.llama, lambda _: None, admission, self._note)
-        assert isinstance(batcher, EdgeBatcher)
-        self.batcher, self.sent = batcher, list[PeerFrame]()
+        assert isinstance(batcher.remote, SplitEdge)
+        self.batcher, self.remote, self.sent = batcher, batcher.remote, list[PeerFrame]()
         batcher.clock = (0.005 * tick for tick in itertools.count()).__next__  # so quick, wherever it runs
-        batcher.receive(PEER, PeerJoined(name="desktop", credits=4096, n_ctx=1024), b"")
+        self.remote.receive(PEER, PeerJoined(name="desktop", credits=4096, n_ctx=1024), b"")
 
     def _note(self, peer: int, message: PeerFrame, payload: bytes = b"") -> None:
         assert peer == PEER
@@ -57,7 +57,7 @@ class Edge:
         request = wire.Generate(id="g1", messages=[{"role": "user", "content": prompt}], temperature=0, max_tokens=64)
         self.batcher.add(request)
         [opened] = [message for message in self.sent if isinstance(message, OpenAnswer)]
-        self.batcher.receive(PEER, AnswerOpened(id=opened.id, n_past=0), b"")
+        self.remote.receive(PEER, AnswerOpened(id=opened.id, n_past=0), b"")
         return len(self.batcher.admission.sequences["g1"].tokens)
 
     def of(self, kind: type[PeerFrame]) -> list[PeerFrame]:

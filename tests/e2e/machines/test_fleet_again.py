@@ -14,7 +14,7 @@ from disco_daemon.engine.hosts import link
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
 from disco_daemon.engine.hosts.messages import FromHost, SegmentLoaded, decode_from_host
 from disco_daemon.engine.llama.model import AbortFlag
-from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.engine.serve.home import FleetHome
 from disco_daemon.models.default import default_model_path
 from tests.fixtures.fleet import (
     LOAD,
@@ -75,9 +75,9 @@ def home(hosts: LocalHosts, folder: Path) -> Iterator[HomeLlama]:
 
 
 def test_moved_layers_compute_their_cells_again(home: HomeLlama, folder: Path, expected: dict[str, str]) -> None:
-    core = Core(home, HomeBatcher)
-    batcher = core.batcher
-    assert isinstance(batcher, HomeBatcher)
+    core = Core(home, FleetHome)
+    remote = core.batcher.remote
+    assert isinstance(remote, FleetHome)
     wanted = [ends_of(folder, bounds, hosts) for bounds, hosts in MOVES]
     n_before = len(home.moves)
     while len(home.moves) - n_before < len(wanted) or home.is_moving:
@@ -87,7 +87,7 @@ def test_moved_layers_compute_their_cells_again(home: HomeLlama, folder: Path, e
         def move(_: int) -> None:
             done = len(home.moves) - n_before
             if not home.is_moving and done < len(wanted):
-                batcher.begin_move(wanted[done])
+                remote.begin_move(wanted[done])
 
         assert core.run(move) == expected
     moved = list(home.moves)[n_before:]
@@ -98,7 +98,7 @@ def test_moved_layers_compute_their_cells_again(home: HomeLlama, folder: Path, e
 def test_random_operations_change_no_answer(home: HomeLlama, folder: Path, expected: dict[str, str]) -> None:
     random = Random(5)
     plans = [ends_of(folder, bounds, hosts) for bounds, hosts in MOVES]
-    core, n_lost = Core(home, HomeBatcher), home.n_lost
+    core, n_lost = Core(home, FleetHome), home.n_lost
     shares = {"move": 30, "break off": 5, "kill": 2, "ask": 10, "cancel": 10, "move cells": 4, "evict": 4, "preempt": 5}
     kinds = ["kill", *random.choices(list(shares), list(shares.values()), k=60)]
     disturb = disturbance(core, plans, random, kinds)

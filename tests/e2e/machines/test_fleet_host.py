@@ -29,8 +29,7 @@ from disco_daemon.engine.hosts.messages import (
     decode_from_host,
 )
 from disco_daemon.engine.llama.model import AbortFlag, Llama
-from disco_daemon.engine.serve.batch import Batcher
-from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.engine.serve.home import FleetHome
 from disco_daemon.models.default import default_model_path
 from disco_daemon.system.frames import HEADER, FrameBuffer
 from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts
@@ -42,7 +41,7 @@ pytestmark = pytest.mark.skipif(not default_model_path().exists(), reason="the d
 def expected() -> Iterator[dict[str, str]]:
     """What one process says to all prompts."""
     llama = Llama(LOAD, AbortFlag())
-    core = Core(llama, Batcher)
+    core = Core(llama)
     for number, prompt in enumerate(PROMPTS):
         core.ask(str(number), prompt)
     yield core.run()
@@ -69,7 +68,7 @@ def ask_all(core: Core, **more: Any) -> None:
 
 
 def test_eight_answers_in_two_flights_are_one_process_s(home: HomeLlama, expected: dict[str, str]) -> None:
-    core = Core(home, HomeBatcher)
+    core = Core(home, FleetHome)
     ask_all(core)
     under_way = []
     assert core.run(lambda _: under_way.append(len(home._flights))) == expected
@@ -79,7 +78,7 @@ def test_eight_answers_in_two_flights_are_one_process_s(home: HomeLlama, expecte
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_host_that_is_lost_costs_no_token(home: HomeLlama, expected: dict[str, str], how: signal.Signals) -> None:
-    core = Core(home, HomeBatcher)
+    core = Core(home, FleetHome)
     ask_all(core)
     lost = home.n_lost
 
@@ -94,7 +93,7 @@ def test_a_host_that_is_lost_costs_no_token(home: HomeLlama, expected: dict[str,
 
 def test_answers_that_come_go_and_share_do_not_change_others(home: HomeLlama, expected: dict[str, str]) -> None:
     """Cancelled and held answers, a second turn with the cells of the first, and cells that are moved."""
-    core = Core(home, HomeBatcher)
+    core = Core(home, FleetHome)
 
     def disturb(step: int) -> None:
         if step % 6 == 0 and step < 60:
@@ -181,7 +180,7 @@ def test_a_lent_host_that_lies_costs_no_token(
     liars = Liars(hosts)
     home = HomeLlama(LOAD, ends_of(tmp_path_factory.mktemp("lent"), [5, 22]), AbortFlag(), liars.open)
     try:
-        core = Core(home, HomeBatcher)
+        core = Core(home, FleetHome)
         ask_all(core)
         assert core.run() == expected
         assert sorted(liars.told) == sorted(LIES)

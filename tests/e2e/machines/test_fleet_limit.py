@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from disco_daemon.engine.llama.model import AbortFlag, Llama
-from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.models.default import default_model_path
 from tests.fixtures.fleet import LOAD, PROMPTS, Core
 
@@ -19,7 +18,7 @@ def ask_all(core: Core) -> None:
 
 def test_a_lowered_batch_is_kept_to_and_changes_no_answer() -> None:
     llama = Llama(LOAD, AbortFlag())
-    core = Core(llama, Batcher)
+    core = Core(llama)
     ask_all(core)
     expected = dict(core.run())
     core.said.clear()

@@ -29,7 +29,7 @@ from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.llama.state import State
-from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.engine.serve.home import FleetHome
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import LayerRange
 from tests.fixtures.fleet import (
@@ -79,16 +79,16 @@ def first_cut(home: HomeLlama, folder: Path) -> None:
     """Each test begins with the layers where home had them at first, wherever the one before it has left them."""
     first = ends_of(folder, BOUNDS, HOSTS)
     if home.cut != list(zip(first.ranges[1:-1], HOSTS, strict=True)):
-        batcher = Core(home, HomeBatcher).batcher
-        assert isinstance(batcher, HomeBatcher)
-        batcher.begin_move(first)
+        remote = Core(home, FleetHome).batcher.remote
+        assert isinstance(remote, FleetHome)
+        remote.begin_move(first)
         while home.is_moving:
-            batcher.look()
+            remote.look()
         assert home.moves[-1].error == ""
 
 
 def test_three_segments_at_two_hosts_of_which_each_is_lost(home: HomeLlama, expected: dict[str, str]) -> None:
-    core = Core(home, HomeBatcher)
+    core = Core(home, FleetHome)
     ask_all(core)
     lost = {number: host.n_lost for number, host in home.hosts.items()}
 
@@ -113,9 +113,9 @@ MOVES = [
 
 
 def test_boundaries_move_while_answers_are_written(home: HomeLlama, folder: Path, expected: dict[str, str]) -> None:
-    core = Core(home, HomeBatcher)
-    batcher = core.batcher
-    assert isinstance(batcher, HomeBatcher)
+    core = Core(home, FleetHome)
+    remote = core.batcher.remote
+    assert isinstance(remote, FleetHome)
     wanted = [ends_of(folder, bounds, hosts) for bounds, hosts in MOVES]
     n_before = len(home.moves)
     while True:  # until all are done, each while answers are written
@@ -124,7 +124,7 @@ def test_boundaries_move_while_answers_are_written(home: HomeLlama, folder: Path
         def move(_: int) -> None:
             done = len(home.moves) - n_before
             if not home.is_moving and done < len(wanted):
-                batcher.begin_move(wanted[done])
+                remote.begin_move(wanted[done])
 
         assert core.run(move) == expected
         if len(home.moves) - n_before == len(wanted) and not home.is_moving:
@@ -138,13 +138,13 @@ def test_boundaries_move_while_answers_are_written(home: HomeLlama, folder: Path
 def test_replicas_have_their_shares_of_the_answers_and_flights_become_alike(
     home: HomeLlama, folder: Path, expected: dict[str, str]
 ) -> None:
-    core = Core(home, HomeBatcher)
-    batcher, flights = core.batcher, list[set[int]]()
-    assert isinstance(batcher, HomeBatcher)
+    core = Core(home, FleetHome)
+    remote, flights = core.batcher.remote, list[set[int]]()
+    assert isinstance(remote, FleetHome)
     ask_all(core)
-    batcher.begin_move(replace(ends_of(folder, BOUNDS, ((0, 1), (1,), (0,))), shares=((0.5, 0.5), (), ())))
+    remote.begin_move(replace(ends_of(folder, BOUNDS, ((0, 1), (1,), (0,))), shares=((0.5, 0.5), (), ())))
     while home.is_moving:
-        batcher.look()
+        remote.look()
     leg = home._legs[0]
 
     def look(_: int) -> None:
@@ -160,9 +160,9 @@ def test_replicas_have_their_shares_of_the_answers_and_flights_become_alike(
 def test_where_home_has_all_layers_there_is_one_flight_and_none_of_its_rows_wait(
     home: HomeLlama, folder: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core = Core(home, HomeBatcher)
-    batcher, depart = core.batcher, home.depart
-    assert isinstance(batcher, HomeBatcher)
+    core = Core(home, FleetHome)
+    remote, depart = core.batcher.remote, home.depart
+    assert isinstance(remote, FleetHome)
     departed = list[tuple[bool, int]]()
 
     def note(rows: Sequence[Row]) -> int:
@@ -174,7 +174,7 @@ def test_where_home_has_all_layers_there_is_one_flight_and_none_of_its_rows_wait
 
     def come_home_and_leave(step: int) -> None:
         if step in (8, 40) and not home.is_moving:
-            batcher.begin_move(ends_of(folder, [5, 22], ((HERE,),)) if step == 8 else ends_of(folder, BOUNDS, HOSTS))
+            remote.begin_move(ends_of(folder, [5, 22], ((HERE,),)) if step == 8 else ends_of(folder, BOUNDS, HOSTS))
 
     assert core.run(come_home_and_leave) == expected
     assert [move.error for move in list(home.moves)[-2:]] == ["", ""]
@@ -190,16 +190,16 @@ def test_a_host_is_lost_after_its_cells_were_moved_and_its_layers_became_others(
     home: HomeLlama, folder: Path, expected: dict[str, str]
 ) -> None:
     """Cells that were put back as saved are of the layers that a segment had then, and no other one's."""
-    core = Core(home, HomeBatcher)
-    batcher = core.batcher
-    assert isinstance(batcher, HomeBatcher)
+    core = Core(home, FleetHome)
+    remote = core.batcher.remote
+    assert isinstance(remote, FleetHome)
     ask_all(core)
     wanted = ends_of(folder, *MOVES[0])
 
     def change(step: int) -> None:
         if step == 6:
             core.cells.move()
-            batcher.begin_move(wanted)
+            remote.begin_move(wanted)
         elif not home.is_moving and home.cut[0][0].last == 8:
             for pid in home.host_pids.values():
                 if pid and not home.n_lost > lost + 1:
@@ -214,7 +214,7 @@ def test_random_operations_change_no_answer(home: HomeLlama, folder: Path, expec
     """Moves, moves broken off, lost hosts, other answers, moved, evicted and swapped cells: in random order."""
     random = Random(23)
     plans = [ends_of(folder, bounds, hosts) for bounds, hosts in MOVES]
-    core, said, n_lost, came_of_moves = Core(home, HomeBatcher), list[dict[str, str]](), home.n_lost, set[str]()
+    core, said, n_lost, came_of_moves = Core(home, FleetHome), list[dict[str, str]](), home.n_lost, set[str]()
     shares = {"move": 30, "break off": 8, "kill": 2, "ask": 10, "cancel": 8, "move cells": 4, "evict": 4, "preempt": 6}
     kinds = random.choices(list(shares), list(shares.values()), k=140)
     disturb = disturbance(core, plans, random, kinds)
@@ -248,15 +248,19 @@ def test_cells_go_through_common_memory_or_by_socket_and_are_kept_for_another_pr
         if host.link is not None:
             assert host.link.shares_memory == (sys.platform == "linux")
             monkeypatch.setattr(host.link, "shares_memory", shares)
-    core = Core(home, HomeBatcher)
-    batcher, wanted, n_lost = core.batcher, [ends_of(folder, *MOVES[0]), ends_of(folder, BOUNDS, HOSTS)], home.n_lost
-    assert isinstance(batcher, HomeBatcher)
+    core = Core(home, FleetHome)
+    remote, wanted, n_lost = (
+        core.batcher.remote,
+        [ends_of(folder, *MOVES[0]), ends_of(folder, BOUNDS, HOSTS)],
+        home.n_lost,
+    )
+    assert isinstance(remote, FleetHome)
     ask_all(core)
 
     def change(step: int) -> None:
         is_there = not home.is_moving and home.cut[0][0].last == 8
         if step == 5:
-            batcher.begin_move(wanted[0])
+            remote.begin_move(wanted[0])
         elif is_there and home.n_lost == n_lost and home.host_pids[1]:
             segment = home._legs[1].replicas[0]
             assert isinstance(segment, RemoteSegment)
@@ -264,12 +268,12 @@ def test_cells_go_through_common_memory_or_by_socket_and_are_kept_for_another_pr
             assert {isinstance(saved, SharedCells) for saved in kept} == {shares and sys.platform == "linux"}
             os.kill(home.host_pids[1], signal.SIGKILL)
         elif is_there and home.n_lost > n_lost:
-            batcher.begin_move(wanted[1])
+            remote.begin_move(wanted[1])
 
     assert core.run(change) == expected
     assert home.n_lost == n_lost + 1
     while home.is_moving:
-        batcher.look()
+        remote.look()
     assert home.moves[-1].error == ""
     home.clear()
     assert n_cell_memories() == 0
@@ -277,7 +281,7 @@ def test_cells_go_through_common_memory_or_by_socket_and_are_kept_for_another_pr
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has common memory")
 def test_cells_that_one_host_was_asked_for_are_dropped_when_the_next_one_is_lost(home: HomeLlama) -> None:
-    core = Core(home, HomeBatcher)
+    core = Core(home, FleetHome)
     ask_all(core)
     while not (spans := list(core.cells.spans())):
         core.batcher.step()
@@ -298,7 +302,7 @@ def test_cells_that_one_host_was_asked_for_are_dropped_when_the_next_one_is_lost
 def test_cells_that_do_not_fit_together_are_dropped_with_all_their_parts(
     home: HomeLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core = Core(home, HomeBatcher)
+    core = Core(home, FleetHome)
     ask_all(core)
     while not (spans := list(core.cells.spans())):
         core.batcher.step()
@@ -349,9 +353,9 @@ def test_the_flight_that_a_switch_holds_departs_before_the_last_range_computes_t
     for host in home.hosts.values():
         if host.link is not None:
             monkeypatch.setattr(host.link, "shares_memory", shares and host.link.shares_memory)
-    core, events = Core(home, HomeBatcher), list[str]()
-    batcher, depart, finish, decode = core.batcher, home.depart, home.finish_move, Llama.decode
-    assert isinstance(batcher, HomeBatcher)
+    core, events = Core(home, FleetHome), list[str]()
+    remote, depart, finish, decode = core.batcher.remote, home.depart, home.finish_move, Llama.decode
+    assert isinstance(remote, FleetHome)
 
     def departing(rows: Sequence[Row]) -> int:
         rc = depart(rows)
@@ -375,7 +379,7 @@ def test_the_flight_that_a_switch_holds_departs_before_the_last_range_computes_t
 
     def move(step: int) -> None:
         if step == 6:
-            batcher.begin_move(ends_of(folder, *MOVES[0]))
+            remote.begin_move(ends_of(folder, *MOVES[0]))
 
     assert core.run(move) == expected
     at = events.index("switch")

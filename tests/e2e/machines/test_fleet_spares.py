@@ -14,8 +14,7 @@ import pytest
 from benchmarks.fleet.local_hosts import LocalHosts
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
 from disco_daemon.engine.llama.model import AbortFlag, Llama
-from disco_daemon.engine.serve.batch import Batcher
-from disco_daemon.engine.serve.home import HomeBatcher
+from disco_daemon.engine.serve.home import FleetHome
 from disco_daemon.models.default import default_model_path
 from tests.fixtures.fleet import LOAD, PROMPTS, Core, ends_of, local_hosts
 
@@ -47,7 +46,7 @@ def ask_all(core: Core) -> None:
 
 def test_every_host_may_be_lost_and_layers_go_to_others_again(tmp_path: Path) -> None:
     whole = Llama(LOAD, AbortFlag())
-    core = Core(whole, Batcher)
+    core = Core(whole)
     ask_all(core)
     expected = core.run()
     whole.close()
@@ -55,9 +54,9 @@ def test_every_host_may_be_lost_and_layers_go_to_others_again(tmp_path: Path) ->
     with local_hosts() as hosts:
         door = Door(hosts)
         home = HomeLlama(KEPT, two, AbortFlag(), door.open)
-        core = Core(home, HomeBatcher)
-        batcher = core.batcher
-        assert isinstance(batcher, HomeBatcher)
+        core = Core(home, FleetHome)
+        remote = core.batcher.remote
+        assert isinstance(remote, FleetHome)
         ask_all(core)
 
         def lose(step: int) -> None:
@@ -74,11 +73,11 @@ def test_every_host_may_be_lost_and_layers_go_to_others_again(tmp_path: Path) ->
 
         def move(step: int) -> None:
             if step == 3:
-                batcher.begin_move(one)
+                remote.begin_move(one)
 
         assert core.run(move) == expected
         while home.is_moving:
-            batcher.look()
+            remote.look()
         assert home.moves[-1].error == ""
         assert home.cut == [(one.ranges[1], (0,))]
         home.close()

@@ -28,7 +28,7 @@ class Chosen:
 def consistent(s: Sequence) -> bool:
     has_cells, is_saved = s.slot >= 0, s.saved is not None
     match s.status:
-        case SequenceStatus.RUNNING | SequenceStatus.PAUSED | SequenceStatus.AWAY:
+        case SequenceStatus.RUNNING | SequenceStatus.PAUSED | SequenceStatus.AT_PARTNER | SequenceStatus.IN_FLIGHT:
             return has_cells and not is_saved
         case SequenceStatus.SWAPPED:
             return is_saved and not has_cells
