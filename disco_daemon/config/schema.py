@@ -1,4 +1,7 @@
-"""The settings: every one is documented below its line. `config` reads and writes them."""
+"""The settings: every one is documented below its line. `config` reads and writes them.
+
+It is longer than other files, and may grow: all settings are one table, in one place.
+"""
 
 from __future__ import annotations
 
