@@ -67,7 +67,19 @@ _PATH_KEY = re.compile(r"{(\w+)}")
 def described() -> dict[str, Any]:
     """Return the document of all routes."""
     nothing: Any = object()
-    return document(_routes_of(make_app(nothing, nothing, ApiConfig("127.0.0.1", ""), nothing)))
+    whole: dict[str, Any] = _plain(
+        document(_routes_of(make_app(nothing, nothing, ApiConfig("127.0.0.1", ""), nothing)))
+    )
+    return whole
+
+
+def _plain(value: Any) -> Any:
+    """Write whole numbers without a fraction: of two equal types, with 0 and with 0.0, Python keeps the first."""
+    if isinstance(value, dict):
+        return {key: _plain(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def document(routes: Iterable[tuple[str, str, str]]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,7 @@ from docs.openapi.document import WITH_STATUS, described, error_schema
 from docs.openapi.operations import OPERATIONS
 from docs.openapi.words import HEADERS, WORDS
 from tests.fixtures.described import DescribedAnswers, route_of
-from tests.fixtures.documents import PAGES, rows
+from tests.fixtures.documents import PAGES, ROOT, rows
 
 
 @pytest.fixture(scope="module", name="described")
@@ -122,3 +124,13 @@ async def test_the_route_serves_the_file_that_make_docs_writes(described: dict[s
     async with TestClient(TestServer(app)) as client, client.get("/openapi.json") as answer:
         assert answer.content_type == "application/json"
         assert await answer.json() == msgspec.json.decode(msgspec.json.encode(described))
+
+
+def test_the_document_is_the_same_whichever_equal_type_was_made_first() -> None:
+    program = (
+        "from typing import Annotated\nfrom msgspec import Meta\n"
+        "made = [Annotated[float, Meta(ge=0.0, le=n)] for n in (1.0, 2.0, 100.0)]\n"
+        "from docs import generate\nprint(generate.openapi(), end='')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == (ROOT / "disco_daemon/api/openapi.json").read_text("utf-8")
