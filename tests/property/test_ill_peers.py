@@ -49,6 +49,7 @@ from disco_daemon.link.trust.refusals import MAX_TOLD, OF_ANSWERS
 from disco_daemon.scheduler.baselines import Fcfs
 from disco_daemon.scheduler.latency import IterationLatency
 from tests.unit.engine.test_batch import N_SEQS, PIECES, FakeLlama, FakeSampler, FakeVocabulary, oracle
+from tests.unit.link.test_peer_grammar import DOUBLING
 
 N_VOCAB, N_CTX, N_EMBD, MAX_ANSWERS = len(PIECES), 40, 4, 2
 SOUND, ILL = 1, 2  # numbers of links
@@ -311,6 +312,18 @@ def test_drawing_that_begins_behind_what_is_no_text_ends_its_answer(begun: Begin
     partner.remote.receive(ILL, OpenAnswer(id="a", tokens=(1, 2)), b"")
     partner.remote.receive(ILL, begun, b"")
     assert [type(message) for message in partner.heard(ILL)] == [AnswerOpened, AnswerFailed]
+
+
+@pytest.mark.parametrize("note", ["", " # readings: 1"])
+def test_an_answer_by_a_grammar_whose_readings_multiply_ends_before_anything_follows_it(note: str) -> None:
+    partner = Partner()
+    partner.remote.receive(ILL, OpenAnswer(id="a", tokens=(1, 2)), b"")
+    rules = DrawRules(grammar=DOUBLING + note)
+    partner.remote.receive(ILL, BeginDrawing(id="a", sampling=rules, answer=(1,) * 30), b"")
+    _, failed = partner.heard(ILL)
+    assert isinstance(failed, AnswerFailed)
+    assert (failed.reason, failed.your_fault) == ("bad_grammar", True)
+    sound_answer(partner, 2, lambda: None)
 
 
 # --- an ill partner at an edge --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ..json_schema.characters import literal
 from ..json_schema.reading import GrammarError as GrammarError  # where everybody looks for it
 from ..json_schema.rules import MAX_GRAMMAR as MAX_GRAMMAR
 from ..json_schema.rules import SHARED, rules_of
-from .readings import MAX_READINGS, noted, readings
+from .readings import MAX_READINGS, counted_anew, noted, readings
 from .recursion import bounded
 
 MAX_CALLS = 2 * MAX_GRAMMAR  # the same of all tools together
@@ -89,6 +89,19 @@ def grammar_of_calls(calls: Grammar, *, lenient: bool = False) -> str:
         if readings(found) <= MAX_READINGS:
             return _written_out(found)
     raise GrammarError(AMBIGUOUS)
+
+
+def grammar_of_others(text: str) -> str:
+    """Return a grammar that another machine has sent, for llama.cpp. Raises GrammarError for too many readings.
+
+    Readings that multiply hold llama.cpp's C code within a token, where nothing can look at the clock.
+    """
+    if not text:
+        return ""
+    grammar, n = counted_anew(text)
+    if n > MAX_READINGS:
+        raise GrammarError(AMBIGUOUS)
+    return grammar
 
 
 def _joined(calls: Grammar, rules_of: Callable[[Mapping[str, Any]], dict[str, str]]) -> str:

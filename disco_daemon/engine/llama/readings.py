@@ -17,6 +17,7 @@ MAX_READINGS = 2000  # at once; twice what an enum of schema.MAX_CHOICES needs; 
 MAX_NESTED = 4  # levels of [ or of { that a walk goes down: four alternatives like that are let through, five not
 MAX_WALK = 300  # characters of a walk: five levels of objects with some properties each
 MAX_WORK = 60_000  # stacks looked at, in all walks of one grammar; 0.1 s
+MAX_ANEW = 300_000  # the same of another machine's, whose levels are walked one by one; 0.5 s
 MAX_KNOWN = 16  # grammars whose walks need not be taken again; 4 MiB at most
 WIDE = 4  # readings that may begin alike in a grammar whose walks were not finished
 
@@ -24,6 +25,7 @@ MAX_WRITTEN_OUT = 10  # repetitions that are walked one by one: those that large
 
 _BOUNDS = re.compile(r"\{(\d{1,3})(?:,(\d{1,3}))?\}")
 _NOTE = re.compile(r" # readings: (\d+)\Z")  # no text of a client's ends so: it would be in quotes or brackets
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|#[^\n]*', re.DOTALL)  # or a text, which stays
 _SIGN = re.compile(
     r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|[A-Za-z0-9-]+\s*::=|[A-Za-z0-9-]+|\{[^}]*\}|[()|*+?.]', re.DOTALL
 )
@@ -47,9 +49,24 @@ def readings(grammar: str) -> int:
 
     Beyond MAX_READINGS it may be any number. Takes 0.1 s or so at most.
     """
-    if note := _NOTE.search(grammar):
-        return int(note[1])
-    walks = _Walks(*_parse(grammar))
+    note = _NOTE.search(grammar)
+    return int(note[1]) if note else _count(grammar, MAX_WORK)
+
+
+@lru_cache(MAX_KNOWN)
+def counted_anew(grammar: str) -> tuple[str, int]:
+    """Count the readings of a grammar that another machine has sent, whatever its note says.
+
+    Returns it without comments, which could hide a rule here and not from llama.cpp, and with a note of our own; and
+    the readings. Takes 1 s or so at most.
+    """
+    bare = _COMMENT.sub(lambda found: found[1] or "", grammar)
+    n = _count(bare, MAX_ANEW)
+    return noted(bare, n), n
+
+
+def _count(grammar: str, most_work: int) -> int:
+    walks = _Walks(*_parse(grammar), most_work)
     width = 0
     try:
         for width, name, start in sorted(walks.starts(), reverse=True):  # noqa: B007 — asked for below
@@ -72,8 +89,8 @@ def noted(grammar: str, n: int) -> str:
 class _Walks:
     """All stacks that were seen, as numbers. A stack is a place in an alternative, and what comes after its end."""
 
-    def __init__(self, rules: dict[str, list[int]], alternatives: list[tuple[Item, ...]]) -> None:
-        self._rules, self._alternatives = rules, alternatives
+    def __init__(self, rules: dict[str, list[int]], alternatives: list[tuple[Item, ...]], most_work: int) -> None:
+        self._rules, self._alternatives, self._most_work = rules, alternatives, most_work
         self._stacks: list[tuple[int, int, int]] = [(-1, 0, _END)]
         self._numbers: dict[tuple[int, int, int], int] = {}
         self._n_seen = 0
@@ -130,7 +147,7 @@ class _Walks:
         seen = set(todo)
         while todo:
             self._n_seen += 1
-            if self._n_seen > MAX_WORK:
+            if self._n_seen > self._most_work:
                 raise _Enough
             stack = todo.pop()
             if stack == _END:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -50,10 +51,10 @@ class GrammarMeter:
         self._total_s, self._n = 0.0, 0
         self.over = False  # whether an answer's grammar has cost too much
 
-    def add(self, token_s: float) -> None:
-        """Add the time that drawing a token took."""
+    def add(self, token_s: float, *, is_drawn: bool = True) -> None:
+        """Add the time that drawing a token took, or to go on behind one: those come at once, and earn no time."""
         self._total_s += token_s
-        self._n += 1
+        self._n += is_drawn
         most_s = MAX_GRAMMAR_S + self._n * MAX_MEAN_S
         self.over = self.over or token_s > self._token_s or self._total_s > most_s * self._scale
 
@@ -228,11 +229,15 @@ class Sampler:
     # --- drawing -------------------------------------------------------------------------------------------------
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Go on behind tokens that were drawn elsewhere. Raises FormatError for one that the grammar does not allow."""
+        """Go on behind tokens that were drawn elsewhere.
+
+        Raises FormatError for one that the grammar does not allow, and where it takes too long to follow them.
+        """
         self._n_drawn += len(tokens)
         if not self._remembers:
             return
         for token in tokens:
+            began = time.thread_time()
             if self._constraint is not None and not self._allows(self._constraint, token):
                 # llama.cpp would end the process
                 if self.mark is None:
@@ -242,6 +247,10 @@ class Sampler:
                 self._constraint = self.meter = None
             llama_cpp.llama_sampler_accept(self.chain, token)
             self.watch(token)
+            if self.meter is not None:
+                self.meter.add(time.thread_time() - began, is_drawn=False)
+                if self.meter.over:
+                    raise self.meter.error()
 
     def watch(self, token: int) -> None:
         """Look whether a call has begun by a token that the chain has accepted: from here on the grammar holds.

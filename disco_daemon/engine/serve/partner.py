@@ -27,6 +27,7 @@ from ...link.protocol import (
 from ...link.rows.content import ContentChange, ContentManager
 from ...link.rows.pending import Content, ContentKey
 from .. import wire
+from ..llama.grammar import GrammarError, grammar_of_others
 from ..llama.hidden import FloatRows
 from ..llama.refusals import FormatError
 from ..speculation.speculate import draw_run
@@ -149,8 +150,9 @@ class SplitPartner(RemoteLayers):
         )
         s.draw.close()
         try:
-            s.draw.sampler = self.batcher.llama.sampler(request, message.answer, rules.grammar, rules.prompt)
-        except FormatError as e:
+            grammar = grammar_of_others(rules.grammar)
+            s.draw.sampler = self.batcher.llama.sampler(request, message.answer, grammar, rules.prompt)
+        except (FormatError, GrammarError) as e:
             self._fail_content(s, "bad_grammar", str(e), your_fault=True)
             return
         s.draw.candidates = list(message.candidates)

@@ -14,7 +14,7 @@ import pytest
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
-from disco_daemon.engine.llama.refusals import DrawingError
+from disco_daemon.engine.llama.refusals import DrawingError, FormatError
 from disco_daemon.engine.llama.sampler import Sampler
 from disco_daemon.engine.llama.vocabulary import Vocabulary
 from disco_daemon.types import Drawing
@@ -272,3 +272,18 @@ def test_a_choice_is_one_of_its_texts(vocabulary: Vocabulary, texts: list[str]) 
 def test_a_choice_that_no_grammar_can_hold_is_refused() -> None:
     with pytest.raises(GrammarError, match="NUL"):
         grammar_of({"type": "choice", "choice": ["a\0b"]})
+
+
+def test_an_answer_that_takes_too_long_to_follow_is_refused_and_a_long_usual_one_is_not(vocabulary: Vocabulary) -> None:
+    """Each token of the first leaves four times as many readings: without a bound 25 of them take a year."""
+    one, vocab = vocabulary.tokenize("x"), {"vocab": vocabulary.handle, "n_vocab": vocabulary.n_tokens}
+    multiplying = 'root ::= s\ns ::= "x" s "a" | "x" s "b" | "x"'
+    with pytest.raises(FormatError, match="takes too long"):
+        sampler(Drawing(), answer=one * 40, grammar=multiplying, **vocab)
+    begun = sampler(Drawing(), answer=one * 2, grammar=multiplying, **vocab)
+    with closing(begun), pytest.raises(FormatError, match="takes too long"):
+        begun.follow(one * 40)
+    usual = vocabulary.tokenize('{"a": [' + ", ".join(['{"b": "quick brown fox", "c": [true, 12]}'] * 300) + "]}")
+    with closing(sampler(Drawing(), answer=usual, grammar=grammar_of({"type": "json_object"}), **vocab)) as told:
+        assert told.meter is not None
+        assert not told.meter.over

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.engine.llama.grammar import grammar_of, grammar_of_calls
+from disco_daemon.engine.llama.grammar import GrammarError, grammar_of, grammar_of_calls, grammar_of_others
+from disco_daemon.engine.llama.readings import noted, readings
 from disco_daemon.link.protocol import AnswerFailed, BadFrameError, BeginDrawing, DrawRules, OpenAnswer, decode, frame
 from disco_daemon.link.rows.content import ContentManager, credits_for
 from disco_daemon.link.rows.gbnf import MAX_GRAMMAR, MAX_NESTED, check_grammar
@@ -95,6 +96,48 @@ def written() -> dict[str, str]:
 @pytest.mark.parametrize(("name", "text"), written().items())
 def test_what_disco_itself_writes_is_taken(name: str, text: str) -> None:
     check_grammar(text)
+    assert readings(grammar_of_others(text)) == readings(text), "what its note says is counted again"
+
+
+DOUBLING = 'root ::= s\ns ::= "x" s "a" | "x" s "b" | "x"'
+MULTIPLYING = {
+    "by each character": DOUBLING,
+    "in each group": 'root ::= ("x" root "a" | "x" root "b" | "x")',
+    "by a choice of two letters": 'root ::= [xy] root "a" | [xz] root "b" | "x"',
+    "in rules that hold themselves at their head": 'root ::= root "x" | "x"',
+    "behind a comment that opens a text": 'root ::= s # "\ns ::= "x" s "a" | "x" s "b" | "x"\nt ::= "#"',
+    "behind a second note": DOUBLING + " # readings: 2",
+    "by blanks, of which one token has 64": 'root ::= " " root "a" | " " root "b" | " "',
+}
+
+
+@pytest.mark.parametrize("note", ["", " # readings: 1"])
+@pytest.mark.parametrize("text", MULTIPLYING.values(), ids=MULTIPLYING)
+def test_a_grammar_whose_readings_multiply_is_refused_whatever_it_says_of_itself(text: str, note: str) -> None:
+    """One token of an answer that is to be followed would hold llama.cpp, and everybody's answers, for ever."""
+    check_grammar(text + note)
+    with pytest.raises(GrammarError, match="too many readings"):
+        grammar_of_others(text + note)
+
+
+def test_a_large_schema_that_holds_itself_is_counted_again_and_taken() -> None:
+    node = {"$ref": "#"}
+    properties = {**{f"p{i}": {"type": "string"} for i in range(60)}, "left": node, "right": node}
+    text = grammar_of(schema({"type": "object", "properties": properties, "required": ["p0"]}))
+    assert grammar_of_others(text) == noted(text[: text.rindex(" # readings")], readings(text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(['"x"', "[a-c]", "root", "a", " ::= ", "\n", "|", "(", ")", "*", "{2}", "+", "?", "."]))
+)
+def test_whatever_is_let_through_is_counted_or_refused(signs: list[str]) -> None:
+    text = "root ::= " + " ".join(signs)
+    try:
+        check_grammar(text)
+        assert readings(grammar_of_others(text)) >= 0
+    except (BadFrameError, GrammarError):
+        return
 
 
 @settings(max_examples=200, deadline=None)
