@@ -19,7 +19,6 @@ from typing import Any
 from disco_daemon.fleet.forecast import FleetLoad
 from disco_daemon.fleet.measured import plan_steps
 from disco_daemon.fleet.placement import MEMORY_SHARE, Placement
-from disco_daemon.fleet.speedup import equal_hosts_speedup
 
 from .fleet_constants import (
     EXTRA_LAYERS,
@@ -41,6 +40,7 @@ from .fleet_constants import (
 )
 from .machines import Engine, Flow, Gpu, WholeModel, fleet_model, flow_of, scatter_rate, spread_evenly
 from .queue import Metrics, Served, deal, make_requests, measure, serve_continuously, serve_in_batches
+from .speedup import equal_hosts_speedup
 
 RATES = (*RATES_LOW, *RATES_HIGH)
 PLAN_ROUNDS = 2  # the load depends on the placement, and the placement on the load

@@ -33,7 +33,6 @@ from disco_daemon.fleet.costs import ModuleCosts
 from disco_daemon.fleet.forecast import FleetLoad, FleetModel
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
 from disco_daemon.fleet.placement import FleetHost, ModelModules
-from disco_daemon.fleet.speedup import LayerReplica, speedup
 from disco_daemon.machines.fleet.layer_files import Shares
 from disco_daemon.machines.fleet.layer_plan import modules_of
 from disco_daemon.machines.fleet.range_costs import CostBook
@@ -42,6 +41,7 @@ from disco_daemon.models.segment_files import SegmentFiles, read_head
 from disco_daemon.scheduler.latency import IterationLatency
 
 from .local_hosts import LocalHosts
+from .speedup import LayerReplica, speedup
 
 N_LAYERS, FIRST, LAST = 30, 2, 28  # of the default model; home keeps those below FIRST and from LAST on
 LOADS = (2, 4, 8)  # answers at a time

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from benchmarks.fleet.grow import equal_hosts_objective, join_steps, scale_up
+
 from .forecast import FleetModel
-from .grow import equal_hosts_objective, join_steps, scale_up
 from .measured import next_steps
 from .placement import Placement
 from .reduction import FleetView, ReducedState, reductions, undo_reduction

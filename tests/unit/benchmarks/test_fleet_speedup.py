@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.fleet.grow import (
+from benchmarks.fleet.grow import (
     equal_hosts_objective,
     join_steps,
     n_replicas_that_fit,
@@ -16,6 +16,7 @@ from disco_daemon.fleet.grow import (
     sort_by_continuity,
     unequal_hosts_objective,
 )
+from benchmarks.fleet.speedup import equal_hosts_speedup, overhead, speedup, split_evenly
 from disco_daemon.fleet.placement import FleetHost, ModelModules, Placement, runs
 from disco_daemon.fleet.reduction import (
     BATCH_STEP,
@@ -26,7 +27,6 @@ from disco_daemon.fleet.reduction import (
     scale_down,
     undo_reduction,
 )
-from disco_daemon.fleet.speedup import equal_hosts_speedup, overhead, speedup, split_evenly
 from disco_daemon.fleet.steps import BATCH_KINDS, FleetStep, Pressure, StepKind
 
 MODEL = ModelModules((100, *[10] * 8, 100), kv_bytes=1, row_bytes=4)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .placement import FleetHost, ModelModules, Placement, free_bytes, runs
+from disco_daemon.fleet.placement import FleetHost, ModelModules, Placement, free_bytes, runs
+from disco_daemon.fleet.steps import FleetStep, StepKind
+
 from .speedup import LayerReplica, equal_hosts_speedup, speedup
-from .steps import FleetStep, StepKind
 
 Objective = Callable[[Placement], float]
 
