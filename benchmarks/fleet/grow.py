@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from disco_daemon.fleet.forecast import FleetModel
 from disco_daemon.fleet.placement import FleetHost, ModelModules, Placement, free_bytes, runs
 from disco_daemon.fleet.steps import FleetStep, StepKind
 
@@ -102,3 +103,9 @@ def join_steps(steps: Sequence[FleetStep]) -> list[FleetStep]:
         else:
             joined.append(step)
     return joined
+
+
+def grow_paper(fleet: FleetModel, placement: Placement, eligible: Sequence[int]) -> list[FleetStep]:
+    """Return the steps of Algorithm 1 with Equation 4 and gamma = 0, under which each replica counts as a gain."""
+    open_hosts = [host for host in eligible if fleet.hosts[host].accepts]
+    return join_steps(scale_up(placement, fleet.hosts, fleet.model, equal_hosts_objective(0.0), open_hosts)[1])

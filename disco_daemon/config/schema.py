@@ -325,8 +325,8 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`manual`: layers lie where `fleet.cuts` says, unless a host is drained or may have less, and come back then;
     `auto`: they move, are replicated and evicted while it answers, as `fleet.policy` decides. `disco fleet pause` stops
     that for a while."""
-    policy: Literal["measured", "paper"] = "measured"
-    """How `auto` decides: by what layers were measured to take, or as the paper has it."""
+    policy: Literal["measured"] = "measured"
+    """How `auto` decides: by what layers were measured to take."""
     memory_gib: Annotated[float, Meta(ge=0)] = 0.0
     """What a host may have of the memory, GiB; what it has beyond that moves away. 0 = as `fleet.memory_share` says."""
     memory_share: Annotated[float, Meta(gt=0, le=1)] = 0.85

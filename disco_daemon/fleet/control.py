@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks.fleet.grow import equal_hosts_objective, join_steps, scale_up
-
 from .forecast import FleetModel
 from .measured import next_steps
 from .placement import Placement
@@ -79,18 +77,9 @@ class StepRecord:
 
 
 def grow_measured(fleet: FleetModel, placement: Placement, eligible: Sequence[int]) -> list[FleetStep]:
-    """Return the steps of the policy `measured`; hosts that are not vacant get nothing new."""
+    """Return the steps that raise the forecast rate most; hosts that are not vacant get nothing new."""
     hosts = tuple(replace(host, accepts=host.accepts and number in eligible) for number, host in enumerate(fleet.hosts))
     return next_steps(replace(fleet, hosts=hosts), placement)
-
-
-def grow_paper(fleet: FleetModel, placement: Placement, eligible: Sequence[int]) -> list[FleetStep]:
-    """Return the steps of Algorithm 1 with Equation 4 and gamma = 0, under which each replica counts as a gain."""
-    open_hosts = [host for host in eligible if fleet.hosts[host].accepts]
-    return join_steps(scale_up(placement, fleet.hosts, fleet.model, equal_hosts_objective(0.0), open_hosts)[1])
-
-
-POLICIES: dict[str, Grow] = {"measured": grow_measured, "paper": grow_paper}
 
 
 @dataclass(slots=True)
@@ -105,7 +94,7 @@ class _Hold:
 class FleetController:
     """Decides what to change, by thresholds on vacancy and violations. It keeps no clock: `now` is seconds of any."""
 
-    policy: str = "measured"
+    grow: Grow = grow_measured
     vacancy: float = VACANCY
     violation: float = VIOLATION
     records: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_RECORDS))
@@ -180,7 +169,7 @@ class FleetController:
         eligible = [h for h, since in sorted(self._vacant_since.items()) if now - since >= VACANT_S]
         if share > self.violation:
             source, pressure = _worst_host(seen)
-            if pressure is Pressure.COMPUTE and self.policy == "measured":
+            if pressure is Pressure.COMPUTE:
                 yield from self._grow(now, seen, eligible)  # what raises the rate comes before what lowers it
             yield from reductions(seen.state, source, pressure, _view(seen), seen.full_batch)
         elif share <= CALM * self.violation:
@@ -203,7 +192,7 @@ class FleetController:
         if now < self._looked_s + LOOK_AGAIN_S:
             return
         self._looked_s = now
-        yield from POLICIES[self.policy](self.at_peak(seen.fleet), seen.state.placement, eligible)[:1]
+        yield from self.grow(self.at_peak(seen.fleet), seen.state.placement, eligible)[:1]
 
     def at_peak(self, fleet: FleetModel) -> FleetModel:
         """Return the fleet under the busiest load of late, for which plans are made."""

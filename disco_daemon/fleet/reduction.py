@@ -124,23 +124,6 @@ def reductions(
         yield step
 
 
-def scale_down(
-    state: ReducedState,
-    source: int,
-    pressure: Pressure,
-    view: FleetView,
-    is_violating: Callable[[ReducedState], bool],
-) -> tuple[ReducedState, list[FleetStep]]:
-    """Run Algorithm 2 to its end: the steps it takes until `is_violating` is false, and the state they lead to."""
-    steps = []
-    for step in reductions(state, source, pressure, view, state.batch):
-        if not is_violating(state):
-            break
-        steps.append(step)
-        state = state.after(step)
-    return state, steps
-
-
 def undo_reduction(state: ReducedState, full_batch: int) -> FleetStep | None:
     """Return the step that takes a part of phase 3 back, or None where nothing of it is left."""
     if state.batch >= full_batch and not state.offloaded:

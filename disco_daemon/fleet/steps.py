@@ -59,14 +59,5 @@ class FleetStep:
                 return placement.evict(self.modules, source)
         return placement
 
-    def reverses(self, other: FleetStep) -> bool:
-        """Whether this undoes a part of `other`."""
-        if self.kind in BATCH_KINDS or other.kind in BATCH_KINDS:
-            return {self.kind, other.kind} == {StepKind.LOWER_BATCH, StepKind.RAISE_BATCH}
-        shared = max(self.first, other.first) < min(self.last, other.last)
-        takes_back = self.source is not None and self.source == other.target
-        brings_back = self.target is not None and self.target == other.source
-        return shared and (takes_back or brings_back)
-
 
 BATCH_KINDS = (StepKind.LOWER_BATCH, StepKind.OFFLOAD, StepKind.RAISE_BATCH)

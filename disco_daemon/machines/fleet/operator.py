@@ -64,7 +64,6 @@ class FleetOperator:
         """Go by other live settings from now on."""
         self._config = config
         self.wishes = self.wishes.following(config.fleet, self._layers.layout)
-        self._controller.policy = config.fleet.policy
         self._controller.vacancy, self._controller.violation = config.fleet.vacancy, config.fleet.violation
 
     def drain(self, name: str) -> None:

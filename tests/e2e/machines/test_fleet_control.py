@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.fleet.grow import grow_paper
 from disco_daemon.clock import SystemClock
 from disco_daemon.config.layers import set_values
 from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
 from disco_daemon.engine.config import EngineConfig
+from disco_daemon.fleet.control import FleetController
+from disco_daemon.machines.fleet import operator
 from disco_daemon.machines.fleet.local_fleet import make_fleet
 from disco_daemon.machines.fleet.monitor import FleetMonitor, MachineLoad
 from disco_daemon.machines.fleet.operator import FleetOperator
@@ -122,9 +126,10 @@ async def test_a_fleet_replicates_by_itself_into_hosts_that_are_vacant(
             has_moved.set()
 
     monkeypatch.setattr(FleetOperator, "_carry_out", note)
+    monkeypatch.setattr(operator, "FleetController", partial(FleetController, grow_paper))  # which fills every host
     model = default_model_path()
     device = DeviceSettings(model=str(model), n_ctx=512, n_cells=1024)
-    settings = FleetSettings(enabled=True, hosts=2, cuts=(5, 8, 12), mode="auto", policy="paper")
+    settings = FleetSettings(enabled=True, hosts=2, cuts=(5, 8, 12), mode="auto")
     config = Config(device=device, fleet=settings)
     fleet = make_fleet(config, EngineConfig(model, 512, 1, n_cells=1024), "", SystemClock())
     fleet.engine.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,6 @@ from disco_daemon.fleet.reduction import (
     ReducedState,
     filter_modules,
     reductions,
-    scale_down,
     undo_reduction,
 )
 from disco_daemon.fleet.steps import BATCH_KINDS, FleetStep, Pressure, StepKind
@@ -106,6 +106,23 @@ def test_on_unequal_hosts_a_layer_is_taken_only_if_the_general_speedup_rises() -
 
 
 # --- Algorithm 2 ------------------------------------------------------------------------------------------------------
+
+
+def scale_down(
+    state: ReducedState,
+    source: int,
+    pressure: Pressure,
+    view: FleetView,
+    is_violating: Callable[[ReducedState], bool],
+) -> tuple[ReducedState, list[FleetStep]]:
+    """Run Algorithm 2 to its end: the steps it takes until `is_violating` is false, and the state they lead to."""
+    steps = []
+    for step in reductions(state, source, pressure, view, state.batch):
+        if not is_violating(state):
+            break
+        steps.append(step)
+        state = state.after(step)
+    return state, steps
 
 
 def layers_on(placement: Placement) -> list[float]:
@@ -195,11 +212,3 @@ def test_runs_are_all_the_numbers_in_order_and_never_touch(numbers: set[int]) ->
     found = list(runs(sorted(numbers)))
     assert [n for run in found for n in run] == sorted(numbers)
     assert all(a.stop < b.start for a, b in itertools.pairwise(found))
-
-
-def test_a_step_undoes_another_if_the_same_modules_go_back() -> None:
-    there = FleetStep(StepKind.MOVE, 1, 5, 0, 1)
-    assert FleetStep(StepKind.MOVE, 4, 6, 1, 0).reverses(there)
-    assert FleetStep(StepKind.EVICT, 1, 2, 1).reverses(FleetStep(StepKind.REPLICATE, 1, 2, None, 1))
-    assert not FleetStep(StepKind.MOVE, 5, 7, 1, 0).reverses(there)
-    assert FleetStep(StepKind.RAISE_BATCH, batch=9).reverses(FleetStep(StepKind.LOWER_BATCH, batch=4))

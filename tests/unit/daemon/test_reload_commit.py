@@ -169,7 +169,7 @@ AFTER: dict[str, dict[str, Any]] = {
 # What makes it more than a change of live settings, and what a device of the kind takes up at a reload.
 MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "split": ({"mode": "exact", "alone": "go-on"}, {"mode": "exact", "alone": "stop", "theta": 0.5}),
-    "fleet": ({"vacancy": 0.9}, {"vacancy": 0.5, "policy": "paper", "mode": "auto"}),
+    "fleet": ({"vacancy": 0.9}, {"vacancy": 0.5, "mode": "auto"}),
 }
 
 
@@ -306,7 +306,7 @@ async def test_a_reload_that_succeeds_has_changed_all_that_stays(
             assert (device.rules.theta, device.rules.goes_on) == (0.5, False)
             assert device.fallback is runtime.endpoints[Side.SERVER]
         if kind == "fleet":
-            assert device.fleet.document()["policy"] == "paper"
+            assert device.fleet.document()["policy"] == "measured"
 
 
 async def test_a_live_setting_that_cannot_be_made_leaves_all_as_it_was(

@@ -113,9 +113,8 @@ def test_a_drained_host_is_left_also_where_others_take_all_processors() -> None:
     assert layout.on(1) == layout.on(2) == []
 
 
-@pytest.mark.parametrize("policy", ["measured", "paper"])
-def test_a_fleet_grows_by_itself_into_hosts_that_are_vacant(policy: str) -> None:
-    controller, layout, steps = FleetController(policy), FleetLayout(30, (PlacedRange(5, 22, (0,)),)), list[FleetStep]()
+def test_a_fleet_grows_by_itself_into_hosts_that_are_vacant() -> None:
+    controller, layout, steps = FleetController(), FleetLayout(30, (PlacedRange(5, 22, (0,)),)), list[FleetStep]()
     for now in range(60):
         moment = replace(MOMENT, layout=layout, costs=condensed(GIVEN.costs, layout), n_answers=1)
         for step in controller.decide(float(now), seen_of(moment, CALM)):
@@ -123,8 +122,7 @@ def test_a_fleet_grows_by_itself_into_hosts_that_are_vacant(policy: str) -> None
             layout = layout.after(step.apply(layout.placement))
     assert {step.kind for step in steps} <= {StepKind.MOVE, StepKind.REPLICATE, StepKind.EVICT}
     assert layout.n_away((1, 2)) > 0
-    if policy == "measured":
-        assert all(step.predicted >= 1.02 for step in steps)
+    assert all(step.predicted >= 1.02 for step in steps)
 
 
 def test_replicas_go_before_anything_is_copied() -> None:
