@@ -1,7 +1,7 @@
 """Play recorded traces or drawn chats against the policies: fit on the first half, test on the second; no model needed.
 
-`python -m benchmarks.eval --traces DIR`: docs/lab/evaluation.md has the format, the commands and what they found. What
-your own requests would have cost under other settings is a verb of its own, `disco eval --history`.
+`python -m benchmarks.eval` plays benchmarks/eval/recorded: docs/lab/evaluation.md has the commands and what they found.
+What your own requests would have cost under other settings is a verb of its own, `disco eval --history`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from disco_daemon.simulate.recorded import Phone
 from disco_daemon.types import Side
 
 from . import chats, handoff_report, report
+from .convert import RECORDED
 from .evaluate import PHONES, Cell, EvaluationSetup, as_json, evaluate
 from .handoff import evaluate_handoffs
 from .online import evaluate_online
@@ -49,8 +50,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--traces", metavar="DIR", help="folder with CSV files; see docs/lab/evaluation.md")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--traces", metavar="DIR", default=str(RECORDED), help="folder with CSV files (default: the recorded ones here)"
+    )
     source.add_argument(
         "--chats", action="store_true", help="drawn chats of many turns: what booking fresh tokens gains"
     )
