@@ -8,62 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Sequence
-from typing import TypeAlias
+from collections.abc import AsyncIterator
 
-from ..system.process import end, spawn
+from ..system.supervised import ChildProcess
 
 NICE = 5  # added to our niceness: the daemon comes first, also while both load their modules
 
-Started: TypeAlias = tuple[Process, socket.socket]
 
+async def start_worker(n_sockets: int = 1) -> ChildProcess:
+    """Start an engine's process with so many sockets to it. Raises OSError.
 
-async def start_worker(doors: Sequence[socket.socket]) -> Process:
-    """Start an engine's process with the ends of socket pairs that are its own, which are closed here.
-
-    The first of them is for the daemon's messages, another one for a relay or a fleet's hosts. Raises OSError.
+    The first of them is for the daemon's messages, another one for a relay or a fleet's hosts.
     """
-    fds = [door.fileno() for door in doors]
-    try:
-        process = await spawn(
-            "disco_daemon.engine.worker", *map(str, fds), pass_fds=fds, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
-        )
-    finally:
-        for door in doors:
-            door.close()
+    child = await ChildProcess.start("disco_daemon.engine.worker", n_sockets=n_sockets)
     with contextlib.suppress(OSError):  # it has ended already
-        os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
-    return process
+        os.setpriority(os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + NICE)
+    return child
 
 
 class EarlyEngine:
     """An engine's process that nobody has taken yet; the first engine that begins has it."""
 
     def __init__(self) -> None:
-        self._started: Started | None = None
+        self._started: ChildProcess | None = None
 
     async def start(self) -> None:
         """Start the process. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        try:
-            self._started = await start_worker([theirs]), ours
-        except BaseException:
-            ours.close()
-            raise
+        self._started = await start_worker()
 
-    def take(self) -> Started | None:
-        """Return the process with our end of its socket, once; None if there is none."""
+    def take(self) -> ChildProcess | None:
+        """Return the process, once; None if there is none."""
         started, self._started = self._started, None
         return started
 
     async def close(self) -> None:
         """End a process that nobody has taken; idempotent."""
         if (started := self.take()) is not None:
-            process, ours = started
-            ours.close()
-            await end(process)
+            await started.discard()
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -18,7 +17,7 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..system.process import drain
+from ..system.supervised import ChildProcess
 from ..types import GenerationRequest
 from . import framing, wire
 from .channel import RequestChannel
@@ -40,7 +39,6 @@ IDS_TIMEOUT_S = 0.5  # for a handoff: the answer goes on meanwhile, so there is 
 COUNT_TIMEOUT_S = 0.05  # takes 1-5 ms; a hanging engine must not hold up the server, an estimate will do
 LOAD_GUESS_S = 2.0  # for the first load of a model; what it took is known from then on
 LOAD_LEAST_S = 0.1  # while it is not loaded, however long that takes already
-N_STDERR_LINES = 50  # the engine's last words, kept to say why it died
 
 
 class EngineState(StrEnum):
@@ -210,45 +208,37 @@ class Engine:
 
     async def _live(self) -> None:
         """Run one life of the process, from fork to the end of its socket."""
-        process, ours = await self._spawn()
-        self.pid = process.pid
+        child = await self._spawn()
+        self.pid, ours = child.pid, child.sockets[0]
         ours.setblocking(False)
-        stderr: deque[str] = deque(maxlen=N_STDERR_LINES)
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
             self._channel.open(writer)
             async with asyncio.TaskGroup() as group:
-                group.create_task(drain(process.stderr, stderr))
-                watch = group.create_task(self._watch(process))
+                watch = group.create_task(self._watch(child))
                 try:
-                    await self._converse(reader, process)
+                    await self._converse(reader, child)
                 except (TypeError, ValueError, msgspec.MsgspecError) as e:  # whatever it is, it is not our engine
-                    self._kill(process, f"it sent what is no message: {type(e).__name__}")
+                    self._kill(child, f"it sent what is no message: {type(e).__name__}")
                 if not self._unloading:  # else the watch ends the process
                     watch.cancel()
         finally:
-            await asyncio.shield(self._bury(process, stderr))
+            await asyncio.shield(self._bury(child))
 
-    async def _spawn(self) -> tuple[asyncio.subprocess.Process, socket.socket]:
-        """Start the process, or take the one started early; return it with our end of its socket. Raises OSError."""
+    async def _spawn(self) -> ChildProcess:
+        """Start the process, or take the one started early. Raises OSError."""
         is_alone = self._attach is None and self._hosts is None
         if is_alone and self._early is not None and (started := self._early.take()) is not None:
             return started
         if self._hosts is not None:
             await self._hosts.prepare()
-        pairs = [socket.socketpair() for _ in range(1 if is_alone else 2)]
-        try:
-            process = await start_worker([theirs for _, theirs in pairs])
-        except BaseException:
-            for ours, _ in pairs:
-                ours.close()
-            raise
+        child = await start_worker(1 if is_alone else 2)
         if self._hosts is not None:
-            self._hosts.attach(pairs[1][0])
+            self._hosts.attach(child.sockets[1])
         elif self._attach is not None:
-            self._door = pairs[1][0]
+            self._door = child.sockets[1]
             self.reattach()
-        return process, pairs[0][0]
+        return child
 
     def reattach(self) -> None:
         """Give the process another socket pair to a relay, if there is one: the relay before has gone."""
@@ -256,7 +246,7 @@ class Engine:
             with contextlib.suppress(OSError):  # the process has died, and the next one gets a pair of its own
                 self._attach(hand_over(self._door))
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, child: ChildProcess) -> None:
         """Kill an engine that owes answers and is silent; unload a model that has long been unused.
 
         A long prompt reports each chunk, so silence is a hang, unless it could not run.
@@ -264,16 +254,12 @@ class Engine:
         hang = HangWatch()
         while not self._idle_for_long():
             await asyncio.sleep(LOOK_S)
-            hangs = hang.hangs(self._clock.now(), self.silent_s, look_at(process.pid), self.info)
+            hangs = hang.hangs(self._clock.now(), self.silent_s, look_at(child.pid), self.info)
             if hangs and self.state is EngineState.READY:
                 log.error("engine gave no sign of life for %.0f s: killing it", hang.silent_s)
-                self._kill(process, f"it gave no sign of life for {hang.silent_s:.0f} s")
+                self._kill(child, f"it gave no sign of life for {hang.silent_s:.0f} s")
         self._unload()
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
+        await child.end(STOP_TIMEOUT_S)
 
     def _idle_for_long(self) -> bool:
         """Whether the model has been unused in memory for `keep_alive_s`."""
@@ -289,11 +275,11 @@ class Engine:
         self._wanted.clear()
         self._channel.close()
 
-    def _kill(self, process: asyncio.subprocess.Process, why: str) -> None:
+    def _kill(self, child: ChildProcess, why: str) -> None:
         self._why_killed = why
-        process.kill()
+        child.kill()
 
-    async def _converse(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, child: ChildProcess) -> None:
         load = msgspec.structs.replace(self.config.load(repack=self._repack), ranges=self.fleet.ranges)
         try:
             self._channel.write(load)
@@ -307,7 +293,7 @@ class Engine:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 first = await framing.read_async(reader)
         except TimeoutError:
-            self._kill(process, f"loading {load.model_path} took more than {LOAD_TIMEOUT_S:g} s")
+            self._kill(child, f"loading {load.model_path} took more than {LOAD_TIMEOUT_S:g} s")
             return
         if first is None:
             return
@@ -344,7 +330,7 @@ class Engine:
                     self._lives.hear(reply)
                     self._channel.deliver(reply)
 
-    async def _bury(self, process: asyncio.subprocess.Process, stderr: deque[str]) -> None:
+    async def _bury(self, child: ChildProcess) -> None:
         """End the process for certain, fail all requests in flight, and record why."""
         if self.state is not EngineState.FAILED and not self._unloading:
             await self._enter(EngineState.BACKOFF)  # at once: no answer may start on a dead process
@@ -352,24 +338,19 @@ class Engine:
         if self._door is not None:
             self._door.close()
             self._door = None
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                code = await process.wait()
-        except TimeoutError:
-            process.kill()
-            code = await process.wait()
+        await child.end(STOP_TIMEOUT_S)
+        code = child.process.returncode or 0
         if self._hosts is not None:
             await self._hosts.detach()
         self.pid, self.stats = None, None
         if self.state is not EngineState.FAILED and not self._unloading:
-            ending = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
-            detail = f": {stderr[-1]}" if stderr and code > 0 else ""
+            detail = child.last_words if code > 0 else ""
             if code in CRASHES and self._lives.ready_at is None and self._why_killed is None and self._repack:
                 self._repack = False
                 log.warning("engine crashed while it loaded: weights stay as the file has them from now on")
             if self._why_killed is not None:
                 detail, self._why_killed = f": {self._why_killed}", None
-            self.last_error = f"the engine process {ending}{detail}"
+            self.last_error = f"the engine process {child.ending}{detail}"
             self._lives.end(self._clock.now(), code, self._channel.n_in_flight)
             if self._lives.crashes:
                 self.last_error = self._lives.verdict(self.last_error)

@@ -9,14 +9,12 @@ import random
 import socket
 import subprocess
 from asyncio.subprocess import DEVNULL, PIPE
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from ..plain import plain
 from .program import command, environment
 
 Reply = TypeVar("Reply")
@@ -122,19 +120,6 @@ async def end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await process.wait()
-
-
-async def drain(stream: asyncio.StreamReader | None, lines: deque[str]) -> None:
-    """Read a child's stderr, so that its pipe never fills; keep the last lines."""
-    while stream is not None:
-        try:
-            line = await stream.readline()
-        except ValueError:  # a line over the limit: skip it
-            continue
-        if not line:
-            return
-        # llama.cpp repeats what it reads in the model file.
-        lines.append(plain(line.decode("utf-8", "replace").rstrip()))
 
 
 def waited_s(task: Path) -> float:

@@ -25,13 +25,12 @@ import contextlib
 import logging
 import os
 import socket
-from asyncio.subprocess import DEVNULL, PIPE
 from collections import deque
 from collections.abc import Callable, Collection
 
 import msgspec
 
-from ...system.process import RestartPause, drain, end, spawn
+from ...system.supervised import ChildProcess, SupervisedProcess
 from . import orders
 from .control_socket import ControlClosedError, ControlSocket
 from .orders import (
@@ -51,7 +50,6 @@ from .orders import (
 log = logging.getLogger("disco.peer")
 
 STOP_TIMEOUT_S = 3.0  # after the socket is closed, for good-byes to other machines; then SIGKILL
-N_STDERR_LINES = 20  # of a relay's last words, kept for the log
 MAX_ORDERS = 1000  # messages that wait for a relay; one that takes none for so long hangs
 
 
@@ -76,21 +74,33 @@ class RelayProcess:
         self._role: ServeMembers | JoinPartner | LendHosts | None = None
         self._orders: deque[tuple[ToRelay, int | None]] = deque()
         self._ordered = asyncio.Event()
-        self._supervisor: asyncio.Task[None] | None = None
-        self.pid: int | None = None
-        self.n_restarts = 0
+        self._supervised: SupervisedProcess | None = None
         self.last_error = ""
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the present life; None between two of them."""
+        child = self._supervised.child if self._supervised is not None else None
+        return child.pid if child is not None else None
+
+    @property
+    def n_restarts(self) -> int:
+        """How often it has been started again."""
+        return self._supervised.n_restarts if self._supervised is not None else 0
 
     def start(self) -> None:
         """Begin to supervise; the process is started in the background."""
-        self._supervisor = asyncio.create_task(self._supervise(), name="relay supervisor")
+        self._supervised = SupervisedProcess(
+            "relay", lambda: ChildProcess.start("disco_daemon.link.relay.worker", n_sockets=1),
+            self._converse, self._has_ended,
+            patience_s=STOP_TIMEOUT_S, log=log,
+        )  # fmt: skip
 
     async def close(self) -> None:
         """End the process and wait for it; idempotent."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-            self._supervisor = None
+        if self._supervised is not None:
+            await self._supervised.close()
+            self._supervised = None
         self._forget_orders()
 
     # --- orders ---------------------------------------------------------------------------------------------------
@@ -135,7 +145,8 @@ class RelayProcess:
         if len(self._orders) >= MAX_ORDERS:
             log.error("relay takes no orders: starting it anew")
             self._forget_orders()
-            self._kill()
+            if self._supervised is not None and self._supervised.child is not None:
+                self._supervised.child.kill()
         self._orders.append((message, descriptor))
         self._ordered.set()
 
@@ -145,69 +156,34 @@ class RelayProcess:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _kill(self) -> None:
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, 9)
-
     # --- life -----------------------------------------------------------------------------------------------------
 
-    async def _supervise(self) -> None:
-        pause, loop = RestartPause(), asyncio.get_running_loop()
-        while True:
-            born = loop.time()
-            try:
-                await self._live()
-            except OSError as e:
-                self.last_error = f"the relay process cannot be started: {e}"
-            wait_s = pause.after(0.0, loop.time() - born)
-            log.warning("relay stopped (%s), starting again in %.1f s", self.last_error, wait_s)
-            self._on_event(RelayLost(self.last_error))
-            self.n_restarts += 1
-            await asyncio.sleep(wait_s)
-
-    async def _live(self) -> None:
-        """Run one life of the process, from fork to the end of its socket."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                process = await spawn(
-                    "disco_daemon.link.relay.worker", str(theirs.fileno()), pass_fds=[theirs.fileno()],
-                    stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE,
-                )  # fmt: skip
-        except BaseException:
-            ours.close()
-            raise
-        self.pid = process.pid
+    async def _converse(self, child: ChildProcess) -> str:
+        """Speak with one life of the process until its socket ends; return why it ended."""
+        [ours] = child.sockets
         sock = ControlSocket(ours)
-        stderr: deque[str] = deque(maxlen=N_STDERR_LINES)
+        sending = asyncio.create_task(self._send(sock), name="orders")
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(drain(process.stderr, stderr))
-                sending = group.create_task(self._send(sock))
-                try:
-                    while True:
-                        body, descriptor = await sock.receive()
-                        self._take(orders.decode_event(body), descriptor)
-                except (ControlClosedError, msgspec.MsgspecError) as e:
-                    self.last_error = str(e)
-                sending.cancel()
-                sock.close()
-                await self._bury(process)
+            while True:
+                body, descriptor = await sock.receive()
+                self._take(orders.decode_event(body), descriptor)
+        except msgspec.MsgspecError as e:
+            return str(e)
+        except ControlClosedError:
+            return ""
         finally:
+            sending.cancel()
             sock.close()
-            await asyncio.shield(self._bury(process))
-            self.pid = None
-            if stderr and process.returncode:
-                self.last_error = f"it exited with status {process.returncode}: {stderr[-1]}"
-            elif process.returncode and process.returncode < 0:
-                self.last_error = f"it was killed by signal {-process.returncode}"
+
+    def _has_ended(self, why: str) -> None:
+        self.last_error = why
+        self._on_event(RelayLost(why))
 
     def _take(self, event: RelayEvent, descriptor: int | None) -> None:
         if isinstance(event, HostOffered | HomeReached):
             if descriptor is None:
                 msg = f"{type(event).__name__} came without its socket"
-                raise ControlClosedError(msg)
+                raise msgspec.ValidationError(msg)
             self._on_host(event, socket.socket(fileno=descriptor))
             return
         if descriptor is not None:
@@ -229,11 +205,3 @@ class RelayProcess:
                             os.close(descriptor)
                 self._ordered.clear()
                 await self._ordered.wait()
-
-    async def _bury(self, process: asyncio.subprocess.Process) -> None:
-        """Wait for the end of the process, whose socket is closed; kill it if it does not come."""
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            await end(process)

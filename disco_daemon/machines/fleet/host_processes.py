@@ -9,35 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from asyncio.subprocess import Process
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ...engine.host_door import GRANTED, LENT, MAX_TEXT
 from ...errors import ConfigError
-from ...system.process import drain, end
+from ...system.supervised import ChildProcess
 from .host_places import Borrower, Lenders, LentLife, LentMachine, RangePath
 from .layer_plan import host_name
 from .spare_host import SpareHost, start_host
 
 log = logging.getLogger("disco.fleet")
 
-N_STDERR_LINES = 20  # a host's last words, kept to say why it ended
 REAPED_S = 0.2  # for the news that a host has ended, which home had by its socket; a process that hangs is killed then
 ENDED_S = 2.0  # for a host whose home has gone, until it is killed: a batch that is being computed takes less than 1 s
 
 
 @dataclass(slots=True)
 class HostLife:
-    """One host: its process of the present life, how many lives it had, and what it said last."""
+    """One host: its process of the present life, and how many lives it had."""
 
     number: int
-    process: Process | None = None
+    child: ChildProcess | None = None
     epoch: int = 0
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=N_STDERR_LINES))
-    reading: asyncio.Task[None] | None = None
     lent: LentLife | None = None  # in place of a process
 
     @property
@@ -53,7 +48,7 @@ class HostLife:
     @property
     def pid(self) -> int | None:
         """The process that computes; None if there is none, or if it has ended."""
-        return self.process.pid if self.process is not None and self.process.returncode is None else None
+        return self.child.pid if self.child is not None and self.child.is_alive else None
 
 
 class HostProcesses:
@@ -97,9 +92,8 @@ class HostProcesses:
     def machine_is_there(self, place: int) -> None:
         """Let a process that stands in for a machine end, now that this is there: the engine asks for a host then."""
         index = self._n_local + place
-        if index < len(self.hosts) and (process := self.hosts[index].process) is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
+        if index < len(self.hosts) and (child := self.hosts[index].child) is not None:
+            child.kill()
 
     def files_of(self, place: int) -> Sequence[RangePath]:
         """Return the layers that the machine at a place has, and those that are to come to it, with their files."""
@@ -208,18 +202,16 @@ class HostProcesses:
             msg = f"the fleet has no host {number}"
             raise OSError(msg)
         host = self.hosts[number - 1]
-        if host.process is not None:
+        if host.child is not None:
             log.warning("host %d of the fleet is replaced: %s", number, await _bury(host, REAPED_S))
             await self.prepare()  # its file may have been removed since
         if (sock := await self._borrow(host)) is not None:
             return sock
-        host.process, ours = await self._spare.take() or await start_host()
+        host.child = await self._spare.take() or await start_host()
         self._spare.prepare()
         host.epoch += 1
-        host.said.clear()
-        host.reading = asyncio.create_task(drain(host.process.stderr, host.said), name="host's stderr")
-        log.info("host %d of the fleet: process %d", number, host.process.pid)
-        return ours
+        log.info("host %d of the fleet: process %d", number, host.child.pid)
+        return host.child.sockets[0]
 
     async def _borrow(self, host: HostLife) -> socket.socket | None:
         """Return the socket to a host of another machine; None if it is this machine's, or if that is not there."""
@@ -251,21 +243,12 @@ class HostProcesses:
 
 async def _bury(host: HostLife, wait_s: float = ENDED_S) -> str:
     """Wait for the end of a host's process, and kill it if it does not end; return what became of it."""
-    process = host.process
-    if process is None:
+    child = host.child
+    if child is None:
         return "it never began"
-    try:
-        async with asyncio.timeout(wait_s):
-            code = await process.wait()
-    except TimeoutError:
-        await end(process)
-        code = None
-    if host.reading is not None:
-        await host.reading
-    host.process = host.reading = None
-    words = f": {host.said[-1]}" if host.said else ""
-    ended = "it no longer answered" if code is None else f"it was killed by signal {-code}" if code < 0 else "it ended"
-    return ended + words
+    by_itself = await child.end(wait_s)
+    host.child = None
+    return f"it {child.ending if by_itself else 'no longer answered'}{child.last_words}"
 
 
 async def _numbers(door: socket.socket) -> AsyncIterator[int]:

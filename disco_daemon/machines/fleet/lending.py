@@ -11,7 +11,6 @@ import logging
 import os
 import platform
 import socket
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,9 +24,8 @@ from ...link.relay.orders import HomeEnded, HomeReached, HostOffered, LendHosts,
 from ...link.relay.relay_process import RelayLost, RelayProcess
 from ...link.trust.pairing import Membership, PairedPartner
 from ...link.trust.pairing_code import PairingError
-from ...system.process import drain, end
 from ..owner import OwnerTerms
-from .host_processes import ENDED_S, N_STDERR_LINES
+from .host_processes import ENDED_S
 from .lend_terms import TermsFolder
 from .lent_process import LentProcess
 from .monitor import FleetMonitor
@@ -185,7 +183,7 @@ class FleetLending:
 
     async def _tell_home(self) -> None:
         async with self._looking:
-            pids = {lent.process.pid: lent.process.pid for lent in self._processes}
+            pids = {lent.child.pid: lent.child.pid for lent in self._processes}
             machine = await asyncio.to_thread(self._monitor.look, pids)
         hosts = machine.processes.values()
         load = TellLoad(
@@ -314,20 +312,14 @@ class FleetLending:
             except OSError as e:
                 self._tell(f"no process of a host can be started: {e}")
                 return
-        process = lent.process
         self._processes.add(lent)
-        said: deque[str] = deque(maxlen=N_STDERR_LINES)
-        reading = asyncio.create_task(drain(process.stderr, said), name="host's stderr")
         serving, ended = asyncio.create_task(lent.serve(self._have)), asyncio.create_task(over.wait())
         try:
             await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ENDED_S):
-                    await process.wait()
-            await end(process)
+            await lent.child.end(ENDED_S)
             self._processes.discard(lent)
-            await asyncio.gather(serving, reading, return_exceptions=True)
-        if process.returncode:
-            self._tell(f"a host has ended ({process.returncode}){f': {said[-1]}' if said else ''}")
+            await asyncio.gather(serving, return_exceptions=True)
+        if lent.child.process.returncode:
+            self._tell(f"a host {lent.child.ending}{lent.child.last_words}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import psutil
 
 from ...link.relay.first_frames import SegmentFact
 from ...link.trust.pairing_code import PairingError
-from ...system.process import spawn
+from ...system.supervised import ChildProcess
 from ..owner import OwnerTerms
 from .spare_host import MODULE
 
@@ -26,7 +25,7 @@ class LentProcess:
     until then home still moves layers away, and what has no memory ends.
     """
 
-    process: Process
+    child: ChildProcess
     over: asyncio.Event
     n_threads: int
     memory_bytes: int
@@ -34,16 +33,14 @@ class LentProcess:
     @staticmethod
     async def begin(fd: int, folder: Path, terms: OwnerTerms, over: asyncio.Event) -> LentProcess:
         """Start one behind the socket `fd`. Raises OSError."""
-        process = await spawn(
-            MODULE, str(fd), str(folder), str(terms.n_threads), str(terms.memory_bytes), pass_fds=[fd],
-            stdin=PIPE, stdout=PIPE, stderr=PIPE,
-        )  # fmt: skip
-        return LentProcess(process, over, terms.n_threads, terms.memory_bytes)
+        words = str(folder), str(terms.n_threads), str(terms.memory_bytes)
+        child = await ChildProcess.start(MODULE, *words, fds=[fd], piped=True)
+        return LentProcess(child, over, terms.n_threads, terms.memory_bytes)
 
     def go_by(self, terms: OwnerTerms) -> bool:
         """Put the terms in force as far as that is possible now; return whether all of them are."""
         wanted, present = terms.memory_bytes, self.memory_bytes
-        if wanted and (not present or wanted < present) and (taken_by(self.process.pid) or 0) > wanted:
+        if wanted and (not present or wanted < present) and (taken_by(self.child.pid) or 0) > wanted:
             wanted = present
         if (terms.n_threads, wanted) != (self.n_threads, present):
             self.n_threads, self.memory_bytes = terms.n_threads, wanted
@@ -52,10 +49,10 @@ class LentProcess:
 
     async def serve(self, have: Callable[[SegmentFact], Awaitable[None]]) -> None:
         """Let each file that it asks for be there, by `have`, until it ends."""
-        assert self.process.stdout is not None
-        assert self.process.stdin is not None
+        assert self.child.process.stdout is not None
+        assert self.child.process.stdin is not None
         with suppress(OSError, ValueError):
-            while line := await self.process.stdout.readline():
+            while line := await self.child.process.stdout.readline():
                 first, last, name = line.decode("utf-8", "replace").rstrip("\n").split(" ", 2)
                 answer = "there"
                 try:
@@ -63,12 +60,12 @@ class LentProcess:
                 except PairingError as e:
                     answer = " ".join(f"missing {e}".split())
                 self._say(answer)
-                await self.process.stdin.drain()
+                await self.child.process.stdin.drain()
 
     def _say(self, line: str) -> None:
-        assert self.process.stdin is not None
-        if not self.process.stdin.is_closing():
-            self.process.stdin.write(line.encode() + b"\n")
+        assert self.child.process.stdin is not None
+        if not self.child.process.stdin.is_closing():
+            self.child.process.stdin.write(line.encode() + b"\n")
 
 
 def taken_by(pid: int) -> int | None:

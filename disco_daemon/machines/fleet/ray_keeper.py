@@ -7,8 +7,6 @@ import importlib.util
 import logging
 import os
 import secrets
-from asyncio.subprocess import PIPE, Process
-from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -22,12 +20,11 @@ from ...config.schema import Config
 from ...fleet_keeper.keeper_messages import INSTALL, KeeperJob, KeeperState, decode_state, encode
 from ...link.relay.first_frames import TheRay
 from ...link.trust.addresses import own_addresses
-from ...system.process import RestartPause, drain, end, spawn
+from ...system.supervised import ChildProcess, SupervisedProcess
 
 log = logging.getLogger("disco.fleet")
 
 STOP_S = 8.0  # for the keeper to end Ray's processes, of which it waits 5 s for some
-N_STDERR_LINES = 20  # of a keeper's last words, kept for the log
 LAST_PORT = 65535  # of TCP
 TOKEN_BYTES = 32  # of the token: nobody guesses 256 bits
 PLACES = ("HOME", "DISCO_CONFIG", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")  # never a key: `ps` shows them
@@ -97,46 +94,40 @@ class RayKeeper:
 
     def __init__(self, job: KeeperJob, changed: Callable[[KeeperState], None]) -> None:
         self.job, self.state = job, KeeperState(state="starting")
-        self.pid: int | None = None
         self._changed = changed
-        self._supervisor = asyncio.create_task(self._supervise(), name="keeper supervisor")
+        self._supervised = SupervisedProcess(
+            "keeper", lambda: ChildProcess.start("disco_daemon.fleet_keeper.keeper", piped=True),
+            self._converse, self._has_ended,
+            patience_s=STOP_S, log=log,
+        )  # fmt: skip
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the present life; None between two of them."""
+        child = self._supervised.child
+        return child.pid if child is not None else None
 
     async def close(self) -> None:
         """End the keeper, and with it Ray's processes of this machine; idempotent."""
-        self._supervisor.cancel()
-        await asyncio.gather(self._supervisor, return_exceptions=True)
+        await self._supervised.close()
 
-    async def _supervise(self) -> None:
-        pause, loop = RestartPause(), asyncio.get_running_loop()
-        while True:
-            born = loop.time()
-            try:
-                await self._live()
-            except OSError as e:
-                self._take(KeeperState(state="lost", why=f"the keeper cannot be started: {e}"))
-            lived_s = loop.time() - born
-            wait_s = pause.after(0.0, lived_s)
-            log.warning("keeper stopped (%s), starting again in %.1f s", self.state.why, wait_s)
-            await asyncio.sleep(wait_s)
-
-    async def _live(self) -> None:
-        process = await spawn("disco_daemon.fleet_keeper.keeper", stdin=PIPE, stdout=PIPE, stderr=PIPE)
-        self.pid = process.pid
-        said: deque[str] = deque(maxlen=N_STDERR_LINES)
-        reading = asyncio.create_task(drain(process.stderr, said), name="keeper's stderr")
+    async def _converse(self, child: ChildProcess) -> str:
+        """Give one life of the keeper its job, and hear what it says until it ends."""
+        stdin, stdout = child.process.stdin, child.process.stdout
+        assert stdin is not None
+        assert stdout is not None
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(encode(self.job))
-            while line := await process.stdout.readline():
+            stdin.write(encode(self.job))
+            while line := await stdout.readline():
                 with suppress(msgspec.MsgspecError):  # a library may print something
                     self._take(decode_state(line))
         finally:
-            await asyncio.shield(_bury(process))
-            reading.cancel()
-            self.pid = None
-            if self.state.state != "lost":
-                self._take(KeeperState(state="lost", why=said[-1] if said else "the keeper has ended"))
+            stdin.close()
+        return self.state.why
+
+    def _has_ended(self, why: str) -> None:
+        if self.state.state != "lost":
+            self._take(KeeperState(state="lost", why=why))
 
     def _take(self, state: KeeperState) -> None:
         before, self.state = self.state, state
@@ -221,17 +212,6 @@ class HomeRay:
             self._is_up = is_up
             log.info("Ray: %s %s", state.state, state.why)
             self._changed()
-
-
-async def _bury(process: Process) -> None:
-    """Close a keeper's stdin, upon which it ends Ray's processes and itself; kill it if it does not."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        async with asyncio.timeout(STOP_S):
-            await process.wait()
-    except TimeoutError:
-        await end(process)
 
 
 def lend_command(words: list[str]) -> tuple[str, ...]:

@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from typing import TypeAlias
 
-from ...system.process import end, spawn
+from ...system.supervised import ChildProcess
 
 log = logging.getLogger("disco.fleet")
 
 MODULE = "disco_daemon.engine.hosts.process"
 AFTER_S = 2.0  # behind the start of a host: by then that has its layers, and answers go on
 
-StartedHost: TypeAlias = tuple[Process, socket.socket]
 
-
-async def start_host() -> StartedHost:
-    """Start a host's process; return it with home's end of the socket to it. Raises OSError."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            fd = theirs.fileno()
-            return await spawn(MODULE, str(fd), pass_fds=[fd], stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE), ours
-        except BaseException:
-            ours.close()
-            raise
+async def start_host() -> ChildProcess:
+    """Start a host's process, with home's end of the socket to it. Raises OSError."""
+    return await ChildProcess.start(MODULE, n_sockets=1)
 
 
 class SpareHost:
     """One such process that nobody has taken yet, and the task that starts the next one."""
 
     def __init__(self) -> None:
-        self._started: StartedHost | None = None
+        self._started: ChildProcess | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def prepare(self) -> None:
@@ -49,12 +37,11 @@ class SpareHost:
         except OSError as e:
             log.warning("no host of the fleet is started in advance: %s", e)
 
-    async def take(self) -> StartedHost | None:
+    async def take(self) -> ChildProcess | None:
         """Return it, once; None if there is none, or if it has ended."""
         started, self._started = self._started, None
-        if started is not None and started[0].returncode is not None:
-            started[1].close()
-            await end(started[0])
+        if started is not None and not started.is_alive:
+            await started.discard()
             return None
         return started
 
@@ -65,6 +52,4 @@ class SpareHost:
             await asyncio.gather(self._starting, return_exceptions=True)
             self._starting = None
         if (started := await self.take()) is not None:
-            process, ours = started
-            ours.close()
-            await end(process)
+            await started.discard()

@@ -119,7 +119,7 @@ async def test_an_engine_ends_with_a_daemon_that_is_killed_before_it_serves() ->
         "import asyncio, os, signal; from disco_daemon.engine.early import EarlyEngine\n"
         "async def main():\n"
         "    early = EarlyEngine(); await early.start()\n"
-        "    print(early.take()[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    print(early.take().pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
@@ -131,16 +131,16 @@ async def test_an_engine_ends_with_a_daemon_that_is_killed_before_it_serves() ->
 async def test_a_process_that_nobody_takes_is_ended_and_one_that_is_taken_is_not() -> None:
     async with early_engine(wanted=True) as early:
         assert early._started is not None
-        pid = early._started[0].pid
+        pid = early._started.pid
         assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)
     async with early_engine(wanted=True) as early:
         taken = early.take()
         assert taken is not None
         assert early.take() is None
-    assert taken[0].returncode is None
-    taken[1].close()  # it ends with its socket
-    await asyncio.wait_for(taken[0].wait(), PATIENCE_S)
+    assert taken.is_alive
+    taken.sockets[0].close()  # it ends with its socket
+    await asyncio.wait_for(taken.process.wait(), PATIENCE_S)
     async with early_engine(wanted=False) as early:
         assert early.take() is None
 
@@ -149,7 +149,7 @@ async def test_the_first_life_of_an_engine_is_the_early_process_and_the_next_one
     early = EarlyEngine()
     await early.start()
     assert early._started is not None
-    pid = early._started[0].pid
+    pid = early._started.pid
     engine = Engine(EngineConfig(default_model_path(), 512, 1), SystemClock(), early=early)
     engine.start()
     try:

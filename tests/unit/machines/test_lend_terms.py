@@ -17,6 +17,7 @@ from disco_daemon.machines.fleet import lend_terms
 from disco_daemon.machines.fleet.lend_terms import TermsFolder
 from disco_daemon.machines.fleet.lent_process import LentProcess, taken_by
 from disco_daemon.machines.owner import OwnerTerms
+from disco_daemon.system.supervised import ChildProcess
 
 MUCH, LITTLE = OwnerTerms(4, 8 << 30, only_mains=True), OwnerTerms(2, 1 << 30)
 
@@ -86,7 +87,7 @@ async def test_a_process_has_less_memory_only_when_it_takes_no_more_and_all_else
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", ECHO, stdin=PIPE, stdout=PIPE)
     try:
         assert process.stdout is not None
-        lent = LentProcess(process, asyncio.Event(), 4, 8 << 30)
+        lent = LentProcess(ChildProcess(process), asyncio.Event(), 4, 8 << 30)
 
         async def heard() -> bytes:
             assert process.stdout is not None

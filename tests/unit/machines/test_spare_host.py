@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
 from disco_daemon.machines.fleet import spare_host
 from disco_daemon.machines.fleet.spare_host import SpareHost
-from disco_daemon.system.process import end
+from disco_daemon.system import supervised
 
 PATIENCE_S = 30.0
 
@@ -31,15 +30,14 @@ async def test_it_is_taken_once_and_has_said_that_it_is_ready(monkeypatch: pytes
     assert spare._starting.done(), "there is one"
     taken = await spare.take()
     assert taken is not None
-    process, ours = taken
-    with ours:
+    with taken.sockets[0] as ours:
         ours.setblocking(False)
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.get_running_loop().sock_recv(ours, 1), "a first sign of life"
         assert await spare.take() is None
     await spare.close()
     async with asyncio.timeout(PATIENCE_S):
-        assert await process.wait() == 0, "it ends with its home"
+        assert await taken.process.wait() == 0, "it ends with its home"
 
 
 async def test_one_that_has_ended_is_not_taken_and_one_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,24 +45,24 @@ async def test_one_that_has_ended_is_not_taken_and_one_that_nobody_takes_ends(mo
     spare = SpareHost()
     await prepared(spare)
     assert spare._started is not None
-    process, ours = spare._started
-    await end(process)
+    child = spare._started
+    await child.end()
     assert await spare.take() is None
-    assert ours.fileno() == -1
+    assert child.sockets[0].fileno() == -1
     await prepared(spare)
     assert spare._started is not None
-    process = spare._started[0]
+    child = spare._started
     await spare.close()
-    assert process.returncode is not None
+    assert not child.is_alive
     await spare.close()
 
 
 async def test_one_that_cannot_be_started_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(*_: object, **__: object) -> tuple[object, socket.socket]:
+    async def refuse(*_: object, **__: object) -> object:
         raise OSError("no more processes")
 
     monkeypatch.setattr(spare_host, "AFTER_S", 0.0)
-    monkeypatch.setattr(spare_host, "spawn", refuse)
+    monkeypatch.setattr(supervised, "spawn", refuse)
     spare = SpareHost()
     await prepared(spare)
     assert await spare.take() is None
