@@ -1,8 +1,9 @@
 """What becomes of answers while a machine that lends is short of memory: `python -m benchmarks.fleet --pressure`.
 
-A daemon and a `disco fleet join` run as users run them, while readers ask for answers again and again. First the owner
-allows less memory (`--memory`), then all of it again; then a *hog* takes memory in the control group of the kernel that
-the joined machine's processes are in; then more readers come than can be served in time, and go. Each second is kept.
+A daemon and a `disco machines join` run as users run them, while readers ask for answers again and again. First the
+owner allows less memory (`--memory`), then all of it again; then a *hog* takes memory in the control group of the
+kernel that the joined machine's processes are in; then more readers come than can be served in time, and go. Each
+second is kept.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class Pressure:
 
     async def _allow(self, gib: float) -> None:
         env = child_env(self.folder)
-        process = await start(verb("fleet", "join", "--memory", f"{gib:g}"), env, self.folder / "allow.log")
+        process = await start(verb("machines", "join", "--memory", f"{gib:g}"), env, self.folder / "allow.log")
         await asyncio.wait_for(process.communicate(), READY_S)
         if process.returncode:
             raise BenchError((self.folder / "allow.log").read_text())
@@ -320,7 +321,9 @@ async def _home(folder: Path, group: MemoryGroup | None) -> AsyncIterator[Pressu
             found.expected = list(await asyncio.gather(*map(found.answer, range(CROWD))))
             async with controls.post(f"{root}/disco/v1/fleet/new", json={"address": "127.0.0.1"}) as response:
                 code = (await response.json())["code"]
-            words = verb("fleet", "join", code, "--without-ray", "--until-eof", "--cpus", "1", "--yes", "--name", NAME)
+            words = verb(
+                "machines", "join", code, "--without-ray", "--until-eof", "--cpus", "1", "--yes", "--name", NAME
+            )
             words = words if group is None else group.command(words)
             process = await start(words, child_env(attic), attic / "join.log")
             found.pid = process.pid

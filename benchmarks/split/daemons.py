@@ -313,10 +313,10 @@ class JoinedMachines:
         folder = self.folder / name
         if not folder.exists():
             folder.mkdir()
-            code = (await self.partner.type("partner", "pair", "--address", "127.0.0.1"))["code"]
+            code = (await self.partner.type("machines", "pair", "--as", "split", "--address", "127.0.0.1"))["code"]
             how = ("--cut", str(self.cut)) if self.draft is None else ("--draft", str(self.draft))
             # No daemon of this edge runs yet, and one of the user's has to be left alone.
-            await type_verb(folder, "split", "join", code, *how, "--name", name, "--url", "http://127.0.0.1:1")
+            await type_verb(folder, "machines", "join", code, *how, "--name", name, "--url", "http://127.0.0.1:1")
         return folder
 
 

@@ -10,7 +10,7 @@ from ..types import Delivery, Side
 from . import answering
 from .answering import CONDUCTOR, TURNSTILE, Turnstile, names, received
 from .anthropic import messages_routes
-from .control import documents, fleet_routes, openapi_route, partner_routes, server_routes, trace_route
+from .control import documents, fleet_routes, machine_routes, openapi_route, server_routes, trace_route
 from .control.documents import Documents
 from .control.metrics import Metrics
 from .control.scrape import METRICS, counted, scraped
@@ -51,7 +51,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     app.router.add_get("/disco/v1/trace/{request_id}", _trace)
     documents.add_routes(app, daemon)
     server_routes.add_routes(app)
-    partner_routes.add_routes(app)
+    machine_routes.add_routes(app)
     fleet_routes.add_routes(app)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)

@@ -7,7 +7,6 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import fleet_join
 from .terminal import make_console
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="have several processes or machines compute one model",
         description="Look at a fleet: processes of this machine or of others, its hosts, that compute inner layers of "
         "the model. `disco config set fleet.enabled true` turns it on, and with fleet.mode = auto layers move, are "
-        "replicated and evicted while it answers; `disco fleet new` lets another machine join.",
+        "replicated and evicted while it answers; `disco machines pair --as fleet` lets another machine join.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     status = actions.add_parser(
@@ -65,7 +64,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for action in (pause, resume, drain):
         action.add_argument("--url", help="daemon to ask (default from the configuration)")
         action.set_defaults(run=_steer, order=action.prog.split()[-1])
-    fleet_join.add_parser(actions)
     for action in (status, plan, pause, resume, drain):
         action.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -1,4 +1,4 @@
-"""`disco fleet new|members|revoke` at home, and `disco fleet join|leave` on a machine that lends it hosts."""
+"""What lends another machine hosts, and ends that: `disco machines join` and `leave` for a machine of a fleet."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import members
-from .terminal import make_console, progress
+from .terminal import agrees, progress
 
 if TYPE_CHECKING:
+    from ..config.schema import Config
     from ..link.trust.pairing import PairedPartner
+    from ..link.trust.pairing_code import PairingCode
     from ..machines.fleet.lend_terms import TermsFolder
     from ..machines.owner import OwnerTerms
 
@@ -20,93 +21,42 @@ QUESTION = (
     "Do you want that?"
 )
 LEAST_GIB = 0.5  # of memory for a host: llama.cpp and the interpreter take a part of it before any layer does
+# Of `join`, that say nothing to a machine that splits a model.
+OPTIONS = ("cpus", "memory", "only_idle", "only_mains", "without_ray", "until_eof", "as_agreed")
 
 
-def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the actions."""
-    new = actions.add_parser(
-        "new",
-        help="make a one-time code for another machine",
-        description="Print a code with which one other machine may join this one's fleet, once and within ten minutes, "
-        "and the command for it. Inner layers of the model are then computed there; that machine can turn the rows "
-        "that it is sent into their text, so private requests are refused while it may compute.",
+def add_options(join: argparse.ArgumentParser) -> None:
+    """Add what says how much is lent, and when."""
+    fleet = join.add_argument_group("to lend hosts")
+    fleet.add_argument(
+        "--cpus", type=int, metavar="N", help="threads that it may use (default: all processors but one)"
     )
-    new.add_argument("--address", default="", metavar="HOST", help="what the other machine calls this one")
-    listed = actions.add_parser("members", help="list the machines that have joined")
-    revoke = actions.add_parser("revoke", help="refuse a machine from now on")
-    revoke.add_argument("name", help="of the machine, as `disco fleet members` shows it")
-    members.add_actions((new, _new), (listed, _members), (revoke, _revoke))
-    join = actions.add_parser(
-        "join",
-        help="lend another machine of yours a part of this one, until Ctrl-C",
-        description="Compute layers of another machine's model here, with the code that `disco fleet new` has printed "
-        "there; without one, as joined before. Joining lets its owner's disco compute on this machine. Ctrl-C ends it: "
-        "answers go on without this machine. While it runs, the same in another terminal with --cpus, --memory, "
-        "--only-idle or --only-mains, and without a code, changes those alone: what is beyond them leaves this machine "
-        "while answers go on.",
-    )
-    join.add_argument("code", nargs="?", default="", help="what `disco fleet new` has printed on the other machine")
-    join.add_argument("--cpus", type=int, metavar="N", help="threads that it may use (default: all processors but one)")
-    join.add_argument("--memory", type=float, metavar="GIB", help="memory that it may use, GiB (default: 0, all)")
+    fleet.add_argument("--memory", type=float, metavar="GIB", help="memory that it may use, GiB (default: 0, all)")
     yes_or_no = argparse.BooleanOptionalAction
-    join.add_argument("--only-idle", action=yes_or_no, help="only while nobody works at this machine")
-    join.add_argument("--only-mains", action=yes_or_no, help="never on battery")
-    join.add_argument("--name", default="", help="what home calls this machine (default: its host name)")
-    join.add_argument("--without-ray", action="store_true", help="let nobody start it again if it ends")
-    join.add_argument(
+    fleet.add_argument("--only-idle", action=yes_or_no, help="only while nobody works at this machine")
+    fleet.add_argument("--only-mains", action=yes_or_no, help="never on battery")
+    fleet.add_argument("--without-ray", action="store_true", help="let nobody start it again if it ends")
+    fleet.add_argument(
         "--until-eof", action="store_true", help="end when standard input ends, as with its parent process"
     )
-    join.add_argument("--as-agreed", action="store_true", help="by what was allowed last, for what starts it again")
-    join.add_argument("--yes", action="store_true", help="do not ask")
-    join.set_defaults(run=_join)
-    leave = actions.add_parser(
-        "leave",
-        help="leave the fleet that this machine has joined",
-        description="Remove the certificate for the other machine and its layers from this one. There, this machine is "
-        "forgotten if it can be told so, and by `disco fleet revoke` else.",
-    )
-    leave.set_defaults(run=_leave)
-    for action in (new, listed, revoke, join, leave):
-        action.add_argument("--json", action="store_true", help="print one JSON document")
+    fleet.add_argument("--as-agreed", action="store_true", help="by what was allowed last, for what starts it again")
 
 
 # --- at home --------------------------------------------------------------------------------------------------------
 
 
-def _new(args: argparse.Namespace) -> int:
-    """Print the code, how long it lives and what to type on the other machine."""
-    found = members.ask(args, "POST", "fleet/new", {"address": args.address})
-    on = "This machine is the home of a fleet from now on (fleet.enabled = true)."
-    if not members.print_code(args, found, on, "disco fleet join"):
-        return 0
-    console = make_console(highlight=False, soft_wrap=True)
-    if found["ray"]["state"] in ("missing", "off"):
-        console.print(found["ray"]["why"])
-    else:
-        console.print(
-            "Rows and files go by TLS. What Ray says is not encrypted, and its ports are open to all who reach them: "
-            "in a network that others share, `disco config set fleet.ray off` (docs/explain/fleet.md)."
-        )
-    return 0
+def about_ray(found: dict[str, Any]) -> str:
+    """Return what the owner of a home is to know of its Ray, whose state this is."""
+    if found["state"] in ("missing", "off"):
+        return str(found["why"])
+    return (
+        "Rows and files go by TLS. What Ray says is not encrypted, and its ports are open to all who reach them: "
+        "in a network that others share, `disco config set fleet.ray off` (docs/explain/fleet.md)."
+    )
 
 
-def _members(args: argparse.Namespace) -> int:
-    """Print the machines that have joined."""
-    found = members.ask(args, "GET", "fleet/members")
-    if args.json:
-        print(json.dumps(found))
-        return 0
-    print(f"fleet: {found['state']}" + (f" at {found['listening']}" if found["listening"] else ""))
-    if found["error"]:
-        print(f"       {found['error']}")
-    for one in found["members"]:
-        print(_line(one))
-    if not found["members"]:
-        print("No machine has joined; `disco fleet new` prints a code for one.")
-    return 0
-
-
-def _line(one: dict[str, Any]) -> str:
+def line(one: dict[str, Any]) -> str:
+    """Return how a machine of the fleet is, in words."""
     how = "lends a host" if one["lent"] else "connected, no host is used" if one["connected"] else "not connected"
     if one["left_alone"]:
         how = "left alone for a while: its hosts ended soon, twice"
@@ -114,29 +64,25 @@ def _line(one: dict[str, Any]) -> str:
     return f"{one['name']}  {how}, joined on {one['since']}" + (f"; layers {layers} are its own" if layers else "")
 
 
-def _revoke(args: argparse.Namespace) -> int:
-    """Refuse a machine from now on."""
-    return members.revoke(args, "fleet/revoke")
+# --- joining --------------------------------------------------------------------------------------------------------
 
 
-# --- on the other machine -------------------------------------------------------------------------------------------
-
-
-def _join(args: argparse.Namespace) -> int:
+def join(args: argparse.Namespace, code: PairingCode | None) -> int:
     """Join with a code, and lend hosts until Ctrl-C; exit code 1 where home refuses, or the user does."""
     import asyncio
 
     from ..errors import ConfigError
-    from ..machines.fleet.lending import home_membership
+    from ..machines.trust_store import membership
+    from ..types.roles import Role
 
-    kept = home_membership()
-    if args.code:
+    kept = membership(Role.FLEET)
+    if code is not None:
         terms = _terms(args, None)
         memory = f", {args.memory:g} GiB of memory" if args.memory else ""
-        if not args.yes and not _agrees(QUESTION.format(threads=terms.n_threads, memory=memory)):
+        if not args.yes and not agrees(QUESTION.format(threads=terms.n_threads, memory=memory)):
             print("disco: nothing was joined; --yes joins without a question", file=sys.stderr)
             return 1
-        home = _pair(args)
+        home = _pair(code, args.name)
         kept.save(home)
     elif (known := kept.partner()) is not None:
         home = known
@@ -147,7 +93,9 @@ def _join(args: argparse.Namespace) -> int:
             _print_terms(args, home, terms)
             return 0
     else:
-        raise ConfigError("this machine has joined no fleet: run `disco fleet new` on the other one, and give its code")
+        raise ConfigError(
+            "this machine has joined no fleet: run `disco machines pair` on the other one, and give its code"
+        )
     if args.json:
         print(json.dumps(_joined(home)), flush=True)
     else:
@@ -213,15 +161,15 @@ def _terms(args: argparse.Namespace, before: OwnerTerms | None) -> OwnerTerms:
     )
 
 
-def _pair(args: argparse.Namespace) -> PairedPartner:
+def _pair(code: PairingCode, name: str) -> PairedPartner:
     """Get a certificate of home. Raises PairingError."""
     import asyncio
     import socket
 
     from ..link.relay.join import pair
-    from ..link.trust.pairing_code import parse_code, safe_name
+    from ..link.trust.pairing_code import safe_name
 
-    home, _ = asyncio.run(pair(parse_code(args.code), args.name or safe_name(socket.gethostname())))
+    home, _ = asyncio.run(pair(code, name or safe_name(socket.gethostname())))
     return home
 
 
@@ -257,35 +205,32 @@ async def _lend(home: PairedPartner, terms: OwnerTerms, *, by_ray: bool, is_node
         return ""
 
 
-def _leave(args: argparse.Namespace) -> int:
-    """Tell home, and remove what joining has made."""
-    import asyncio
+# --- leaving --------------------------------------------------------------------------------------------------------
+
+
+def has_joined(_: Config) -> bool:
+    """Whether something is left of joining."""
+    from ..machines.fleet.lending import lent_folder
+
+    return lent_folder().exists()
+
+
+def named() -> str:
+    """Return what is removed, in words."""
+    return "the layers of the fleet, and the certificate for its home"
+
+
+def end_use(_: argparse.Namespace, home: PairedPartner | None) -> dict[str, Any]:
+    """Return whose fleet it was: home itself ends what it has here."""
+    return {"home": home.name if home is not None else None}
+
+
+def remove() -> int:
+    """Remove the layers; return their bytes."""
     import shutil
 
-    from ..link.relay.join import leave
-    from ..link.trust.pairing_code import PairingError
-    from ..machines.fleet.lending import home_membership, lent_folder
+    from ..machines.fleet.lending import lent_folder
 
-    kept, untold = home_membership(), ""
-    home = kept.partner()
-    if home is not None:
-        try:
-            asyncio.run(leave(home))
-        except PairingError as e:
-            untold = str(e)
-    kept.forget()
+    n_bytes = sum(path.stat().st_blocks * 512 for path in lent_folder().glob("*/*.gguf"))
     shutil.rmtree(lent_folder(), ignore_errors=True)
-    if args.json:
-        print(json.dumps({"home": home.name if home else None, "told": home is not None and not untold}))
-    elif home is None:
-        print("This machine has joined no fleet.")
-    else:
-        print(f"This machine has left the fleet of {home.name}; its layers and the certificate were removed.")
-        if untold:
-            print(f"{home.name} does not know yet ({untold}): `disco fleet revoke {home.own_name}` there.")
-    return 0
-
-
-def _agrees(question: str) -> bool:
-    """Ask at a terminal; without one nobody agrees."""
-    return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return n_bytes

@@ -27,8 +27,8 @@ def verbs() -> Sequence[ModuleType]:
         doctor,
         exits,
         fleet,
+        machines,
         models,
-        partner,
         plan,
         profiling,
         service,
@@ -43,7 +43,7 @@ def verbs() -> Sequence[ModuleType]:
 
     return (
         setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, whatif, config,
-        models, split, exits, partner, fleet, completion,
+        models, machines, split, exits, fleet, completion,
     )  # fmt: skip
 
 
@@ -68,6 +68,10 @@ def make_parser(verb: str = "") -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; exit codes 0 done, 1 failed, 2 wrong usage (argparse)."""
     words = sys.argv[1:] if argv is None else argv
+    if words[:1] in (["partner"], ["split"], ["fleet"]):
+        from .machines import words_today
+
+        words = words_today(words)
     args = make_parser(*words[:1]).parse_args(words)
     with plainly():
         return _run(args)

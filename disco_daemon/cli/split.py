@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from . import split_join, split_plan
+from . import split_plan
 from .terminal import make_console, progress
 
 if TYPE_CHECKING:
@@ -24,10 +25,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "split",
         help="have two machines compute one model",
-        description="Work with a model in ranges of layers, which two machines can compute.",
+        description="Work with a model in ranges of layers, which two machines can compute. `disco machines pair` on "
+        "the one with the model lets another one join.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    split_join.add_parser(actions)
+    status = actions.add_parser("status", help="show the link to the partner")
+    status.add_argument("--url", help="daemon to ask (default from the configuration)")
+    status.add_argument("--json", action="store_true", help="print one JSON document")
+    status.set_defaults(run=_status)
     split_plan.add_parser(actions)
     check = actions.add_parser(
         "check",
@@ -45,6 +50,39 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     check.add_argument("--again", action="store_true", help="compute it although there is a result")
     check.add_argument("--json", action="store_true", help="print one JSON document")
     check.set_defaults(run=_check)
+
+
+def _status(args: argparse.Namespace) -> int:
+    """Show the link; exit code 1 while it is down."""
+    from ..client import once as client
+    from ..config.layers import load
+
+    root, key = client.daemon_at(args.url, load())
+    found = client.get(root, "/disco/v1/state", key).get("split")
+    if args.json:
+        print(json.dumps(found or {"state": "off"}))
+    else:
+        for line in lines_of(found):
+            print(line)
+    return 0 if found is None or found["state"] == "up" else 1
+
+
+def lines_of(split: dict[str, Any] | None) -> list[str]:
+    """Return the link in words, for `disco status` too."""
+    if split is None:
+        return ["The device is whole: no partner computes a part of its model."]
+    rtt = "" if split["rtt_ms"] is None else f", round trip {split['rtt_ms']:.1f} ms"
+    given = split.get("tokens_per_round_trip")
+    rtt += "" if given is None else f", {given:.1f} tokens each"
+    bits = {True: ", the whole model's very bits", False: ", another build there: answers may differ", None: ""}
+    where, what = f"layers 0 to {split['cut']} here, the rest at {split['partner']}", f"rows as {split['codec']}"
+    if not split["cut"]:
+        where, what = (
+            f"{Path(split['draft_model']).stem} drafts here, the whole model is at {split['partner']}",
+            "token ids",
+        )
+    line = f"split        {split['state']}: {where}; {split['mode']}, {what}{rtt}{bits[split['same_bits']]}"
+    return [line] + ([f"             {split['error']}"] if split.get("error") else [])
 
 
 def _tokens(text: str) -> int:

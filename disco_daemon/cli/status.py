@@ -81,7 +81,7 @@ def _refused(server: dict[str, Any]) -> list[str]:
 
 def _split(state: dict[str, Any]) -> list[str]:
     """Print the link to the partner of a split device; nothing for a whole one."""
-    from .split_join import lines_of
+    from .split import lines_of
 
     return lines_of(state["split"]) if state.get("split") else []
 

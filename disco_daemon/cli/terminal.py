@@ -88,3 +88,8 @@ def progress(line: str) -> None:
 def moved(verb: str, script: str) -> str:
     """Say which script of a checkout a verb has become."""
     return f"`{verb}` is a script now: in a checkout of the source, run `python -m benchmarks.{script}` instead"
+
+
+def agrees(question: str) -> bool:
+    """Ask at a terminal whether that is wanted; without one nobody agrees."""
+    return sys.stdin.isatty() and input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

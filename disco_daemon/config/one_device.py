@@ -16,14 +16,14 @@ def check_device(config: Config) -> None:
         raise ConfigError(msg)
     _check_cuts(config)
     if split.enabled:
-        _refuse_other(config, "split.enabled", "`disco split leave` makes it whole again")
+        _refuse_other(config, "split.enabled", "`disco machines leave` makes it whole again")
     if fleet.enabled:
         _refuse_other(config, "fleet.enabled", "`disco config set fleet.enabled false` makes it whole again")
         _check_fleet(config)
     if split.enabled and (not split.partner or split.cut is None):
         msg = (
-            "split.enabled needs a partner and a cut: run `disco partner pair` on the other machine, and here the "
-            "`disco split join` that it prints"
+            "split.enabled needs a partner and a cut: run `disco machines pair` on the other machine, and here the "
+            "`disco machines join` that it prints"
         )
         raise ConfigError(msg)
 

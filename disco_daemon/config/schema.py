@@ -270,7 +270,7 @@ class SplitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     goes to the partner. Else, or without either, it is refused."""
     cut: Annotated[int, Meta(ge=0)] | None = None
     """Number of layers on this machine; null = not joined yet, which writes it. `disco split plan` compares cuts. 0 =
-    none: a small model drafts here (`split join --draft`), and the partner has the whole large one."""
+    none: a small model drafts here (`disco machines join --draft`), and the partner has the whole large one."""
     draft_model: str = ""
     """With cut 0: the file of the small model that drafts, of the same vocabulary; empty = `device.model`."""
     codec: Literal["auto", "f32", "bf16", "int8"] = "auto"

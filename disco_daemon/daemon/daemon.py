@@ -88,7 +88,7 @@ class Daemon:
             self.shared.history, price_lists, clock, lambda: self.runtime.conductor.in_flight.n_served
         )  # fmt: skip
         setup = ServerSetup(Onboarding(path, os.environ, config.api.port, lambda: self.shared.privacy.on))
-        self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup, self.partner, self.members)
+        self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup)
 
     @property
     def config(self) -> Config:

@@ -15,9 +15,11 @@ from ..endpoints.base import Endpoint, Forgetful
 from ..errors import ConfigError, RequestError
 from ..machines.fleet.members import FleetMembers
 from ..machines.managed_device import device_of
+from ..machines.member_service import MemberService
 from ..machines.split.partner_service import Partner
 from ..system.tasks import cancel_all
 from ..types import Outcome, Side
+from ..types.roles import Role
 from .assembly import Assembly
 from .binding import bind_key
 
@@ -47,8 +49,9 @@ class Runtime:
         self.keeper = Keeper(self.parts.context)
         self.conductor = Conductor(self.keeper, self._record, assembly.shared.book)
         self._assembly, self._path, self._flags, self._partner = assembly, path, flags, partner
-        self.members = members or FleetMembers()
-        self.members.changed = self.reload
+        self._members = members or FleetMembers()
+        self._members.changed = self.reload
+        self.services: Mapping[Role, MemberService] = {one.role: one for one in (partner, self._members)}
         self._privacy = assembly.shared.privacy
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
@@ -89,8 +92,8 @@ class Runtime:
         await self.end_tasks()
 
     async def _follow(self) -> None:
-        await self._partner.follow(self.config)
-        await self.members.follow(self.config)
+        for service in self.services.values():
+            await service.follow(self.config)
 
     # --- settings -----------------------------------------------------------------------------------------------------
 
@@ -138,28 +141,17 @@ class Runtime:
             log.info("configuration read again; changed: %s", ", ".join(sorted(changed)) or "nothing")
             return {"changed": sorted(taken_up), "needs_restart": sorted(restart)}
 
-    async def pair(self, address: str) -> dict[str, Any]:
-        """Make a code for another machine; turns `partner.enabled` on if need be. Raises ConfigError."""
-        turned_on = not self.config.partner.enabled
+    async def new_code(self, role: Role, address: str) -> dict[str, Any]:
+        """Make a code for a machine that joins in a role; turn its settings on if need be. Raises ConfigError."""
+        service = self.services[role]
+        turned_on = not service.is_enabled(self.config)
         if turned_on:
-            await asyncio.to_thread(set_values, self._path, {"partner.enabled": True})
+            await asyncio.to_thread(set_values, self._path, service.turned_on)
             await self.reload()
-            if not self.config.partner.enabled:
-                raise ConfigError("partner.enabled is held to false by a variable or a flag of this daemon")
-        return await self._partner.pair(address) | {"turned_on": turned_on}
-
-    async def new_machine(self, address: str) -> dict[str, Any]:
-        """Make a code for another machine of the fleet; makes the device a fleet if need be. Raises ConfigError.
-
-        Home is all of that at first: no process of this machine is made a host, as it would be for `fleet.hosts`.
-        """
-        turned_on = not self.config.fleet.enabled
-        if turned_on:
-            await asyncio.to_thread(set_values, self._path, {"fleet.enabled": True, "fleet.hosts": 0})
-            await self.reload()
-            if not self.config.fleet.enabled:
-                raise ConfigError("fleet.enabled is held to false by a variable or a flag of this daemon")
-        return await self.members.new(address) | {"turned_on": turned_on}
+            if not service.is_enabled(self.config):
+                msg = f"{next(iter(service.turned_on))} is held to false by a variable or a flag of this daemon"
+                raise ConfigError(msg)
+        return await service.make_code(address) | {"turned_on": turned_on}
 
     async def reload_written(self, written: Collection[str]) -> bool:
         """Reload after those settings were written; return whether a flag of this daemon holds one of them back."""
@@ -218,7 +210,7 @@ class Runtime:
         When this returns, nothing is being sent to another machine.
         """
         await self.parts.device.hold(private=self._privacy.on)
-        await self.members.hold(private=self._privacy.on)
+        await self._members.hold(private=self._privacy.on)
         if self._privacy.on:
             if self.parts.prober is not None:
                 await self.parts.prober.stop()

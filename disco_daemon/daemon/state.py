@@ -16,10 +16,9 @@ from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
 from ..errors import ConfigError
-from ..machines.fleet.members import FleetMembers
 from ..machines.managed_device import whole_device
-from ..machines.split.partner_service import Partner
 from ..types import Side
+from ..types.roles import Role
 from .assembly import Shared
 from .device_file import DeviceFiles
 from .prediction import HistoryReplay
@@ -36,11 +35,8 @@ class StateDocuments(Documents):
         runtime: Runtime,
         replay: HistoryReplay,
         setup: ServerSetup,
-        partner: Partner,
-        members: FleetMembers,
     ) -> None:
         self.url = ""
-        self._partner, self._members = partner, members
         self._shared, self._runtime, self._replay, self._setup = shared, runtime, replay, setup
         self._started = shared.clock.now()
         self._files = DeviceFiles()
@@ -132,23 +128,14 @@ class StateDocuments(Documents):
                 fleet.drain(host)
         return fleet.document()
 
-    def fleet_members(self) -> dict[str, Any]:
-        return self._members.document()
+    def machines(self, role: Role) -> dict[str, Any]:
+        return self._runtime.services[role].document()
 
-    async def new_machine(self, address: str) -> dict[str, Any]:
-        return await self._runtime.new_machine(address)
+    async def new_code(self, role: Role, address: str) -> dict[str, Any]:
+        return await self._runtime.new_code(role, address)
 
-    async def revoke_machine(self, name: str) -> dict[str, Any]:
-        return await self._members.revoke(name)
-
-    def partner(self) -> dict[str, Any]:
-        return self._partner.document()
-
-    async def pair(self, address: str) -> dict[str, Any]:
-        return await self._runtime.pair(address)
-
-    async def revoke(self, name: str) -> dict[str, Any]:
-        return await self._partner.revoke(name)
+    async def revoke(self, role: Role, name: str) -> dict[str, Any]:
+        return await self._runtime.services[role].revoke(name)
 
     # --- first steps --------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """What partner and home of a fleet have in common: they serve machines that have joined, by a relay.
 
 Nothing listens, and no process runs, before a code was made or a machine has joined. The relay asks here whatever is to
-be decided: who gets a certificate, who leaves. What such a machine gets, `partner` and `fleet_members` say.
+be decided: who gets a certificate, who leaves. What such a machine gets, `split.partner_service` and
+`fleet.members` say.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +40,7 @@ from ..link.trust.addresses import own_addresses
 from ..link.trust.pairing import Issuer, MemberRecord
 from ..link.trust.pairing_code import ADDRESSES_MAX, PairingError, format_code
 from ..system.tasks import cancel_all
+from ..types.roles import Role
 from .device_settings import model_path
 from .split.hosted_range import describe_model
 
@@ -51,11 +53,13 @@ class MemberService(ABC):
     """
 
     log: ClassVar[logging.Logger]
+    role: ClassVar[Role]  # of the machines that join
+    turned_on: ClassVar[Mapping[str, bool | int]]  # the settings that let machines join
     listen_s: ClassVar[float]  # for the relay to start and to listen, s
     needs_own_model: ClassVar[str]  # what is wrong where the device is no model of this machine
 
     def __init__(self, folder: Path) -> None:
-        self._issuer = Issuer(folder)
+        self._issuer = Issuer(folder, role=self.role)
         self._config: Config | None = None
         self._relay: RelayProcess | None = None
         self._build: Build | None = None
@@ -71,7 +75,11 @@ class MemberService(ABC):
     # --- what such a service says of itself -----------------------------------------------------------------------
 
     @abstractmethod
-    def _is_enabled(self, config: Config) -> bool:
+    def document(self) -> dict[str, Any]:
+        """Return which machines have joined, and how they are. Reads files, so it blocks."""
+
+    @abstractmethod
+    def is_enabled(self, config: Config) -> bool:
         """Whether the settings want machines to be served."""
 
     @abstractmethod
@@ -176,7 +184,7 @@ class MemberService(ABC):
             records, code_ends_at = self._issuer.records(), self._issuer.code_ends_at()
         except PairingError as e:
             error = str(e)
-        enabled, port = config is not None and self._is_enabled(config), self._port
+        enabled, port = config is not None and self.is_enabled(config), self._port
         return {
             "enabled": enabled,
             "state": "off" if not enabled else "not listening" if port is None else state,
@@ -199,7 +207,7 @@ class MemberService(ABC):
     async def _serve(self) -> None:
         """Serve whoever is a member now, or has a code; end what nobody needs. Raises ConfigError."""
         config = self._config
-        if config is None or not (self._is_enabled(config) and self._may_serve() and self._issuer.exists):
+        if config is None or not (self.is_enabled(config) and self._may_serve() and self._issuer.exists):
             await self._stop()
             return
         members, code_ends_at = await asyncio.to_thread(lambda: (self._issuer.members(), self._issuer.code_ends_at()))

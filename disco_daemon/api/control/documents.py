@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from ...errors import ConfigError, RequestError
+from ...types.roles import Role
 from ..doors import fit
 from ..http.connections import body
 from ..ollama.ollama_models import DeviceFile
@@ -74,28 +75,16 @@ class Documents(Protocol):
         """Carry out `pause`, `resume` or `drain` of a host; return the fleet as then. Raises ConfigError."""
         ...
 
-    def fleet_members(self) -> dict[str, Any]:
-        """Return which machines lend this one hosts, and how they are; called in a thread, since it blocks on disk."""
+    def machines(self, role: Role) -> dict[str, Any]:
+        """Return which machines have joined in a role, and how they are; called in a thread, since it reads files."""
         ...
 
-    async def new_machine(self, address: str) -> dict[str, Any]:
-        """Make a code with which one machine may join the fleet, as `pair`. Raises ConfigError."""
-        ...
-
-    async def revoke_machine(self, name: str) -> dict[str, Any]:
-        """Refuse a machine of the fleet from now on. Raises ConfigError for an unknown one."""
-        ...
-
-    def partner(self) -> dict[str, Any]:
-        """Return which machines have upper layers computed here, and how the link to each is."""
-        ...
-
-    async def pair(self, address: str) -> dict[str, Any]:
+    async def new_code(self, role: Role, address: str) -> dict[str, Any]:
         """Make a code with which one machine may join; `address` is what it calls this one. Raises ConfigError."""
         ...
 
-    async def revoke(self, name: str) -> dict[str, Any]:
-        """Refuse a machine from now on. Raises ConfigError for an unknown one."""
+    async def revoke(self, role: Role, name: str) -> dict[str, Any]:
+        """Refuse a machine of a role from now on. Raises ConfigError for an unknown one."""
         ...
 
     def providers(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Itera
     from ...api.http.peers import tells_of_us
     from ...config.layers import config_path
     from ..service import spec_of
-    from . import files, fleet_machines, listening, machine, machines
+    from . import files, listening, machine, machines
     from .server import OFFLINE
 
     listener = listening.listener(config.api)
@@ -102,7 +102,6 @@ def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Itera
     yield listening.users(config.api, is_reported=tells_of_us())
     yield machine.service(spec_of(config))
     yield from machines.checks(config, listener.state, unasked)
-    yield from fleet_machines.checks(config, listener.state, unasked)
     skew_s = yield from _server(config, key, listener.state, unasked=unasked)
     yield from _power(config, on_gpu=on_gpu)
     yield machine.clock(datetime.now(UTC), _newest_price(), latest, skew_s)

@@ -22,26 +22,21 @@ from ..trust import tls
 from ..trust.pairing import PairedPartner
 from ..trust.pairing_code import PairingCode, PairingError, check_name
 from ..trust.refusals import LinkEndedError
-from .connector import RefusedError, ask, connect, connect_first
+from .connector import RefusedError, Reply, ask, connect, connect_first
 from .first_frames import (
     FIRST_FRAMES,
     MAX_MEMORY,
     AskAuthority,
-    AskCuts,
     AskFile,
     AskPair,
-    AskRay,
-    AskSegments,
     FileFollows,
+    First,
     LeavePartner,
     LinkMeasured,
     MeasureLink,
     MemberLeft,
     PairGranted,
     TheAuthority,
-    TheCuts,
-    TheRay,
-    TheSegments,
     decode_reply,
     first_frame,
 )
@@ -103,55 +98,24 @@ async def _find(code: PairingCode) -> tuple[Address, str]:
         await stream.close()
 
 
-# --- where to cut --------------------------------------------------------------------------------------------------
+# --- questions -----------------------------------------------------------------------------------------------------
 
 
-async def ask_cuts(partner: PairedPartner) -> TheCuts:
-    """Return where the partner's model may be cut. Raises PairingError."""
+async def ask_machine(machine: PairedPartner, message: First, kind: type[Reply], timeout_s: float = FOLLOWS_S) -> Reply:
+    """Ask a machine that this one has joined; return its answer, of this `kind`. Raises PairingError."""
     try:
-        stream = await _connect(partner)
+        stream = await _connect(machine)
         try:
-            return await ask(stream, first_frame(AskCuts()), TheCuts, FOLLOWS_S)
+            return await ask(stream, first_frame(message), kind, timeout_s)
         finally:
             await stream.close()
     except LinkEndedError as e:
         raise PairingError(e.reason, e.message) from e
 
 
-async def ask_segments(home: PairedPartner) -> TheSegments:
-    """Return which layers of a fleet's model are this machine's own. Raises PairingError."""
-    try:
-        stream = await _connect(home)
-        try:
-            return await ask(stream, first_frame(AskSegments()), TheSegments, FOLLOWS_S)
-        finally:
-            await stream.close()
-    except LinkEndedError as e:
-        raise PairingError(e.reason, e.message) from e
-
-
-async def ask_ray(home: PairedPartner) -> TheRay:
-    """Return where home's Ray is, if it has one. Raises PairingError."""
-    try:
-        stream = await _connect(home)
-        try:
-            return await ask(stream, first_frame(AskRay()), TheRay)
-        finally:
-            await stream.close()
-    except LinkEndedError as e:
-        raise PairingError(e.reason, e.message) from e
-
-
-async def leave(partner: PairedPartner) -> None:
-    """Tell a partner that this machine leaves: it revokes the certificate and forgets the cut. Raises PairingError."""
-    try:
-        stream = await _connect(partner)
-        try:
-            await ask(stream, first_frame(LeavePartner()), MemberLeft, GRANTED_S)
-        finally:
-            await stream.close()
-    except LinkEndedError as e:
-        raise PairingError(e.reason, e.message) from e
+async def leave(machine: PairedPartner) -> None:
+    """Tell a machine that this one leaves: it revokes the certificate and forgets it. Raises PairingError."""
+    await ask_machine(machine, LeavePartner(), MemberLeft, GRANTED_S)
 
 
 @dataclass(frozen=True, slots=True)

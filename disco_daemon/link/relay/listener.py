@@ -234,7 +234,7 @@ class MemberListener:
         """Show who this is; or ask the daemon for a certificate, on behalf of who has the secret and of nobody else."""
         config = self._config
         if config is None or not config.code:
-            raise LinkEndedError("no_code", "no code to pair with is valid on that machine", tell=True)
+            raise LinkEndedError("no_code", "no code is valid there: `disco machines pair` prints one", tell=True)
         if isinstance(asked, AskAuthority):
             stream.write(first_frame(TheAuthority(certificate=config.identity.ca)))
             await stream.close()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...types.roles import Role
 from ..relay.orders import Address, Identity, Member, PairAnswer, PairAsked
 from .pairing_code import N_SECRET, PairingCode, PairingError, check_name, safe_name
 from .private_folder import PrivateFolder
@@ -49,10 +50,10 @@ class CodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Issuer:
-    """The authority that lies in `folder`, if it was ever made; `wall` is the Unix time, s."""
+    """The authority that lies in `folder`, if it was ever made, for one role; `wall` is the Unix time, s."""
 
-    def __init__(self, folder: Path, wall: Callable[[], float] = time.time) -> None:
-        self._folder, self._wall = PrivateFolder(folder), wall
+    def __init__(self, folder: Path, wall: Callable[[], float] = time.time, *, role: Role = Role.SPLIT) -> None:
+        self._folder, self._role, self._wall = PrivateFolder(folder), role, wall
 
     @property
     def exists(self) -> bool:
@@ -70,7 +71,7 @@ class Issuer:
         """Return what this machine shows to its members. Raises PairingError if there is none."""
         identity = self._folder.read(IDENTITY, Identity)
         if identity is None:
-            raise PairingError("unpaired", "no machine was paired yet: run `disco partner pair`")
+            raise PairingError("unpaired", "no machine was paired yet: run `disco machines pair`")
         return identity
 
     # --- members --------------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class Issuer:
             secret = secrets.token_bytes(N_SECRET)
             record = CodeRecord(digest=hashlib.sha256(secret).digest(), ends_at=self._wall() + CODE_S)
             self._folder.write(CODE, record)
-        return PairingCode(tuple(addresses), secret, fingerprint_of(self.identity().ca))
+        return PairingCode(tuple(addresses), secret, fingerprint_of(self.identity().ca), self._role)
 
     def code_ends_at(self) -> float | None:
         """Return the Unix time at which the live code ends, s; None if there is none. Raises PairingError."""
@@ -139,13 +140,15 @@ class Issuer:
         with self._folder.locked():
             record = self._folder.read(CODE, CodeRecord)
             if record is None:
-                raise PairingError("no_code", "no code was made: run `disco partner pair` on the other machine")
+                raise PairingError("no_code", "no code was made: run `disco machines pair` on the other machine")
             if not hmac.compare_digest(hashlib.sha256(secret).digest(), record.digest):
-                raise PairingError("wrong_code", "the code is not the latest one: run `disco partner pair` again")
+                raise PairingError("wrong_code", "the code is not the latest one: run `disco machines pair` again")
             if record.used:
-                raise PairingError("used_code", "the code was used already: run `disco partner pair` again")
+                raise PairingError("used_code", "the code was used already: run `disco machines pair` again")
             if not self._is_live(record):
-                msg = f"the code has expired, it is valid for {CODE_S / 60:.0f} minutes: run `disco partner pair` again"
+                msg = (
+                    f"the code has expired, it is valid for {CODE_S / 60:.0f} minutes: run `disco machines pair` again"
+                )
                 raise PairingError("expired_code", msg)
             records = self.records()
             self._check_free(name, records)

@@ -1,8 +1,8 @@
 """The one-time code that one machine prints and the other one is given, as one word, and their names. Pure.
 
-Its bytes are the version, the port, the addresses, a secret, the SHA-256 of the authority's certificate, and four bytes
-of a checksum over all of it. They are written in base32, without the digits that look like letters, so case, blanks
-and dashes do not matter, and a typing error is found before anything is sent.
+Its bytes are the version, the role, the port, the addresses, a secret, the SHA-256 of the authority's certificate, and
+four bytes of a checksum over all of it. Version 1 has no role. They are written in base32, without the digits that look
+like letters, so case, blanks and dashes do not matter, and a typing error is found before anything is sent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import struct
 from dataclasses import dataclass
 
 from ...errors import ConfigError
+from ...types.roles import Role
 from ..relay.orders import Address
 
-VERSION = 1
+WITHOUT_ROLE, VERSION = 1, 2
+ROLES = (Role.SPLIT, Role.FLEET)  # by their numbers in a code
 N_SECRET = 16  # bytes: nobody guesses 128 bits within ten minutes
 N_FINGERPRINT = 32  # bytes of a SHA-256
 N_CHECKSUM = 4  # bytes: one typing error in four thousand million is not found
@@ -41,11 +43,15 @@ class PairingError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class PairingCode:
-    """Where a machine can be reached (all addresses have one port), the secret, and the authority's fingerprint."""
+    """Where a machine can be reached (all addresses have one port), the secret, and the authority's fingerprint.
+
+    `role` is what the machine that joins is to be; None in a code of an older disco, which does not say it.
+    """
 
     addresses: tuple[Address, ...]
     secret: bytes
     fingerprint: bytes
+    role: Role | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.addresses) <= ADDRESSES_MAX or len({a.port for a in self.addresses}) != 1:
@@ -62,7 +68,8 @@ class PairingCode:
 
 def format_code(code: PairingCode) -> str:
     """Return a code as one word of about a hundred letters and digits."""
-    parts = [struct.pack(">BHB", VERSION, code.addresses[0].port, len(code.addresses))]
+    head = (WITHOUT_ROLE,) if code.role is None else (VERSION, ROLES.index(code.role))
+    parts = [bytes(head), struct.pack(">HB", code.addresses[0].port, len(code.addresses))]
     parts += [_pack_host(address.host) for address in code.addresses]
     data = b"".join((*parts, code.secret, code.fingerprint))
     return base64.b32encode(data + _checksum(data)).decode("ascii").rstrip("=")
@@ -80,17 +87,18 @@ def parse_code(text: str) -> PairingCode:
     body, checksum = data[:-N_CHECKSUM], data[-N_CHECKSUM:]
     if not body or _checksum(body) != checksum or base64.b32encode(data).decode("ascii").rstrip("=") != word:
         raise _mistyped()
-    if body[0] != VERSION:
+    if body[0] not in (WITHOUT_ROLE, VERSION):
         msg = f"the code is of version {body[0]}, this disco knows version {VERSION}: upgrade the older one of the two"
         raise PairingError("protocol", msg)
     try:
-        _, port, n_addresses = struct.unpack_from(">BHB", body)
-        at, addresses = 4, []
+        role, at = (ROLES[body[1]], 2) if body[0] == VERSION else (None, 1)
+        port, n_addresses = struct.unpack_from(">HB", body, at)
+        at, addresses = at + 3, []
         for _ in range(n_addresses):
             host, at = _unpack_host(body, at)
             addresses.append(Address(host=host, port=port))
         secret, fingerprint = body[at : at + N_SECRET], body[at + N_SECRET :]
-        return PairingCode(tuple(addresses), secret, fingerprint)
+        return PairingCode(tuple(addresses), secret, fingerprint, role)
     except (ValueError, struct.error, IndexError) as e:
         raise _mistyped() from e
 

@@ -1,6 +1,6 @@
 """What the owner of this machine lets a fleet have, in files, so that it can be changed while hosts are lent.
 
-`disco fleet join` with other words writes a *wish* beside the layers; the program that lends them takes it within a
+`disco machines join` with other words writes a *wish* beside the layers; the program that lends them takes it within a
 second, and then keeps it as the terms in force. Whatever starts that program again begins with those.
 """
 
@@ -102,7 +102,7 @@ class TermsFolder:
             if loop.time() > deadline:
                 file.close()
                 raise ConfigError(
-                    "this machine lends hosts already: `disco fleet join` runs elsewhere. With --cpus, --memory, "
+                    "this machine lends hosts already: `disco machines join` runs elsewhere. With --cpus, --memory, "
                     "--only-idle or --only-mains it changes what those may have"
                 )
             await asyncio.sleep(LOOK_S)

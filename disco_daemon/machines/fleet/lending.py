@@ -1,7 +1,7 @@
 """A machine that lends its home hosts: it fetches its own layers, and keeps a process for home that computes them.
 
-`disco fleet join` runs this in the foreground. The relay alone talks with home while answers are written; each of its
-connections there is one life of a host, whose process sees a socket pair only.
+`disco machines join` runs this in the foreground. The relay alone talks with home while answers are written; each of
+its connections there is one life of a host, whose process sees a socket pair only.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ...config.layers import data_path
-from ...link.relay.first_frames import N_REASON, OfferHost, SegmentFact, TellLoad, TheSegments, is_segment_name
-from ...link.relay.join import ask_segments, fetch
+from ...link.relay.first_frames import (
+    N_REASON,
+    AskSegments,
+    OfferHost,
+    SegmentFact,
+    TellLoad,
+    TheSegments,
+    is_segment_name,
+)
+from ...link.relay.join import ask_machine, fetch
 from ...link.relay.orders import HomeEnded, HomeReached, HostOffered, LendHosts, LinkDown, RelayEvent, TellHome
 from ...link.relay.relay_process import RelayLost, RelayProcess
-from ...link.trust.pairing import Membership, PairedPartner
+from ...link.trust.pairing import PairedPartner
 from ...link.trust.pairing_code import PairingError
 from ..owner import OwnerTerms
 from .host_processes import ENDED_S
@@ -42,11 +50,6 @@ AGAIN_S = 1.0  # between two questions to home, which layers are whose
 AGAIN_MAX_S = 15.0  # the longest pause between two of them while home does not answer
 CACHE_BYTES = 64 << 30  # of segments on disk, as at home; those that home named last are kept
 ENDS_IT = frozenset({"revoked", "no_certificate", "certificate", "protocol"})  # reasons that no waiting mends
-
-
-def home_membership() -> Membership:
-    """Return what this machine keeps of the home that it has joined."""
-    return Membership(data_path() / "fleet" / "home")
 
 
 def lent_folder() -> Path:
@@ -165,7 +168,7 @@ class FleetLending:
                 await asyncio.sleep(AGAIN_S)  # home cannot say by itself that nothing is left
                 if not await asyncio.to_thread(self._terms.why_not):
                     return False
-                if not (await ask_segments(self._home)).segments:
+                if not (await ask_machine(self._home, AskSegments(), TheSegments)).segments:
                     break
         except PairingError:
             return True  # home has gone
@@ -213,7 +216,7 @@ class FleetLending:
 
     async def _offer(self) -> None:
         """Ask home which layers are ours, fetch what is missing, and offer a host with them. Raises PairingError."""
-        found = await ask_segments(self._home)
+        found = await ask_machine(self._home, AskSegments(), TheSegments)
         self._needed = {fact.name for fact in found.segments}
         for fact in found.segments:
             await self._have(fact)

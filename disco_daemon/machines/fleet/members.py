@@ -12,11 +12,11 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
 
-from ...config.layers import data_path
 from ...config.schema import Config
 from ...errors import ConfigError
 from ...link.protocol import Build, Welcome
@@ -38,8 +38,10 @@ from ...link.relay.orders import (
     SegmentsAsked,
 )
 from ...link.relay.relay_process import RelayLost
+from ...types.roles import Role
 from ..member_service import MemberService
 from ..split.check import checksum
+from ..trust_store import authority_folder
 from .host_places import Borrower, LentLife, LentMachine, files_of
 from .offered_hosts import HostOffers, MemberPlaces, own_llama
 from .ray_keeper import HomeRay
@@ -55,11 +57,13 @@ class FleetMembers(MemberService):
     """
 
     log = logging.getLogger("disco.fleet")
+    role = Role.FLEET
+    turned_on = MappingProxyType({"fleet.enabled": True, "fleet.hosts": 0})  # no process of this machine is a host
     listen_s = LISTEN_S
     needs_own_model = "a fleet computes this machine's own model: set device.enabled, and no base_url"
 
     def __init__(self, folder: Path | None = None) -> None:
-        folder = folder or data_path() / "fleet" / "issuer"
+        folder = folder or authority_folder(Role.FLEET)
         super().__init__(folder)
         self._places = MemberPlaces(folder)
         self.changed: Callable[[], Awaitable[object]] = _nobody
@@ -83,11 +87,11 @@ class FleetMembers(MemberService):
         if not private and self.n_places():
             self._begin(self._change(), "fleet with its machines")  # by an engine that has computed nothing private
 
-    async def new(self, address: str) -> dict[str, Any]:
+    async def make_code(self, address: str) -> dict[str, Any]:
         """Make a code for one machine, and listen for it. Raises ConfigError; then nothing listens for it."""
         if self._is_private:
             raise ConfigError("policy.private is on: nothing may leave this machine, so none can join")
-        return await self.make_code(address) | {"ray": self._ray.document()}
+        return await super().make_code(address) | {"ray": self._ray.document()}
 
     async def revoke(self, name: str) -> dict[str, Any]:
         """Refuse a machine from now on. Raises ConfigError for a name that no member has."""
@@ -157,7 +161,8 @@ class FleetMembers(MemberService):
 
     # --- what is served -----------------------------------------------------------------------------------------------
 
-    def _is_enabled(self, config: Config) -> bool:
+    def is_enabled(self, config: Config) -> bool:
+        """Whether this machine is a fleet's home."""
         return config.fleet.enabled
 
     def _listen_host(self, config: Config) -> str:
@@ -220,7 +225,7 @@ class FleetMembers(MemberService):
                 self._begin(self._offer_file(event), "layers")
             case CutsAsked(n=n):
                 self._answer(
-                    CutsAnswer(n=n, message="that machine is the home of a fleet: join it by `disco fleet join`")
+                    CutsAnswer(n=n, message="that machine is the home of a fleet: join it by `disco machines join`")
                 )
             case HostEnded():
                 self._offers.end(event, is_let_go=not self._keeps_layers(event.name))

@@ -9,8 +9,9 @@ from contextlib import suppress
 
 from ...config.layers import data_path, write_private
 from ...fleet_keeper.keeper_messages import KeeperJob, KeeperState
-from ...link.relay.first_frames import TheRay
-from ...link.relay.join import ask_ray
+from ...link.relay.connector import REPLY_S
+from ...link.relay.first_frames import AskRay, TheRay
+from ...link.relay.join import ask_machine
 from ...link.trust.pairing import PairedPartner
 from ...link.trust.pairing_code import PairingError
 from ...system.program import verb
@@ -65,6 +66,11 @@ async def _be_node(home: PairedPartner, ray: TheRay, terms: OwnerTerms, say: Cal
         (data_path() / "fleet" / NODE_TOKEN).unlink(missing_ok=True)
 
 
+async def ask_ray(home: PairedPartner) -> TheRay:
+    """Return where home's Ray is, if it has one. Raises PairingError."""
+    return await ask_machine(home, AskRay(), TheRay, REPLY_S)
+
+
 async def _is_another(home: PairedPartner, ray: TheRay) -> bool:
     """Whether home has another Ray than this one by now, or this machine is no member any more.
 
@@ -98,7 +104,7 @@ def _job(ray: TheRay, terms: OwnerTerms) -> KeeperJob:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(folder / NODE_TOKEN, ray.token)
         path = str(folder / NODE_TOKEN)
-    words = verb("fleet", "join", "--yes", "--until-eof", "--as-agreed")  # so also after the owner has allowed less
+    words = verb("machines", "join", "--yes", "--until-eof", "--as-agreed")  # so also after the owner has allowed less
     return KeeperJob(
         role="node", address=ray.address, own=_own_address(ray.address), token_path=path,
         lend=lend_command(list(words)), n_threads=terms.n_threads,

@@ -1,4 +1,4 @@
-"""What each cut of a model costs on both machines, and which one to take: `disco split plan` and `split join`. Pure.
+"""What each cut of a model costs on both machines, and which one to take: `disco split plan` and `machines join`. Pure.
 
 Writing a token reads all weights once, so a range takes its share of the device's time for a token by the bytes of its
 weights. The output head counts as the partner's, and looking up an embedding as nothing. An exit behind the cut is read

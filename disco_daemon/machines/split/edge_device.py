@@ -11,7 +11,6 @@ from msgspec.structs import replace as replace_fields
 
 from ... import __version__
 from ...clock import Clock
-from ...config.layers import data_path
 from ...config.schema import Config
 from ...engine import wire
 from ...engine.config import EngineConfig
@@ -21,10 +20,11 @@ from ...link.protocol import IDS, N_ID, Build, Hello
 from ...link.relay.orders import Address, JoinPartner, LinkDown, LinkStats, LinkUp, RelayEvent
 from ...link.relay.relay_process import RelayLost, RelayProcess
 from ...link.rows.codec import choose_codec
-from ...link.trust.pairing import Membership
 from ...models.segment_files import read_head
 from ...models.vocabulary import vocabulary_mark
+from ...types.roles import Role
 from ..range_engine import RangeEngine
+from ..trust_store import membership
 from .drafter import draft_path, own_certainty, require_drafter
 from .hosted_range import range_config
 from .joined_model import JoinedFolder, shape_of
@@ -165,7 +165,7 @@ class EdgeLink:
         """Say that the partner has trained a better exit since this machine joined."""
         theirs = up.welcome.exit if up.welcome is not None else ""
         if theirs and theirs != mark_of(self._host.engine.config.exit):
-            log.info("%s has a newer exit: `disco split join` with a new code fetches it", up.name)
+            log.info("%s has a newer exit: `disco machines join` with a new code fetches it", up.name)
 
 
 def make_edge(config: Config, clock: Clock) -> SplitDevice:
@@ -175,7 +175,7 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
     for `split.mode`, or if the small model that drafts is of another vocabulary.
     """
     folder, settings = JoinedFolder(), config.split
-    joined, paired = folder.load(), membership().partner()
+    joined, paired = folder.load(), membership(Role.SPLIT).partner()
     if paired is None or paired.name != joined.partner or joined.cut != settings.cut:
         msg = f"the layers up to {settings.cut} of the partner's model are not here: join again with a new code"
         raise ConfigError(msg)
@@ -211,8 +211,3 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
     device = SplitDevice(link.engine, link, joined.model, layers, tuple(config.device.adapters), rules_of(config))
     device.check(config)
     return device
-
-
-def membership() -> Membership:
-    """Return what this machine keeps of the partner that it was paired with."""
-    return Membership(data_path() / "peer" / "membership")

@@ -10,7 +10,7 @@ import msgspec
 
 from ... import __version__
 from ...clock import Clock
-from ...config.layers import data_path, write_private
+from ...config.layers import write_private
 from ...config.schema import Config
 from ...engine.config import EngineConfig
 from ...errors import ConfigError
@@ -21,7 +21,9 @@ from ...models.segments import NotCuttableError, cut, n_layers
 from ...models.vocabulary import vocabulary_mark
 from ...system.control_groups import memory
 from ...types import LayerRange
+from ...types.roles import Role
 from ..device_settings import knobs_for, model_path, n_gpu_layers, row_s, token_s
+from ..trust_store import authority_folder
 from .check import checksum, segment_files
 from .cut_plan import SPARE, ExitFacts, describe_cuts, kv_bytes_per_layer
 from .exit_trainer import ExitTrainer
@@ -49,7 +51,7 @@ class HostedCuts:
     """The cuts of the machines that have joined, by their names, in a file of `folder`."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = data_path() / "peer" / "issuer" if folder is None else folder
+        self.folder = authority_folder(Role.SPLIT) if folder is None else folder
         self._path = self.folder / "cuts.json"
 
     def load(self) -> dict[str, int]:

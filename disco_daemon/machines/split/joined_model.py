@@ -1,4 +1,4 @@
-"""What this machine has of a partner's model after `disco split join`: its own layers, and what they belong to."""
+"""What this machine has of a partner's model after `disco machines join`: its own layers, and what they belong to."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class JoinedFolder:
         if found is None:
             msg = (
                 f"split.enabled is set, but the layers of the partner's model are not in {self.folder}: run `disco "
-                "split join` with a code of `disco partner pair`, or `disco split leave`"
+                "machines join` with a code of `disco machines pair`, or `disco machines leave`"
             )
             raise ConfigError(msg)
         return found

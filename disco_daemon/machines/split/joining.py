@@ -11,21 +11,22 @@ from pathlib import Path
 from ...config.schema import Config
 from ...errors import ConfigError
 from ...link.protocol import Build
-from ...link.relay.first_frames import TheCuts
-from ...link.relay.join import MeasuredLink, ask_cuts, fetch, measure_link, pair
+from ...link.relay.first_frames import AskCuts, TheCuts
+from ...link.relay.join import MeasuredLink, ask_machine, fetch, measure_link, pair
 from ...link.relay.orders import Address
 from ...link.trust.certificates import check_authority
 from ...link.trust.pairing import PairedPartner
-from ...link.trust.pairing_code import PairingCode, PairingError, parse_code, safe_name
+from ...link.trust.pairing_code import PairingCode, PairingError, safe_name
 from ...models.default import default_model_path
 from ...models.progress import Report
 from ...models.segment_files import read_head
 from ...system.control_groups import memory
+from ...types.roles import Role
 from ..device_settings import token_s
+from ..trust_store import membership
 from .check import checksum
 from .cut_plan import MEMORY_BYTES_PER_S, SPARE, LinkSpeed, PlanInput, edge_needs, plan_cuts
 from .drafter import require_drafter
-from .edge_device import membership
 from .joined_model import JoinedFolder, JoinedModel
 
 
@@ -56,13 +57,13 @@ class FetchRate:
 
 async def join(
     config: Config,
-    text: str,
+    code: PairingCode,
     name: str,
     wanted: int | Path | None,
     report: Report,
     say: Callable[[str], None],
 ) -> JoinResult:
-    """Join the machine that printed the code `text`.
+    """Join the machine that printed a code.
 
     As many layers are fetched as are `wanted`, or as the plan says; for a small model's file only the vocabulary, since
     that model is to draft for the whole one there. What has failed after the pairing goes on with the same code. Raises
@@ -75,7 +76,6 @@ async def join(
             "upper ones; `disco config set partner.enabled false` first"
         )
         raise ConfigError(msg)
-    code = parse_code(text)
     if cut is not None and cut < 1:
         msg = (
             f"--cut {cut}: this machine needs one layer at least; `disco split plan` compares the cuts from 1 to n - 1"
@@ -113,14 +113,14 @@ async def _pair(folder: JoinedFolder, code: PairingCode, name: str) -> tuple[Pai
 
     Raises ConfigError.
     """
-    kept, build = membership(), folder.pending()
+    kept, build = membership(Role.SPLIT), folder.pending()
     before = kept.partner()
     if before is not None and build is not None and before.own_name == name and _is_of(before, code):
         return before, build
     paired, found = await pair(code, name)
     kept.save(paired)
     if found is None:
-        msg = f"{paired.name} does not say which model it has: look there with `disco partner list`"
+        msg = f"{paired.name} does not say which model it has: look there with `disco machines list`"
         raise ConfigError(msg)
     folder.begin(found)
     return paired, found
@@ -141,7 +141,7 @@ async def _choose(
     if wanted is not None and not 0 < wanted < build.n_layers:
         msg = f"--cut {wanted}: the model has {build.n_layers} layers, so from 1 to {build.n_layers - 1} may be here"
         raise ConfigError(msg)
-    model, free = await ask_cuts(partner), memory()[1]
+    model, free = await ask_machine(partner, AskCuts(), TheCuts), memory()[1]
     if wanted is not None:
         require_room(model, wanted, config.device.n_cells or config.device.n_ctx, free)
         return wanted, "as you have said"

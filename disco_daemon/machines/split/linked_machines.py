@@ -44,7 +44,7 @@ class LinkedMachines:
         self._stats[stats.name], self._worked_at = stats, self._clock.now()
 
     def describe(self, name: str, joined_at: float, build: str, *, has_all: bool) -> dict[str, Any]:
-        """Return a member for `disco partner list`; `build` is by which the layers here are computed.
+        """Return a member for `disco machines list`; `build` is by which the layers here are computed.
 
         Where this machine `has_all` of them, the bits are its own, whatever computes drafts.
         """

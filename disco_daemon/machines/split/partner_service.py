@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from ...link.relay.orders import (
 from ...link.relay.relay_process import RelayLost
 from ...link.rows.content import credits_for
 from ...types import LayerRange
+from ...types.roles import Role
 from ..device_settings import model_path
 from ..member_service import MemberService
 from ..range_engine import RangeEngine
@@ -53,6 +55,8 @@ class Partner(MemberService):
     """
 
     log = logging.getLogger("disco.peer")
+    role = Role.SPLIT
+    turned_on = MappingProxyType({"partner.enabled": True})
     listen_s = LISTEN_S
     needs_own_model = "a partner computes with this machine's own model: set device.enabled, and no base_url"
 
@@ -72,10 +76,6 @@ class Partner(MemberService):
         self._exit = ""
 
     # --- for the owner ------------------------------------------------------------------------------------------------
-
-    async def pair(self, address: str) -> dict[str, Any]:
-        """Make a code for one machine, and listen for it. Raises ConfigError; then nothing listens for it."""
-        return await self.make_code(address)
 
     @property
     def is_working(self) -> bool:
@@ -104,7 +104,8 @@ class Partner(MemberService):
 
     # --- what is served -----------------------------------------------------------------------------------------------
 
-    def _is_enabled(self, config: Config) -> bool:
+    def is_enabled(self, config: Config) -> bool:
+        """Whether this machine is a partner."""
         return config.partner.enabled
 
     def _listen_host(self, config: Config) -> str:

@@ -219,10 +219,10 @@ def test_two_of_them_compute_one_model(tmp_path: Path) -> None:
         Path(env["HOME"]).mkdir(exist_ok=True)
         assert disco(env, "config", "set", *setting).returncode == 0
     with started.daemon(BINARY, partner) as (url, _):
-        pair = disco(partner, "partner", "pair", "--address", "127.0.0.1", "--url", url, "--json")
+        pair = disco(partner, "machines", "pair", "--as", "split", "--address", "127.0.0.1", "--url", url, "--json")
         assert pair.returncode == 0, pair.stderr
         Path(edge["HOME"]).mkdir()
-        joined = disco(edge, "split", "join", json.loads(pair.stdout)["code"], "--cut", "20", "--name", "laptop")
+        joined = disco(edge, "machines", "join", json.loads(pair.stdout)["code"], "--cut", "20", "--name", "laptop")
         assert joined.returncode == 0, joined.stderr
         with started.daemon(BINARY, edge) as (edge_url, _):
             until = time.monotonic() + PATIENCE_S

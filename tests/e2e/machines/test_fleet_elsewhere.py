@@ -134,7 +134,7 @@ async def test_layers_move_to_another_machine_and_back_and_no_word_is_another_on
     members = FleetMembers(tmp_path / "issuer")
     await members.follow(config)
     try:
-        code = (await members.new("127.0.0.1"))["code"]
+        code = (await members.make_code("127.0.0.1"))["code"]
         async with lending(tmp_path / "attic", code) as attic, fleet_of(config, members) as fleet:
 
             async def until(true: Callable[[], bool], n_answers: int = 2) -> None:

@@ -12,8 +12,7 @@ import openai
 import psutil
 import pytest
 
-from disco_daemon.cli.doctor import fleet_machines
-from disco_daemon.cli.doctor.machines import way_to
+from disco_daemon.cli.doctor import machines
 from disco_daemon.engine.hosts.link import SILENT_S
 from disco_daemon.link.trust.pairing import Membership
 from disco_daemon.models.default import default_model_path
@@ -73,14 +72,14 @@ async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(
 async def the_doctors_of_both_agree(home: FleetHome, attic: Path) -> None:
     """Each machine reaches the other's port, and has the same versions and the same time."""
     document = await home.until_members(lambda _: True, PATIENCE_S)
-    assert [(one.name, one.level) for one in fleet_machines.home(document, home.port)] == [
+    assert [(one.name, one.level) for one in (machines.served(document, home.port), *machines.of_fleet(document))] == [
         ("peer port", "ok"), ("builds", "ok"), ("clocks", "ok"), ("Ray", "ok"),
     ]  # fmt: skip
     [one] = document["members"]
     assert (one["python"], one["ray"]) == (platform.python_version(), "")
     paired = Membership(attic / "disco" / "fleet" / "home").partner()
     assert paired is not None
-    found = await asyncio.to_thread(lambda: [*way_to(paired, "home", 60, ""), fleet_machines.ray_of_home(paired)])
+    found = await asyncio.to_thread(lambda: [*machines.way_to(paired, "home", 60, ""), machines.ray_of_home(paired)])
     assert [(one.name, one.level) for one in found] == [
         ("home", "ok"), ("bandwidth", "ok"), ("two clocks", "ok"), ("Ray of home", "ok"),
     ]  # fmt: skip

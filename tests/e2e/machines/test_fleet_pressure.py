@@ -73,7 +73,7 @@ def taken(attic: LendingMachine) -> int:
 
 
 async def allow(attic: Path, *words: str) -> str:
-    code, out, err = await disco("fleet", "join", *words, home=attic, env=folders(attic))
+    code, out, err = await disco("machines", "join", *words, home=attic, env=folders(attic))
     assert code == 0, err
     return out
 
@@ -124,7 +124,7 @@ async def test_a_machine_that_may_have_less_memory_has_no_more_within_30_s_and_n
                     while (one := (await home.members())[0])["n_threads"] != 2 or one["memory_bytes"]:
                         await asyncio.sleep(0.1)
                 assert all(host["excess_bytes"] == 0 for host in (await fleet_of(daemon))["hosts"])
-            code, _, err = await disco("fleet", "join", home=tmp_path / "attic", env=folders(tmp_path / "attic"))
+            code, _, err = await disco("machines", "join", home=tmp_path / "attic", env=folders(tmp_path / "attic"))
             assert code == 1
             assert "lends hosts already" in err
 

@@ -46,7 +46,7 @@ async def test_what_ray_starts_again_lends_what_its_owner_allowed_last(tmp_path:
             assert memory != GIB // 2
 
             own = folders(attic) | {"DISCO_CONFIG": str(attic / "config.toml")}
-            code, _, err = await disco("fleet", "join", "--memory", "0.5", "--yes", home=attic, env=own)
+            code, _, err = await disco("machines", "join", "--memory", "0.5", "--yes", home=attic, env=own)
             assert code == 0, err
             psutil.Process(pid).kill()
             _, memory = await until_lent(home, expected, but=pid)

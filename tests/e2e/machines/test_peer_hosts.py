@@ -17,6 +17,7 @@ from disco_daemon.link.protocol import Refused
 from disco_daemon.link.relay.connector import connect
 from disco_daemon.link.relay.first_frames import (
     AskRay,
+    AskSegments,
     OfferHost,
     SegmentFact,
     TellLoad,
@@ -24,7 +25,7 @@ from disco_daemon.link.relay.first_frames import (
     decode_reply,
     first_frame,
 )
-from disco_daemon.link.relay.join import ask_segments
+from disco_daemon.link.relay.join import ask_machine
 from disco_daemon.link.relay.orders import (
     Address,
     HomeEnded,
@@ -217,7 +218,7 @@ async def layers_of(home: Home, identity: Identity) -> tuple[str, TheSegments, T
     paired = PairedPartner(
         name=home.pairs.name, own_name="cellar", addresses=(Address(host=HOST, port=home.port),), identity=identity
     )
-    asking = asyncio.create_task(ask_segments(paired))
+    asking = asyncio.create_task(ask_machine(paired, AskSegments(), TheSegments))
     asked = await home.machine.wait(SegmentsAsked)
     own = TheSegments(build=BUILD, segments=(SegmentFact(5, 22, "a.gguf"),))
     home.machine.relay.send(SegmentsAnswer(n=asked.n, segments=own))

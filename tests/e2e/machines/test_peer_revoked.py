@@ -8,6 +8,8 @@ import ssl
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import psutil
@@ -30,6 +32,7 @@ from disco_daemon.link.relay.relay_process import RelayProcess
 from disco_daemon.link.trust import tls
 from disco_daemon.machines.member_service import MemberService
 from disco_daemon.system.frames import HEADER
+from disco_daemon.types.roles import Role
 from tests.fixtures.partner import (
     Partner,
     connected,
@@ -220,14 +223,13 @@ class Busy(MemberService):
 
     log = logging.getLogger("disco.partner")
     listen_s, needs_own_model = 1.0, ""
+    role = Role.SPLIT
+    turned_on = MappingProxyType({"partner.enabled": True})
 
     def __init__(self, folder: Path, relay: RelayProcess) -> None:
         super().__init__(folder)
         self._relay, self._config = relay, Config()
         self.may_go_on, self.fails = asyncio.Event(), False
-
-    def _is_enabled(self, config: Config) -> bool:
-        return True
 
     def _listen_host(self, config: Config) -> str:
         return HOST
@@ -240,6 +242,12 @@ class Busy(MemberService):
 
     async def _serve_members(self, config: Config, build: Build, members: tuple[Member, ...]) -> None:
         pass
+
+    def is_enabled(self, config: Config) -> bool:
+        return True
+
+    def document(self) -> dict[str, Any]:
+        return {}
 
     def _forget(self, name: str) -> None:
         pass

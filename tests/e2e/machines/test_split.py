@@ -105,8 +105,8 @@ def another_model(folder: Path) -> Path:
 async def edge(partner: Machine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machine]:
     folder = tmp_path_factory.mktemp("edge")
     async with machine(folder, model=another_model(folder)) as one:
-        code = (await partner.json("partner", "pair"))["code"]
-        joined = await one.json("split", "join", code, "--cut", str(CUT), "--name", "laptop")
+        code = (await partner.json("machines", "pair", "--as", "split"))["code"]
+        joined = await one.json("machines", "join", code, "--cut", str(CUT), "--name", "laptop")
         assert joined["cut"] == CUT
         assert joined["running"]
         yield one
@@ -117,17 +117,17 @@ async def test_nothing_listens_before_a_code_is_made(tmp_path: Path) -> None:
     async with machine(tmp_path, port, more={"partner": {"memory": 1e5}}) as one:
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
-        found = await one.json("partner", "pair")
+        found = await one.json("machines", "pair", "--as", "split")
         assert found["turned_on"]
         assert 500 < found["expires_s"] <= 600
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
-        assert (await one.json("partner", "list"))["state"] == "waiting for a machine"
+        assert (await one.json("machines", "list", "--as", "split"))["state"] == "waiting for a machine"
         # It says at once that it is too small, with the numbers; what is named is refused as what is planned.
         laptop = tmp_path / "laptop"
         laptop.mkdir()
         env = {f"XDG_{name}_HOME": str(laptop) for name in ("CONFIG", "DATA", "CACHE")}
-        words = ["split", "join", found["code"], "--name", "laptop", "--url", "http://127.0.0.1:1"]
+        words = ["machines", "join", found["code"], "--name", "laptop", "--url", "http://127.0.0.1:1"]
         for cut, why in (([], "no cut fits both machines: .* 107374"), (["--cut", "15"], "107374.* GB at the partner")):
             status, _, err = await disco(*words, *cut, home=laptop, env=env)
             assert status == 1
@@ -161,14 +161,14 @@ async def test_two_machines_say_what_the_whole_model_says(partner: Machine, edge
         assert split.disco["energy_j"] > told["partner_j"] > 0
         assert "split" not in whole.disco
     async with asyncio.timeout(30):
-        while not (await partner.json("partner", "list"))["members"][0]["rows"]:
+        while not (await partner.json("machines", "list", "--as", "split"))["members"][0]["rows"]:
             await asyncio.sleep(0.1)  # a link reports what it carried once a second
 
 
 async def test_no_engine_has_a_layer_of_the_other_range(partner: Machine, edge: Machine) -> None:
     lower = list((edge.folder / "disco" / "split").glob("*.gguf"))
     assert [path.name for path in lower] == [f"layers-0-{CUT}.gguf"]
-    assert (await partner.json("partner", "list"))["cut"] == CUT
+    assert (await partner.json("machines", "list", "--as", "split"))["cut"] == CUT
 
 
 async def test_a_private_request_is_refused_with_the_reason(edge: Machine) -> None:
@@ -234,15 +234,15 @@ async def test_a_code_is_good_for_one_machine_and_a_wrong_one_for_none(
     partner: Machine, edge: Machine, tmp_path: Path
 ) -> None:
     before = (edge.folder / "config.toml").read_text()
-    code, _, err = await edge.type("split", "join", "no-code")
+    code, _, err = await edge.type("machines", "join", "no-code")
     assert code == 1
     assert "typing error" in err
-    first = (await partner.json("partner", "pair"))["code"]
-    second = (await partner.json("partner", "pair"))["code"]
-    code, _, err = await edge.type("split", "join", first, "--name", "other")
+    first = (await partner.json("machines", "pair", "--as", "split"))["code"]
+    second = (await partner.json("machines", "pair", "--as", "split"))["code"]
+    code, _, err = await edge.type("machines", "join", first, "--name", "other")
     assert code == 1
     assert "not the latest one" in err
-    code, _, err = await edge.type("split", "join", second, "--name", "laptop")
+    code, _, err = await edge.type("machines", "join", second, "--name", "laptop")
     assert code == 1
     assert "paired already" in err
     assert (edge.folder / "config.toml").read_text() == before
@@ -251,9 +251,9 @@ async def test_a_code_is_good_for_one_machine_and_a_wrong_one_for_none(
 async def test_a_cut_that_is_none_is_refused_and_the_code_is_still_good(
     partner: Machine, edge: Machine, tmp_path: Path
 ) -> None:
-    code = (await partner.json("partner", "pair"))["code"]
+    code = (await partner.json("machines", "pair", "--as", "split"))["code"]
     env = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CONFIG", "DATA", "CACHE")}
-    words = ["split", "join", code, "--name", "third", "--url", "http://127.0.0.1:1", "--json"]
+    words = ["machines", "join", code, "--name", "third", "--url", "http://127.0.0.1:1", "--json"]
     for cut, why in (("0", "one layer at least"), ("-1", "one layer"), ("30", "1 to 29"), ("31", "1 to 29")):
         status, _, err = await disco(*words, "--cut", cut, home=tmp_path, env=env)
         assert status == 1
@@ -265,12 +265,15 @@ async def test_a_cut_that_is_none_is_refused_and_the_code_is_still_good(
     status, out, err = await disco(*words, "--cut", str(CUT), home=tmp_path, env=env)
     assert status == 0, err
     assert not json.loads(out)["running"]
-    assert {one["name"] for one in (await partner.json("partner", "list"))["members"]} == {"laptop", "third"}
+    assert {one["name"] for one in (await partner.json("machines", "list", "--as", "split"))["members"]} == {
+        "laptop",
+        "third",
+    }
 
 
 async def test_a_partner_that_is_gone_ends_the_answer_with_the_reason(partner: Machine, edge: Machine) -> None:
     await edge.in_state("up")
-    pid = (await partner.json("partner", "list"))["relay_pid"]
+    pid = (await partner.json("machines", "list", "--as", "split"))["relay_pid"]
 
     def cut(heard: object) -> None:
         nonlocal pid
@@ -304,8 +307,8 @@ async def test_a_server_takes_the_answer_over_where_the_partner_has_left_it(part
             revoking.append(asyncio.create_task(refuse()))
 
     async with machine(tmp_path, server=partner.daemon.url) as one:
-        code = (await partner.json("partner", "pair"))["code"]
-        await one.json("split", "join", code, "--cut", str(CUT), "--name", "fourth")
+        code = (await partner.json("machines", "pair", "--as", "split"))["code"]
+        await one.json("machines", "join", code, "--cut", str(CUT), "--name", "fourth")
         await one.in_state("up")
         heard = await ask(one.daemon, PROMPTS[2], max_tokens=96, on_piece=leave)
     assert [(await task).status for task in revoking] == [200]
@@ -353,8 +356,8 @@ async def test_who_decides_a_token_follows_request_settings_and_exit(tmp_path: P
     async with machine(tmp_path / "upper") as partner, machine(lower, model=another_model(lower)) as one:
         # An exit that is trained after a machine has joined comes with its next join.
         for name in ("fifth", "sixth"):
-            code = (await partner.json("partner", "pair"))["code"]
-            await one.json("split", "join", code, "--cut", str(CUT), "--name", name)
+            code = (await partner.json("machines", "pair", "--as", "split"))["code"]
+            await one.json("machines", "join", code, "--cut", str(CUT), "--name", name)
             await one.in_state("up")
             if name == "fifth":
                 status, _, body = await posted(one, split_mode="alone")
@@ -396,7 +399,7 @@ async def test_who_decides_a_token_follows_request_settings_and_exit(tmp_path: P
         assert state["endpoints"]["device"]["pid"] == pid
         assert state["split"]["mode"] == "exact"
         # While the partner is gone answers are alone, unless they are to stop.
-        await partner.json("partner", "revoke", "sixth")
+        await partner.json("machines", "revoke", "sixth")
         await one.daemon.until(lambda state: state["split"]["state"] != "up")
         status, quality, body = await posted(one)
         assert (status, quality, body["choices"][0]["message"]["content"]) == (200, "alone", alone)
@@ -411,8 +414,8 @@ async def test_two_machines_find_each_other_again_after_both_were_started_anew(t
     port = free_port()
     async with machine(tmp_path / "upper", port) as upper, machine(tmp_path / "lower") as lower:
         whole = await ask(upper.daemon, PROMPTS[0], max_tokens=16)
-        code = (await upper.json("partner", "pair"))["code"]
-        planned = await lower.json("split", "join", code, "--name", "laptop")  # where the plan says
+        code = (await upper.json("machines", "pair", "--as", "split"))["code"]
+        planned = await lower.json("machines", "join", code, "--name", "laptop")  # where the plan says
         assert planned["cut"] == 29  # two equal machines: the partner has least to compute
         assert "for other machines" not in planned["why"]
     joined = {"split": {"enabled": True, "partner": f"127.0.0.1:{port}", "cut": planned["cut"]}}
@@ -427,7 +430,7 @@ async def test_two_machines_find_each_other_again_after_both_were_started_anew(t
 
 async def test_a_machine_that_is_revoked_is_refused_at_once(partner: Machine, edge: Machine) -> None:
     await edge.in_state("up")
-    assert (await partner.json("partner", "revoke", "laptop")) == {"revoked": "laptop"}
+    assert (await partner.json("machines", "revoke", "laptop")) == {"revoked": "laptop"}
     status = await edge.in_state("refused")
     assert "revoked" in status["error"]
     code, out, _ = await edge.type("split", "status")
@@ -435,16 +438,16 @@ async def test_a_machine_that_is_revoked_is_refused_at_once(partner: Machine, ed
     assert "refused" in out
     with pytest.raises(openai.APIError, match="partner"):
         await ask(edge.daemon, "Hi", max_tokens=4)
-    code, _, err = await partner.type("partner", "revoke", "laptop")
+    code, _, err = await partner.type("machines", "revoke", "laptop")
     assert code == 1
     assert "laptop" in err
 
 
 async def test_leaving_removes_layers_certificate_and_settings(edge: Machine) -> None:
-    code, _, err = await edge.type("split", "leave")
+    code, _, err = await edge.type("machines", "leave")
     assert code == 1
     assert "--yes" in err
-    assert (await edge.json("split", "leave", "--yes"))["removed_bytes"] > 1e6
+    assert (await edge.json("machines", "leave", "--yes"))["removed_bytes"] > 1e6
     assert not (edge.folder / "disco" / "split").exists()
     await edge.daemon.device_ready()
     assert (await edge.json("split", "status")) == {"state": "off"}
@@ -454,14 +457,14 @@ async def test_leaving_removes_layers_certificate_and_settings(edge: Machine) ->
 async def test_a_machine_that_leaves_is_forgotten_by_the_partner_and_its_cut_is_free(
     partner: Machine, edge: Machine
 ) -> None:
-    for member in (await partner.json("partner", "list"))["members"]:
-        await partner.json("partner", "revoke", member["name"])
+    for member in (await partner.json("machines", "list", "--as", "split"))["members"]:
+        await partner.json("machines", "revoke", member["name"])
     for cut in (10, 12):  # the partner has one cut at a time
-        code = (await partner.json("partner", "pair"))["code"]
-        assert (await edge.json("split", "join", code, "--cut", str(cut), "--name", "laptop"))["cut"] == cut
+        code = (await partner.json("machines", "pair", "--as", "split"))["code"]
+        assert (await edge.json("machines", "join", code, "--cut", str(cut), "--name", "laptop"))["cut"] == cut
         await edge.in_state("up")
-        assert (await partner.json("partner", "list"))["cut"] == cut
-        assert (await edge.json("split", "leave", "--yes"))["told"]
+        assert (await partner.json("machines", "list", "--as", "split"))["cut"] == cut
+        assert (await edge.json("machines", "leave", "--yes"))["told"]
         async with asyncio.timeout(30):  # its relay answers first: with the last member that process ends
             while (found := await partner_list(partner))["members"]:
                 assert found["cut"] == cut

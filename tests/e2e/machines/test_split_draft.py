@@ -199,8 +199,8 @@ async def partner(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mac
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def edge(partner: Machine, good: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machine]:
     async with machine(tmp_path_factory.mktemp("edge"), model=good) as one:
-        code = (await partner.json("partner", "pair"))["code"]
-        joined = await one.json("split", "join", code, "--draft", str(good), "--name", "laptop")
+        code = (await partner.json("machines", "pair", "--as", "split"))["code"]
+        joined = await one.json("machines", "join", code, "--draft", str(good), "--name", "laptop")
         assert (joined["cut"], joined["running"]) == (0, True)
         assert joined["n_bytes"] < 4e6, "only the vocabulary is fetched"
         yield one
@@ -220,9 +220,9 @@ async def test_two_machines_say_what_the_large_model_says(partner: Machine, edge
         assert split["bytes"]["up"] == 0 < split["n_rows"]
     _, out, _ = await edge.type("split", "status")
     assert "drafts here, the whole model is at" in out
-    _, out, _ = await partner.type("partner", "list")
+    _, out, _ = await partner.type("machines", "list", "--as", "split")
     assert "the whole model" in out
-    [member] = (await partner.json("partner", "list"))["members"]
+    [member] = (await partner.json("machines", "list", "--as", "split"))["members"]
     assert member["same_bits"] is True
 
 
@@ -268,11 +268,11 @@ async def test_a_partner_that_is_killed_in_mid_answer_costs_no_word_and_the_next
 
 
 async def joining(partner: Machine, folder: Path, *words: str) -> tuple[int, str]:
-    """Type `disco split join` on a machine without a daemon; return the exit code and what it says."""
+    """Type `disco machines join` on a machine without a daemon; return the exit code and what it says."""
     folder.mkdir(exist_ok=True)
-    code = (await partner.json("partner", "pair"))["code"]
+    code = (await partner.json("machines", "pair", "--as", "split"))["code"]
     env = {f"XDG_{name}_HOME": str(folder) for name in ("CONFIG", "DATA", "CACHE")}
-    argv = ["split", "join", code, "--name", folder.name, "--url", "http://127.0.0.1:1", *words]
+    argv = ["machines", "join", code, "--name", folder.name, "--url", "http://127.0.0.1:1", *words]
     status, out, err = await disco(*argv, home=folder, env=env)
     return status, out + err
 
@@ -308,7 +308,7 @@ async def test_a_partner_serves_ids_or_rows_and_says_which(
 
 
 async def test_leaving_makes_the_device_whole_again(edge: Machine) -> None:
-    assert (await edge.json("split", "leave", "--yes"))["told"]
+    assert (await edge.json("machines", "leave", "--yes"))["told"]
     await edge.daemon.device_ready()
     assert (await edge.json("split", "status")) == {"state": "off"}
     found: dict[str, Any] = await edge.daemon.state()

@@ -29,8 +29,8 @@ async def partner(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mac
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def edge(partner: Machine, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machine]:
     async with machine(tmp_path_factory.mktemp("edge")) as one:
-        code = (await partner.json("partner", "pair"))["code"]
-        await one.json("split", "join", code, "--cut", str(CUT), "--name", "laptop")
+        code = (await partner.json("machines", "pair", "--as", "split"))["code"]
+        await one.json("machines", "join", code, "--cut", str(CUT), "--name", "laptop")
         await one.in_state("up")
         yield one
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from disco_daemon import __version__
-from disco_daemon.cli.doctor import fleet_machines
+from disco_daemon.cli.doctor import machines
 from disco_daemon.cli.doctor.finding import Finding, Level
 from disco_daemon.config.schema import Config
 from disco_daemon.fleet_keeper.keeper_messages import INSTALL
@@ -33,11 +33,12 @@ HOME = PairedPartner(
 
 def home(members: list[dict[str, Any]], **more: Any) -> dict[str, Finding]:
     document = {"listening": "0.0.0.0:4748", "error": None, "llama": LLAMA, "refused": {}, "ray": RAY}
-    return {one.name: one for one in fleet_machines.home(document | {"members": members} | more, 4748)}
+    whole = document | {"members": members} | more
+    return {one.name: one for one in (machines.served(whole, 4748), *machines.of_fleet(whole))}
 
 
 def ray(members: list[dict[str, Any]], **more: Any) -> dict[str, Finding]:
-    return {one.name: one for one in fleet_machines.ray(RAY | more, members, PYTHON)}
+    return {one.name: one for one in machines.ray(RAY | more, members, PYTHON)}
 
 
 def test_machines_that_agree_are_well_and_none_is_needed() -> None:
@@ -110,9 +111,9 @@ def test_a_machine_that_joined_tries_the_port_of_homes_ray(monkeypatch: pytest.M
                 raise answer
             return answer
 
-        monkeypatch.setattr("disco_daemon.link.relay.join.ask_ray", ask)
+        monkeypatch.setattr("disco_daemon.machines.fleet.ray_node.ask_ray", ask)
         monkeypatch.setattr("disco_daemon.machines.fleet.ray_keeper.ray_version", lambda: version)
-        return fleet_machines.ray_of_home(HOME)
+        return machines.ray_of_home(HOME)
 
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         at = TheRay(address=f"127.0.0.1:{server.getsockname()[1]}")
@@ -129,4 +130,4 @@ def test_a_machine_that_has_joined_nothing_has_nothing_to_check(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert list(fleet_machines.checks(Config(), None, "")) == []
+    assert list(machines.checks(Config(), None, "")) == []

@@ -86,5 +86,5 @@ def test_settings_without_the_layers_say_how_to_join_again(monkeypatch: pytest.M
     config = Config(split=SplitSettings(enabled=True, partner="127.0.0.1:1", cut=15))
     [found] = machines.checks(config, None, "")
     assert found.level is WRONG
-    assert "disco split join CODE" in found.mend
+    assert "disco machines join CODE" in found.mend
     assert list(machines.checks(Config(), None, "")) == []

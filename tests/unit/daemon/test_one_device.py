@@ -89,8 +89,8 @@ def test_cuts_are_typed_with_commas(tmp_path: Path) -> None:
 
 
 def test_a_device_is_not_split_without_a_partner_or_a_cut(tmp_path: Path) -> None:
-    assert "disco partner pair" in said(tmp_path, "[split]\nenabled = true\ncut = 3\n")
-    assert "disco split join" in said(tmp_path, '[split]\nenabled = true\npartner = "a:1"\n')
+    assert "disco machines pair" in said(tmp_path, "[split]\nenabled = true\ncut = 3\n")
+    assert "disco machines join" in said(tmp_path, '[split]\nenabled = true\npartner = "a:1"\n')
 
 
 @pytest.mark.parametrize("line", ["cut = -1", "theta = 0", "theta = 1.01", 'mode = "fast"', 'codec = "f16"'])

@@ -33,6 +33,7 @@ from disco_daemon.link.trust.pairing_code import (
     parse_code,
     safe_name,
 )
+from disco_daemon.types.roles import Role
 
 DAY_S = 86400.0
 HERE = [Address(host="192.168.1.5", port=8766)]
@@ -42,14 +43,17 @@ hosts = st.one_of(
     st.from_regex(r"[a-z0-9][a-z0-9-]{0,20}(\.[a-z]{1,10}){0,2}", fullmatch=True),
 )
 codes = st.builds(
-    lambda hosts, port, secret, fingerprint: PairingCode(
-        tuple(Address(host=host, port=port) for host in hosts), secret, fingerprint
+    lambda hosts, port, secret, fingerprint, role: PairingCode(
+        tuple(Address(host=host, port=port) for host in hosts), secret, fingerprint, role
     ),
     st.lists(hosts, min_size=1, max_size=4),
     st.integers(0, 65535),
     st.binary(min_size=16, max_size=16),
     st.binary(min_size=32, max_size=32),
+    st.sampled_from([None, *Role]),
 )
+# Printed by disco 0.1.0 before codes had a role, of address 192.168.1.5:8766.
+WITHOUT_ROLE = "AERD4AIEYCUACBIAAEBAGBAFAYDQQCIKBMGA2DQPAAAQEAYEAUDAOCAJBIFQYDIOB4IBCEQTCQKRMFYYDENBWHA5DYPTQ43WG4"
 
 
 class Wall:
@@ -109,6 +113,18 @@ def test_a_typing_error_is_said_as_one(code: PairingCode, data: st.DataObject) -
         assert caught.value.reason == "mistyped"
 
 
+def test_a_code_of_an_older_disco_is_read_and_says_no_role() -> None:
+    code = parse_code(WITHOUT_ROLE)
+    assert code == PairingCode(tuple(HERE), bytes(range(16)), bytes(range(32)))
+    assert code.role is None
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_code_has_the_role_of_its_authority(tmp_path: Path, role: Role) -> None:
+    code = Issuer(tmp_path, role=role).new_code(HERE, "desk")
+    assert parse_code(format_code(code)).role is role
+
+
 @given(st.text(max_size=200))
 def test_any_other_text_is_no_code(text: str) -> None:
     with pytest.raises(PairingError):
@@ -126,7 +142,7 @@ def test_nothing_that_is_printed_of_a_code_or_an_identity_has_its_secret(issuer:
 
 def test_the_first_code_makes_an_authority_in_a_private_folder(issuer: Issuer, tmp_path: Path) -> None:
     assert not issuer.exists
-    with pytest.raises(PairingError, match="disco partner pair"):
+    with pytest.raises(PairingError, match="disco machines pair"):
         issuer.identity()
     code = issuer.new_code(HERE, "desk")
     assert issuer.name == "desk"

@@ -538,12 +538,12 @@ async def test_a_machine_whose_owner_is_back_waits_until_its_layers_have_left(
 ) -> None:
     monkeypatch.setattr(lending, "AGAIN_S", 0.001)
 
-    async def ask(_: PairedPartner) -> TheSegments:
+    async def ask(*_: object) -> TheSegments:
         if not left:
             raise PairingError("unreachable", "home has gone")
         return TheSegments(build=BUILD, segments=(SegmentFact(3, 5, "a.gguf"),) * left.pop(0))
 
-    monkeypatch.setattr(lending, "ask_segments", ask)
+    monkeypatch.setattr(lending, "ask_machine", ask)
     said = list[str]()
     lender = lending_by(tmp_path, at_work, said)
     assert await lender._is_left("somebody works here") is stops
@@ -563,6 +563,6 @@ async def test_a_fetch_ends_when_the_owner_of_the_machine_is_back(
         finally:
             was_cancelled.set()
 
-    monkeypatch.setattr(lending, "ask_segments", fetch)
+    monkeypatch.setattr(lending, "ask_machine", fetch)
     assert not await lending_by(tmp_path, [False, False, True], [])._offer_if_allowed()
     assert was_cancelled.is_set()

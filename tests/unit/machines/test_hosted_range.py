@@ -91,7 +91,7 @@ def test_a_damaged_list_of_cuts_has_none(tmp_path: Path) -> None:
 def test_layers_that_are_not_whole_count_as_none_and_leaving_removes_all(tmp_path: Path) -> None:
     folder = JoinedFolder(tmp_path / "split")
     joined = JoinedModel("m", "f" * 64, 30, 15, 7, "0" * 64, "desktop")
-    with pytest.raises(ConfigError, match="disco partner pair"):
+    with pytest.raises(ConfigError, match="disco machines pair"):
         folder.load()
     folder.folder.mkdir()
     folder.segment(15).write_bytes(b"1234567")
