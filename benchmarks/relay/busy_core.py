@@ -22,7 +22,6 @@ from unittest import mock
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.system import process, program
@@ -57,7 +56,7 @@ async def busy(n: int) -> AsyncIterator[None]:
 async def speed(threads: int, tokens: int, environment: Environment) -> float:
     """One answer by an engine of its own, token/s from its first token on."""
     with mock.patch.object(process, "environment", environment):
-        engine = Engine(EngineConfig(default_model_path(), 1024, threads), SystemClock())
+        engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=1024, n_threads=threads), SystemClock())
         engine.start()
         try:
             await engine.ready(PATIENCE_S)

@@ -19,7 +19,6 @@ from typing import Any
 from disco_daemon.bench.command import at_least, print_figures, run_measurement, run_script
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.simulate.figures import align, number
@@ -36,7 +35,7 @@ PATIENCE_S = 120.0  # a model that takes longer to load, or to say a word, is no
 async def once(model: Path, n_threads: int) -> tuple[float, float]:
     """Return how long a fresh engine took to load, and then to its first token, s. Raises EndpointError."""
     clock = SystemClock()
-    engine = Engine(EngineConfig(model, N_CTX, n_threads), clock)
+    engine = Engine(wire.Load(model_path=str(model), n_ctx=N_CTX, n_threads=n_threads), clock)
     started = clock.now()
     engine.start()
     try:

@@ -24,7 +24,6 @@ from disco_daemon.bench.child import BenchError
 from disco_daemon.bench.command import progress
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.link.protocol import (  # fmt: skip
     FRAMES,
@@ -179,9 +178,10 @@ async def record(
     layers = JoinedFolder(folder / "disco" / "split")
     joined, attached = layers.load(), asyncio.get_running_loop().create_future()
     path = layers.segment(joined.cut)
-    config = EngineConfig(
-        path, N_CTX, 1, n_cells=4 * N_CTX, speculate=False, layers=joined.layers, patience_s=ANSWER_S,
-        exit=read_calibration(path),
+    config = wire.Load(
+        model_path=str(path), n_ctx=N_CTX, n_threads=1, n_cells=4 * N_CTX, speculate=False,
+        layers=() if joined.layers is None else (joined.layers.first, joined.layers.last, joined.layers.of),
+        patience_s=ANSWER_S, exit=read_calibration(path),
     )  # fmt: skip
     engine = Engine(config, SystemClock(), attach=attached.set_result)
     engine.start()

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _endpoints(config: Config) -> tuple[Device, Server | None]:
     """Make the endpoints as the daemon does, with an engine that ignores conversations on disk. Raises ConfigError."""
-    from dataclasses import replace
+    from msgspec.structs import replace as replace_fields
 
     from ..clock import SystemClock
     from ..config.layers import require_complete
@@ -92,7 +92,7 @@ def _endpoints(config: Config) -> tuple[Device, Server | None]:
     endpoints = make_endpoints(config, Making(SystemClock()))
     device, server = endpoints[Side.DEVICE], endpoints.get(Side.SERVER)
     assert isinstance(device, Device)
-    device.engine.config = replace(device.engine.config, disk=None)
+    device.engine.config = replace_fields(device.engine.config, disk=None)
     if not isinstance(server, Server) or config.policy.private:  # no measurement leaves this machine, either
         server = None
     return device, server
@@ -122,7 +122,7 @@ async def _measure(config: Config, device: Device, server: Server | None, args: 
     from ..profiling.saved import Measured
     from ..profiling.server_probe import N_FULL, N_QUICK, measure_server
 
-    clock, path = SystemClock(), device.engine.config.model_path
+    clock, path = SystemClock(), Path(device.engine.config.model_path)
     knobs, key = knobs_for(config, path), key_for(config, path)
     n = N_QUICK if args.quick else N_FULL
     with _progress() as tell:

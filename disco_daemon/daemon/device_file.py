@@ -23,7 +23,7 @@ class DeviceFiles:
         if not isinstance(device, Device):
             return None
         engine = device.engine
-        key = (engine.config.model_path, device.known_since)
+        key = (Path(engine.config.model_path), device.known_since)
         if key != self._key:
             self._found, self._key = await asyncio.to_thread(examine, key[0]), key
         found = self._found
@@ -32,7 +32,7 @@ class DeviceFiles:
         architecture = found.header.architecture
         n_layers = found.header.number(f"{architecture}.block_count") or 0
         on_gpu = engine.info.n_gpu_layers if engine.info is not None else 0
-        alive_s = engine.config.keep_alive_s
+        alive_s = engine.keep_alive_s
         return DeviceFile(
             architecture=architecture,
             packing=found.header.packing,

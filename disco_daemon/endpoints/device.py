@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -68,7 +69,7 @@ class Device:
 
     def __init__(self, engine: Engine, name: str = "") -> None:
         self._engine = engine
-        self.model = name or engine.config.model_path.name.removesuffix(".gguf")
+        self.model = name or Path(engine.config.model_path).name.removesuffix(".gguf")
         self.known_since = _written_at(engine)
         self.last_error: str | None = None
         self._still_s: Callable[[], float] = _at_once
@@ -325,7 +326,7 @@ class Device:
 def _written_at(engine: Engine) -> float:
     """Return when the model's file was written, Unix time; now, where it is not there yet."""
     try:
-        return engine.config.model_path.stat().st_mtime
+        return Path(engine.config.model_path).stat().st_mtime
     except OSError:
         return engine.clock.wall()
 

@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 
 import msgspec
 
@@ -21,7 +22,6 @@ from ..system.supervised import ChildProcess
 from ..types import GenerationRequest
 from . import framing, wire
 from .channel import RequestChannel
-from .config import EngineConfig  # where everybody looks for it
 from .early import EarlyEngine, start_worker
 from .fleet_orders import FleetOrders
 from .hang import LOOK_S, HangWatch, look_at
@@ -60,18 +60,20 @@ class Engine:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: wire.Load,
         clock: Clock,
         attach: Callable[[socket.socket], object] | None = None,
         hosts: Hosts | None = None,
         early: EarlyEngine | None = None,
+        keep_alive_s: float = 0.0,
     ) -> None:
         """With `attach`, each process gets a socket pair to a relay: `attach` is called with the relay's end of it.
 
         So it is for each `reattach`. In place of that, `hosts` start other processes for each of this engine's. Without
-        either, the first process is the `early` one, if nobody has taken that.
+        either, the first process is the `early` one, if nobody has taken that. After `keep_alive_s` without a
+        request the model is unloaded; 0 = never.
         """
-        self.config = config
+        self.config, self.keep_alive_s = config, keep_alive_s
         self.state = EngineState.STOPPED
         self.info: wire.Loaded | None = None
         self.stats: wire.Stats | None = None
@@ -99,6 +101,10 @@ class Engine:
     def clock(self) -> Clock:
         """The clock that all its times are by."""
         return self._clock
+
+    def is_set_as(self, other: Engine) -> bool:
+        """Whether another engine would load the same, in the same way, and keep it as long."""
+        return (self.config, self.keep_alive_s) == (other.config, other.keep_alive_s)
 
     @property
     def in_flight(self) -> int:
@@ -198,7 +204,7 @@ class Engine:
                 await self._wanted.wait()
                 continue
             if lives.is_given_up(has_loaded=self.info is not None):  # llama.cpp reads the whole file each time
-                self.last_error = lives.given_up(self.config.model_path.name, self.last_error or "")
+                self.last_error = lives.given_up(Path(self.config.model_path).name, self.last_error or "")
                 log.error("engine given up: %s", self.last_error)
                 await self._enter(EngineState.FAILED)
                 return
@@ -263,14 +269,14 @@ class Engine:
 
     def _idle_for_long(self) -> bool:
         """Whether the model has been unused in memory for `keep_alive_s`."""
-        now, keep_alive_s = self._clock.now(), self.config.keep_alive_s
+        now, keep_alive_s = self._clock.now(), self.keep_alive_s
         if self._channel.n_in_flight or self.state is not EngineState.READY:
             self._channel.used_at = now
         return keep_alive_s > 0 and now - self._channel.used_at >= keep_alive_s
 
     def _unload(self) -> None:
         """Close the socket, and with it the process: no answer is running, and none can begin from here on."""
-        log.info("engine unloaded: unused for %g s", self.config.keep_alive_s)
+        log.info("engine unloaded: unused for %g s", self.keep_alive_s)
         self.state, self._unloading = EngineState.UNLOADED, True
         self._wanted.clear()
         self._channel.close()
@@ -280,7 +286,9 @@ class Engine:
         child.kill()
 
     async def _converse(self, reader: asyncio.StreamReader, child: ChildProcess) -> None:
-        load = msgspec.structs.replace(self.config.load(repack=self._repack), ranges=self.fleet.ranges)
+        load = msgspec.structs.replace(
+            self.config, ranges=self.fleet.ranges, repack=self.config.repack and self._repack
+        )
         try:
             self._channel.write(load)
         except EngineGone:

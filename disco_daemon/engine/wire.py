@@ -34,7 +34,7 @@ FULL = "context"  # the end of a sequence for which there is no room left: its c
 
 
 class Load(Message, frozen=True, kw_only=True):
-    """Load a model: the first message to every engine process.
+    """Load a model, and how: the first message to every engine process, and the one record of what an engine is set to.
 
     An answer with its prompt may have `n_ctx` tokens (0 = what the model was trained on), all that are in the KV cache
     together `n_cells` (0 = as many as are sensible). `scheduler` names a token scheduler. `exact`: an answer
@@ -59,7 +59,7 @@ class Load(Message, frozen=True, kw_only=True):
     model_path: str
     n_ctx: int
     n_threads: int
-    n_gpu_layers: int | None
+    n_gpu_layers: int | None = 0
     n_cells: int = 0
     scheduler: str = "andes"
     exact: bool = True

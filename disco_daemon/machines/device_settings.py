@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace as replace_fields
 
 from ..clock import Clock
 from ..config.layers import data_path
@@ -157,7 +158,7 @@ def load_measured(config: Config) -> Measured | None:
 
 def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clock: Clock) -> Autotuner | None:
     """Return the autotuner of an idle daemon; None where settings forbid it, or where the knobs are known already."""
-    settings, path = config.device, engine.config.model_path
+    settings, path = config.device, Path(engine.config.model_path)
     if (
         not settings.autotune
         or settings.n_threads
@@ -174,14 +175,14 @@ def make_autotuner(config: Config, engine: Engine, busy: Callable[[], bool], clo
 
     def adopt(tuned: Tuned) -> None:
         where = save(config, path, tuned)
-        engine.config = replace(engine.config, **engine_knobs(knobs_for(config, path)))
+        engine.config = replace_fields(engine.config, **engine_knobs(knobs_for(config, path)))
         log.info("%s; from the next start of the engine on (%s)", describe(tuned), where)
 
     return Autotuner(job_for(config, path, nice=BACKGROUND), is_occupied, adopt, clock)
 
 
 def engine_knobs(knobs: Knobs) -> dict[str, Any]:
-    """Return the knobs as fields of `EngineConfig`."""
+    """Return the knobs as fields of `wire.Load`."""
     return {
         "n_threads": knobs.n_threads,
         "n_threads_batch": knobs.n_threads_batch,

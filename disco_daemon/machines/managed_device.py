@@ -153,7 +153,7 @@ class EngineDevice(ManagedDevice, Device):
 
     def is_same(self, other: Endpoint) -> bool:
         """Whether the other one is of this kind, and has an engine that was started with the same settings."""
-        return type(other) is type(self) and other.engine.config == self.engine.config
+        return type(other) is type(self) and other.engine.is_set_as(self.engine)
 
     def health(self) -> DeviceHealth:
         """Return how the engine is."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from ..clock import Clock
 from ..engine import wire
-from ..engine.config import EngineConfig
 from ..engine.inbox import EngineGone
 from ..engine.supervisor import LOAD_TIMEOUT_S, Engine
 from ..link.relay.relay_process import RelayProcess
@@ -22,7 +21,7 @@ class RangeEngine:
     """
 
     def __init__(
-        self, config: EngineConfig, clock: Clock, relay: RelayProcess, loaded: Callable[[wire.Loaded], None]
+        self, config: wire.Load, clock: Clock, relay: RelayProcess, loaded: Callable[[wire.Loaded], None]
     ) -> None:
         self.engine = Engine(config, clock, attach=self._attach)
         self._relay, self._loaded = relay, loaded

@@ -12,7 +12,6 @@ from ..config.schema import AdapterSettings, Config, DeviceSettings
 from ..endpoints.base import Endpoint
 from ..endpoints.shaper import Shaped
 from ..engine import wire
-from ..engine.config import EngineConfig
 from ..engine.supervisor import Engine
 from ..models import places
 from ..profiling.autotuner import Autotuner
@@ -46,7 +45,7 @@ class ShapedDevice(ManagedDevice, Shaped):
 
     def is_same(self, other: Endpoint) -> bool:
         """Whether the model behind the other one would be this one's; all of a process have one shape."""
-        return isinstance(other, ShapedDevice) and other.engine.config == self.engine.config
+        return isinstance(other, ShapedDevice) and other.engine.is_set_as(self.engine)
 
 
 class WholeKind(DeviceKind):
@@ -69,25 +68,27 @@ class WholeKind(DeviceKind):
     def make(self, config: Config, making: Making) -> Endpoint:
         """Return the device; its model is loaded by the early process, if nobody has taken that. Raises ConfigError."""
         path = model_path(config.device)
-        engine = Engine(whole_config(config, path), making.clock, early=making.early)
+        engine = Engine(
+            whole_config(config, path), making.clock, early=making.early, keep_alive_s=config.device.keep_alive_s
+        )
         device = WholeDevice(engine, name_of(path))
         return device if making.shape is None else ShapedDevice(device, making.shape, making.clock)
 
 
-def whole_config(config: Config, path: Path) -> EngineConfig:
+def whole_config(config: Config, path: Path) -> wire.Load:
     """Return how the whole model in a file is loaded. Raises ConfigError."""
     settings = config.device
     knobs = knobs_for(config, path)
-    sizes = (settings.n_ctx, knobs.n_threads, n_gpu_layers(settings), settings.n_cells)
-    exact = is_exact(config, path)
     if is_exact_but_for_rounding(config, path):
         log.warning("%s: rows of its weights do not round alike, so its answers are exact but for that", path)
-    return EngineConfig(
-        path, *sizes, settings.scheduler, exact, _adapters(settings), speculate=settings.speculation == "auto",
+    return wire.Load(
+        model_path=str(path), n_ctx=settings.n_ctx, n_threads=knobs.n_threads, n_gpu_layers=n_gpu_layers(settings),
+        n_cells=settings.n_cells, scheduler=settings.scheduler, exact=is_exact(config, path),
+        adapters=_adapters(settings), speculate=settings.speculation == "auto",
         chat_template=_chat_template(settings), disk=_disk(settings),
         draft_path=_file_of("device.draft_model", settings.draft_model) if settings.draft_model else "",
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
-        kv_type=settings.kv_type, keep_alive_s=settings.keep_alive_s, repack=knobs.repack,
+        kv_type=settings.kv_type, repack=knobs.repack,
     )  # fmt: skip
 
 

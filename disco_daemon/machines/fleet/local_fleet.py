@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from msgspec.structs import replace as replace_fields
@@ -10,7 +9,6 @@ from msgspec.structs import replace as replace_fields
 from ...clock import Clock
 from ...config.schema import Config
 from ...engine import wire
-from ...engine.config import EngineConfig
 from ...engine.measure.tune_messages import Knobs
 from ...engine.supervisor import Engine
 from ...errors import ConfigError
@@ -51,13 +49,13 @@ def n_hosts(config: Config, members: FleetMembers | None) -> int:
 
 
 def make_fleet(
-    config: Config, whole: EngineConfig, name: str, clock: Clock, members: FleetMembers | None = None
+    config: Config, whole: wire.Load, name: str, clock: Clock, members: FleetMembers | None = None
 ) -> FleetDevice:
     """Return the device as a fleet; `whole` is how the whole model would be loaded. Raises ConfigError.
 
     `members` lend the hosts above those of this machine. Files are written when the engine starts, not here.
     """
-    model, n = whole.model_path, n_hosts(config, members)
+    model, n = Path(whole.model_path), n_hosts(config, members)
     head, header = read_head(model)
     # An engine that has begun without another machine has perhaps computed private texts: it stays without.
     lenders = members if members is not None and members.n_places() else None
@@ -72,7 +70,12 @@ def make_fleet(
         return process_bytes(given.n_cells) + layers.layout.placement.weights_on(host, modules)
 
     hosts = HostProcesses(n, layers.write, config.fleet.hosts, layers.files_of, lenders, layers.coming_to, needs)
-    engine = Engine(_home_config(config, whole, layers.range_files(layout)), clock, hosts=hosts)
+    engine = Engine(
+        _home_config(config, whole, layers.range_files(layout)),
+        clock,
+        hosts=hosts,
+        keep_alive_s=config.device.keep_alive_s,
+    )
     fleet = LocalFleet(engine, hosts, layers, given, config)
     return FleetDevice(engine, fleet, name, tuple(config.device.adapters))
 
@@ -136,15 +139,15 @@ def shared_knobs(knobs: Knobs, n_hosts: int) -> Knobs:
     return replace_fields(knobs, n_threads=each, n_threads_batch=each_batch)
 
 
-def _home_config(config: Config, whole: EngineConfig, ranges: tuple[wire.RangeFile, ...]) -> EngineConfig:
+def _home_config(config: Config, whole: wire.Load, ranges: tuple[wire.RangeFile, ...]) -> wire.Load:
     """Return how home is loaded: as the whole model would be, but for what a fleet cannot do.
 
     It rounds exactly unless the settings say otherwise: what a new host computes again from kept rows has the bits of
     the lost one then.
     """
-    knobs = shared_knobs(knobs_for(config, whole.model_path), config.fleet.hosts)
+    knobs = shared_knobs(knobs_for(config, Path(whole.model_path)), config.fleet.hosts)
     exact = config.device.rounding != "fast" and config.device.flash_attn != "off"
-    return replace(
+    return replace_fields(
         whole, ranges=ranges, keep_home=config.fleet.keep_home, exact=exact, adapters=(), speculate=False,
         draft_path="", n_gpu_layers=0, n_threads=knobs.n_threads, n_threads_batch=knobs.n_threads_batch,
     )  # fmt: skip

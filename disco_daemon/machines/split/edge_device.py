@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from msgspec.structs import replace as replace_fields
@@ -13,7 +12,6 @@ from ... import __version__
 from ...clock import Clock
 from ...config.schema import Config
 from ...engine import wire
-from ...engine.config import EngineConfig
 from ...engine.supervisor import Engine
 from ...errors import ConfigError
 from ...link.protocol import IDS, N_ID, Build, Hello
@@ -45,7 +43,7 @@ class EdgeLink:
     All mutable state: the build of both sides, once known, the last figures of the link, and why it is down.
     """
 
-    def __init__(self, config: EngineConfig, clock: Clock, role: JoinPartner, shown: Mapping[str, Any]) -> None:
+    def __init__(self, config: wire.Load, clock: Clock, role: JoinPartner, shown: Mapping[str, Any]) -> None:
         self._relay = RelayProcess(self._hear)
         self._host = RangeEngine(config, clock, self._relay, self._join)
         self._role, self._shown = role, shown
@@ -185,16 +183,16 @@ def make_edge(config: Config, clock: Clock) -> SplitDevice:
     if joined.cut:
         engine = range_config(config, segment, joined.layers)
         codec = choose_codec(settings.codec, n_embd, joined.bytes_per_s, exact=engine.exact)
-        engine = replace(engine, exit=read_calibration(segment))
+        engine = replace_fields(engine, exit=read_calibration(segment))
     else:
         small, codec = draft_path(config), IDS
         require_drafter(small, vocabulary, n_vocab, joined.model)
         template = read_head(segment)[1].text("tokenizer.chat_template")  # the prompt is to be the large model's own
-        engine = replace(range_config(config, small, None), exit=own_certainty(), chat_template=template)
+        engine = replace_fields(range_config(config, small, None), exit=own_certainty(), chat_template=template)
         shown["draft_model"] = str(small)
     shown["codec"] = codec
     patience_s = PATIENCE_S if config.server.base_url else LAST_PATIENCE_S
-    engine = replace(engine, codec=codec, patience_s=patience_s)
+    engine = replace_fields(engine, codec=codec, patience_s=patience_s)
     host, _, port = settings.partner.rpartition(":")
     first = Address(host=host.strip("[]"), port=int(port))
     build = Build(

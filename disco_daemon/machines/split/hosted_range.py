@@ -12,7 +12,7 @@ from ... import __version__
 from ...clock import Clock
 from ...config.layers import write_private
 from ...config.schema import Config
-from ...engine.config import EngineConfig
+from ...engine import wire
 from ...errors import ConfigError
 from ...link.protocol import Build
 from ...link.relay.first_frames import TheCuts
@@ -144,8 +144,8 @@ def write_ranges(model: Path, layers: LayerRange) -> tuple[Path, Path, str]:
     return lower, upper, ""
 
 
-def range_config(config: Config, path: Path, layers: LayerRange | None) -> EngineConfig:
-    """Return the engine's configuration for a range in the file `path`; None: a whole small model, which drafts.
+def range_config(config: Config, path: Path, layers: LayerRange | None) -> wire.Load:
+    """Return how an engine loads a range in the file `path`; None: a whole small model, which drafts.
 
     It rounds exactly unless the settings say otherwise: rows of several answers then give the bits of each alone.
     """
@@ -153,11 +153,13 @@ def range_config(config: Config, path: Path, layers: LayerRange | None) -> Engin
     exact = settings.rounding != "fast" and settings.flash_attn != "off"
     has_all = layers is None or (layers.is_first and layers.is_last)
     on_gpu = n_gpu_layers(settings) if has_all and not exact else 0  # a range is the CPU's
-    return EngineConfig(
-        path, settings.n_ctx, knobs.n_threads, on_gpu, n_cells=_n_cells(config, path, layers),
+    return wire.Load(
+        model_path=str(path), n_ctx=settings.n_ctx, n_threads=knobs.n_threads, n_gpu_layers=on_gpu,
+        n_cells=_n_cells(config, path, layers),
         scheduler=settings.scheduler, exact=exact,
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
-        kv_type=settings.kv_type, speculate=settings.speculation == "auto", layers=layers,
+        kv_type=settings.kv_type, speculate=settings.speculation == "auto",
+        layers=() if layers is None else (layers.first, layers.last, layers.of),
         max_answers=config.partner.max_sessions,
     )  # fmt: skip
 

@@ -16,7 +16,6 @@ from ...endpoints.base import Controls, Endpoint
 from ...endpoints.choices import Event
 from ...endpoints.device import Device
 from ...engine import wire
-from ...engine.config import EngineConfig
 from ...engine.supervisor import Engine, EngineState
 from ...errors import ConfigError, EndpointError
 from ...types import (
@@ -188,7 +187,7 @@ class SplitDevice(EngineDevice):
             isinstance(other, SplitDevice)
             and super().is_same(other)
             and self._link.is_same(other.link)
-            and _config_of(self.whole) == _config_of(other.whole)
+            and _is_set_alike(self.whole, other.whole)
         )
 
     async def hold(self, *, private: bool) -> None:
@@ -357,8 +356,8 @@ def rules_of(config: Config) -> SplitRules:
     return SplitRules(split.mode, split.theta, split.alone == "go-on", split.private_alone, drafts=split.cut == 0)
 
 
-def _config_of(whole: Device | None) -> EngineConfig | None:
-    return None if whole is None else whole.engine.config
+def _is_set_alike(one: Device | None, other: Device | None) -> bool:
+    return one is other if one is None or other is None else one.engine.is_set_as(other.engine)
 
 
 def _whole_field(request: GenerationRequest) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...clock import Clock
 from ...config.schema import Config
 from ...endpoints.base import Endpoint
@@ -48,6 +46,5 @@ def _whole_here(config: Config, clock: Clock) -> Device | None:
             return None
     except ConfigError:
         return None
-    loaded = whole_config(config, path)
-    keep_s = loaded.keep_alive_s or KEEP_WHOLE_S
-    return Device(Engine(replace(loaded, keep_alive_s=keep_s), clock), name_of(path))
+    keep_s = config.device.keep_alive_s or KEEP_WHOLE_S
+    return Device(Engine(whole_config(config, path), clock, keep_alive_s=keep_s), name_of(path))

@@ -10,7 +10,6 @@ import pytest
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineAnswer
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path
@@ -50,7 +49,9 @@ async def until(engine: Engine, state: EngineState) -> None:
 
 
 def engine_with(clock: SystemClock, keep_alive_s: float = KEEP_ALIVE_S) -> Engine:
-    return Engine(EngineConfig(default_model_path(), 512, 1, keep_alive_s=keep_alive_s), clock)
+    return Engine(
+        wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), clock, keep_alive_s=keep_alive_s
+    )
 
 
 async def test_an_idle_model_goes_and_comes_back_with_the_next_request() -> None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.endpoints.device import Device
-from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine import wire
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import Finish, GenerationRequest, Paused, Sampling, Token, Usage
@@ -25,7 +25,9 @@ async def heard(device: Device, i: int) -> list[Token | Paused | Finish]:
 
 async def test_an_answer_that_waits_for_others_is_told_to_wait_and_to_go_on() -> None:
     """There are cells for two or three of five."""
-    device = Device(Engine(EngineConfig(default_model_path(), 256, 1, n_cells=512), SystemClock()))
+    device = Device(
+        Engine(wire.Load(model_path=str(default_model_path()), n_ctx=256, n_threads=1, n_cells=512), SystemClock())
+    )
     await device.start()
     try:
         await device.engine.ready(60)

@@ -25,7 +25,6 @@ import pytest_asyncio
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import early, wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineGone
 from disco_daemon.engine.lives import MAX_LOADS
 from disco_daemon.engine.llama.vocabulary import Vocabulary
@@ -148,7 +147,7 @@ async def test_an_integer_of_65_bits_is_a_400_and_leaves_nothing(device: DaemonP
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[Engine]:
-    engine = Engine(EngineConfig(default_model_path(), N_CTX, 1), SystemClock())
+    engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=N_CTX, n_threads=1), SystemClock())
     engine.start()
     try:
         await engine.ready(60)
@@ -267,7 +266,7 @@ async def test_a_model_that_crashes_the_loader_is_given_up(monkeypatch: pytest.M
 
     monkeypatch.setattr(early, "spawn", crashing)
     monkeypatch.setattr(processes, "PAUSE_FIRST_S", 0.001)
-    engine = Engine(EngineConfig(Path("odd.gguf"), 512, 1), SystemClock())
+    engine = Engine(wire.Load(model_path="odd.gguf", n_ctx=512, n_threads=1), SystemClock())
     engine.start()
     try:
         with pytest.raises(EngineGone, match=r"odd\.gguf could not be loaded 5 times, and is given up.*killed by sig"):
@@ -305,7 +304,7 @@ async def test_where_the_weights_layout_crashes_llama_cpp_they_stay_as_they_are(
         return await asyncio.create_subprocess_exec(*argv, **options)
 
     monkeypatch.setattr(early, "spawn", on_such_a_processor)
-    engine = Engine(EngineConfig(default_model_path(), 512, 1), SystemClock())
+    engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), SystemClock())
     engine.start()
     try:
         await engine.ready(60)
@@ -318,7 +317,7 @@ async def test_where_the_weights_layout_crashes_llama_cpp_they_stay_as_they_are(
 
 async def test_a_template_without_bounds_is_refused_when_the_model_loads(tmp_path: Path) -> None:
     template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    config = replace(EngineConfig(default_model_path(), 512, 1), chat_template=template)
+    config = replace(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), chat_template=template)
     engine = Engine(config, SystemClock())
     engine.start()
     try:

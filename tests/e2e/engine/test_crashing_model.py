@@ -15,7 +15,6 @@ import pytest
 from disco_daemon.cli.doctor.engine import crashes
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import lives, wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineGone
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.types import GenerationRequest, Sampling
@@ -49,7 +48,7 @@ async def test_a_model_that_crashes_at_each_request_is_left_alone_until_it_answe
     """llama.cpp's own assert, behind a load that goes well: without a word it would load and crash for ever."""
     monkeypatch.setattr(lives, "LEFT_ALONE_S", 0.5)
     model = crashing_speaker(tmp_path / "odd.gguf")
-    engine = Engine(EngineConfig(model, 256, 1), SystemClock())
+    engine = Engine(wire.Load(model_path=str(model), n_ctx=256, n_threads=1), SystemClock())
     engine.start()
     try:
         for _ in range(lives.CRASHED):

@@ -18,7 +18,7 @@ import tomlkit
 
 from disco_daemon.bench.child import child_env, end, start
 from disco_daemon.clock import SystemClock
-from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine import wire
 from disco_daemon.engine.early import NICE, EarlyEngine, early_engine
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.supervisor import Engine, EngineState
@@ -150,7 +150,7 @@ async def test_the_first_life_of_an_engine_is_the_early_process_and_the_next_one
     await early.start()
     assert early._started is not None
     pid = early._started.pid
-    engine = Engine(EngineConfig(default_model_path(), 512, 1), SystemClock(), early=early)
+    engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), SystemClock(), early=early)
     engine.start()
     try:
         await engine.ready(PATIENCE_S)
@@ -171,7 +171,7 @@ async def test_the_first_life_of_an_engine_is_the_early_process_and_the_next_one
 
 async def test_an_engine_is_measured_once_it_can_serve_also_where_a_request_comes_first() -> None:
     for asks in (False, True):
-        engine = Engine(EngineConfig(default_model_path(), 512, 1), SystemClock())
+        engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), SystemClock())
         engine.start()
         try:
             loaded = await engine.ready(PATIENCE_S)
@@ -194,7 +194,7 @@ async def test_an_engine_is_measured_once_it_can_serve_also_where_a_request_come
 
 def test_a_warm_up_that_is_ended_measures_nothing_and_leaves_no_cells() -> None:
     abort = AbortFlag()
-    llama = Llama(EngineConfig(default_model_path(), 512, 1).load(), abort, warm=False)
+    llama = Llama(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), abort, warm=False)
     try:
         guess = llama.latency_prior
         assert llama.prefill_tps == 0.0

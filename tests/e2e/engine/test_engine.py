@@ -17,7 +17,6 @@ import pytest_asyncio
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineAnswer, EngineGone
 from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.supervisor import Engine, EngineState
@@ -46,7 +45,9 @@ async def told(answer: EngineAnswer) -> tuple[str, wire.Done]:
 
 @asynccontextmanager
 async def loaded(n_ctx: int = 2048, model: Path | None = None, threads: int = 1) -> AsyncIterator[Engine]:
-    engine = Engine(EngineConfig(model or default_model_path(), n_ctx, threads), SystemClock())
+    engine = Engine(
+        wire.Load(model_path=str(model or default_model_path()), n_ctx=n_ctx, n_threads=threads), SystemClock()
+    )
     engine.start()
     try:
         yield engine
@@ -347,7 +348,7 @@ async def test_closing_leaves_no_process() -> None:
 async def test_closing_while_it_is_being_started_leaves_no_process_and_does_not_hang() -> None:
     async with asyncio.timeout(60):
         for turns in (0, 1, 3, 10):
-            engine = Engine(EngineConfig(default_model_path(), 512, n_threads=1), SystemClock())
+            engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), SystemClock())
             engine.start()
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -366,7 +367,7 @@ class Jumping(SystemClock):
 
 async def test_an_idle_hour_is_no_hang() -> None:
     clock = Jumping()
-    engine = Engine(EngineConfig(default_model_path(), 512, n_threads=1), clock)
+    engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), clock)
     engine.start()
     try:
         await engine.ready(60)
@@ -383,7 +384,7 @@ async def test_an_idle_hour_is_no_hang() -> None:
 
 async def test_a_held_answer_that_has_caught_up_is_silent_by_design_and_no_hang() -> None:
     clock = Jumping()
-    engine = Engine(EngineConfig(default_model_path(), 512, n_threads=1), clock)
+    engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), clock)
     engine.start()
     try:
         await engine.ready(60)

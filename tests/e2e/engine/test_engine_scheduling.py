@@ -9,7 +9,6 @@ import pytest
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import Drawing, GenerationRequest, Sampling
@@ -32,7 +31,9 @@ def asks(text: str, n: int, ttft_s: float | None, pace_tps: float | None = 5.0) 
 
 
 async def test_of_two_readers_that_wait_for_the_device_the_impatient_one_is_first() -> None:
-    engine = Engine(EngineConfig(default_model_path(), N_CTX, 1, n_cells=N_CTX), SystemClock())
+    engine = Engine(
+        wire.Load(model_path=str(default_model_path()), n_ctx=N_CTX, n_threads=1, n_cells=N_CTX), SystemClock()
+    )
     engine.start()
     ended = list[str]()
 

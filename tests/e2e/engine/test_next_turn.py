@@ -10,7 +10,6 @@ import pytest
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
@@ -121,7 +120,7 @@ def test_no_cached_text_gives_way_to_it_and_no_cell_is_lost(llama: Llama) -> Non
 
 
 async def test_an_engine_at_rest_computes_it() -> None:
-    engine = Engine(EngineConfig(default_model_path(), 512, 1), SystemClock())
+    engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), SystemClock())
     engine.start()
     try:
         await engine.ready(PATIENCE_S)

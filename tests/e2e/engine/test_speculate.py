@@ -12,7 +12,6 @@ import pytest
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineGone
 from disco_daemon.engine.llama.draft import DraftModel
 from disco_daemon.engine.llama.model import AbortFlag, Llama
@@ -244,7 +243,7 @@ def test_a_draft_model_that_is_none_is_refused(llama: Llama, tmp_path: Path) -> 
 # --- in the engine process -------------------------------------------------------------------------------------------
 
 
-async def answers(config: EngineConfig) -> tuple[list[str], wire.Stats]:
+async def answers(config: wire.Load) -> tuple[list[str], wire.Stats]:
     engine = Engine(config, SystemClock())
     engine.start()
     try:
@@ -263,18 +262,23 @@ async def answers(config: EngineConfig) -> tuple[list[str], wire.Stats]:
 
 
 async def test_the_engine_answers_the_same_with_speculation_on_and_off() -> None:
-    config = EngineConfig(default_model_path(), 512, 1, speculate=False)
+    config = wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1, speculate=False)
     plain, stats = await answers(config)
     assert stats.drafted == stats.accepted == 0
-    drafted = EngineConfig(default_model_path(), 512, 1, draft_path=str(default_model_path()))
-    for guessing in (EngineConfig(default_model_path(), 512, 1), drafted):
+    drafted = wire.Load(
+        model_path=str(default_model_path()), n_ctx=512, n_threads=1, draft_path=str(default_model_path())
+    )
+    for guessing in (wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), drafted):
         texts, stats = await answers(guessing)
         assert texts == plain
         assert 0 <= stats.accepted <= stats.drafted
 
 
 async def test_an_engine_whose_draft_model_is_missing_says_so(tmp_path: Path) -> None:
-    engine = Engine(EngineConfig(default_model_path(), 512, 1, draft_path=str(tmp_path / "no.gguf")), SystemClock())
+    engine = Engine(
+        wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1, draft_path=str(tmp_path / "no.gguf")),
+        SystemClock(),
+    )
     engine.start()
     try:
         with pytest.raises(EngineGone, match=r"device\.draft_model .*no\.gguf cannot be read"):

@@ -15,7 +15,6 @@ from typing import Any
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import framing, wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.serve.next_turn import MOST_TOKENS
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
@@ -90,7 +89,7 @@ async def test_a_chat_goes_on_after_the_engine_was_killed_and_after_a_restart(tm
 @asynccontextmanager
 async def loaded(folder: Path, max_bytes: int = 2**30, idle_s: float = LATER_S) -> AsyncIterator[Engine]:
     disk = wire.Disk(folder=str(folder), max_bytes=max_bytes, idle_s=idle_s)
-    engine = Engine(EngineConfig(default_model_path(), 1024, n_threads=1, disk=disk), SystemClock())
+    engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=1024, n_threads=1, disk=disk), SystemClock())
     engine.start()
     try:
         await engine.ready(60)
@@ -170,14 +169,14 @@ async def test_a_text_is_written_beside_running_answers_and_none_of_them_changes
 
 def test_an_engine_writes_what_it_has_though_the_daemon_went_with_messages_unread(tmp_path: Path) -> None:
     disk = wire.Disk(folder=str(tmp_path), max_bytes=2**30, idle_s=LATER_S)
-    config = EngineConfig(default_model_path(), 1024, n_threads=1, disk=disk)
+    config = wire.Load(model_path=str(default_model_path()), n_ctx=1024, n_threads=1, disk=disk)
     asked = wire.Generate(id="r", messages=[{"role": "user", "content": QUESTIONS[0]}], temperature=0, max_tokens=900)
     daemon, theirs = socket.socketpair()
     daemon.settimeout(PATIENCE_S)
     with theirs:
         process = start("disco_daemon.engine.worker", sock=theirs)
     with process, daemon:
-        daemon.sendall(framing.frame(config.load()))
+        daemon.sendall(framing.frame(config))
         stream = daemon.makefile("rb")
         answers = (wire.decode_from_engine(f.body) for f in iter(lambda: framing.FRAMES.read(stream), None))
         assert isinstance(next(answers), wire.Loaded)

@@ -21,7 +21,6 @@ import pytest_asyncio
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.types import Append, GenerationRequest, Hold, Sampling
@@ -64,10 +63,10 @@ async def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     folder: Path = tmp_path_factory.mktemp("tiny")
     path = tiny_model(folder / "tiny.gguf", request.param)
     disk = wire.Disk(folder=str(folder / "kv"), max_bytes=2**30, idle_s=0.0)
-    config = EngineConfig(path, n_ctx=N_CELLS, n_threads=2, n_cells=N_CELLS, disk=disk)
+    config = wire.Load(model_path=str(path), n_ctx=N_CELLS, n_threads=2, n_cells=N_CELLS, disk=disk)
     engine = Engine(config, SystemClock())
     engine.start()
-    llama = Llama(config.load(), AbortFlag(), warm=False)
+    llama = Llama(config, AbortFlag(), warm=False)
     try:
         await engine.ready(PATIENCE_S)
         yield Tiny(engine, llama, MODELS[request.param].divisible)

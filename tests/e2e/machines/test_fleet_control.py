@@ -13,7 +13,7 @@ from benchmarks.fleet.grow import grow_paper
 from disco_daemon.clock import SystemClock
 from disco_daemon.config.layers import set_values
 from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
-from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine import wire
 from disco_daemon.fleet.control import FleetController
 from disco_daemon.machines.fleet import operator
 from disco_daemon.machines.fleet.local_fleet import make_fleet
@@ -131,7 +131,9 @@ async def test_a_fleet_replicates_by_itself_into_hosts_that_are_vacant(
     device = DeviceSettings(model=str(model), n_ctx=512, n_cells=1024)
     settings = FleetSettings(enabled=True, hosts=2, cuts=(5, 8, 12), mode="auto")
     config = Config(device=device, fleet=settings)
-    fleet = make_fleet(config, EngineConfig(model, 512, 1, n_cells=1024), "", SystemClock())
+    fleet = make_fleet(
+        config, wire.Load(model_path=str(model), n_ctx=512, n_threads=1, n_cells=1024), "", SystemClock()
+    )
     fleet.engine.start()
     try:
         await fleet.engine.ready(120.0)

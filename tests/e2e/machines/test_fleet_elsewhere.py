@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings, PeerSettings
-from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine import wire
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.fleet import control
 from disco_daemon.fleet.control import FleetController, FleetSeen
@@ -48,7 +48,7 @@ async def answers(engine: Engine, n: int = 2) -> list[str]:
 
 
 async def answers_of_one_process() -> list[str]:
-    engine = Engine(EngineConfig(MODEL, 512, 1, n_cells=1024, exact=True), SystemClock())
+    engine = Engine(wire.Load(model_path=str(MODEL), n_ctx=512, n_threads=1, n_cells=1024, exact=True), SystemClock())
     engine.start()
     try:
         await engine.ready(120.0)
@@ -99,7 +99,9 @@ def let_other_machines_be_the_idle_ones(monkeypatch: pytest.MonkeyPatch) -> None
 
 @asynccontextmanager
 async def fleet_of(config: Config, members: FleetMembers) -> AsyncIterator[FleetDevice]:
-    fleet = make_fleet(config, EngineConfig(MODEL, 512, 1, n_cells=1024), "", SystemClock(), members)
+    fleet = make_fleet(
+        config, wire.Load(model_path=str(MODEL), n_ctx=512, n_threads=1, n_cells=1024), "", SystemClock(), members
+    )
     fleet.engine.start()
     caring = asyncio.create_task(fleet.fleet.run())
     try:

@@ -20,7 +20,6 @@ import pytest_asyncio
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineAnswer
 from disco_daemon.engine.llama.weights import read_output, read_weights
 from disco_daemon.engine.supervisor import Engine
@@ -178,8 +177,17 @@ def config(
     exit_: wire.ExitCalibration | None = None,
     n_ctx: int = N_CTX,
     codec: str = "f32",
-) -> EngineConfig:
-    return EngineConfig(path, n_ctx, 1, n_cells=n_cells, layers=layers, patience_s=20.0, exit=exit_, codec=codec)
+) -> wire.Load:
+    return wire.Load(
+        model_path=str(path),
+        n_ctx=n_ctx,
+        n_threads=1,
+        n_cells=n_cells,
+        layers=() if layers is None else (layers.first, layers.last, layers.of),
+        patience_s=20.0,
+        exit=exit_,
+        codec=codec,
+    )
 
 
 @dataclass

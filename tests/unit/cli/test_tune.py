@@ -13,7 +13,7 @@ from disco_daemon.cli.tune import copy_path
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Config
-from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine import wire
 from disco_daemon.engine.measure.search import Search, thread_counts
 from disco_daemon.engine.measure.tune_messages import Knobs, Speed, Tuned, TuneJob
 from disco_daemon.engine.supervisor import Engine
@@ -292,8 +292,6 @@ def test_the_layout_of_weights_is_measured_where_there_are_two_and_no_bit_counts
     save(settings, model, Tuned(Knobs(2, 2, 512, repack=False), SPEED, SPEED, [], 1.0, True, 3))
     knobs = knobs_for(settings, model)
     assert (knobs.repack, engine_knobs(knobs)["repack"]) == (False, False)
-    config = EngineConfig(model, 4096, 2, repack=knobs.repack)
-    assert [config.load().repack, EngineConfig(model, 4096, 2).load(repack=False).repack] == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -473,7 +471,7 @@ def test_who_is_tuned_by_itself(at_home: Path, model: Path, text: str, known: bo
     if known:
         save(settings, model, TUNED)
     clock = SystemClock()
-    engine = Engine(EngineConfig(model, 512, 1), clock)
+    engine = Engine(wire.Load(model_path=str(model), n_ctx=512, n_threads=1), clock)
     made = make_autotuner(settings, engine, lambda: False, clock)
     assert (made is not None) == runs
 
@@ -481,7 +479,7 @@ def test_who_is_tuned_by_itself(at_home: Path, model: Path, text: str, known: bo
 def test_a_result_is_for_the_next_start_of_the_engine(at_home: Path, model: Path) -> None:
     settings = configured(f"[device]\nmodel = '{model}'\n", at_home)
     clock = SystemClock()
-    engine = Engine(EngineConfig(model, 512, 1), clock)
+    engine = Engine(wire.Load(model_path=str(model), n_ctx=512, n_threads=1), clock)
     made = make_autotuner(settings, engine, lambda: False, clock)
     assert made is not None
     made._adopt(TUNED)

@@ -33,7 +33,7 @@ from disco_daemon.daemon.assembly import Assembly, Parts, Shared
 from disco_daemon.daemon.runtime import Runtime
 from disco_daemon.daemon.tasks.loop_monitor import LoopMonitor
 from disco_daemon.endpoints.device import Device
-from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine import wire
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.errors import ConfigError
 from disco_daemon.machines import kinds
@@ -228,14 +228,16 @@ def fleet_maker() -> Callable[..., FleetDevice]:
 
     def make(config: Config, clock: Any) -> FleetDevice:
         if not made:
-            made.append(make_fleet(config, EngineConfig(default_model_path(), 512, 1), "", clock))
+            made.append(
+                make_fleet(config, wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), "", clock)
+            )
         return FleetDevice(made[0].engine, made[0].fleet, "")
 
     return make
 
 
 def _split_device(config: Config, clock: Any) -> SplitDevice:
-    engine = Engine(EngineConfig(default_model_path(), 512, 1), clock)
+    engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), clock)
     return SplitDevice(engine, Link(), "m", (4, 4), rules=rules_of(config))
 
 

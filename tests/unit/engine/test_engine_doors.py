@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import queue
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ import pytest
 from disco_daemon.endpoints.base import Controls
 from disco_daemon.endpoints.device import Device
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.framing import frame
 from disco_daemon.engine.requests import count_message, generate_message, order_message
 from disco_daemon.engine.serve.admission import SCHEDULERS
@@ -33,7 +31,6 @@ from disco_daemon.types import (
     Finish,
     GenerationRequest,
     Hold,
-    LayerRange,
     Pace,
     Paused,
     Sampling,
@@ -98,33 +95,6 @@ def test_each_order_is_passed_on_as_it_is() -> None:
         id="g1", text="more", go=True, ids=(1, 2)
     )
     assert order_message(Pace(2.5), "g1") == wire.SetPace(id="g1", pace_tps=2.5)
-
-
-OTHERS: dict[str, Any] = {  # than the defaults, of each setting that the engine process gets
-    "n_gpu_layers": 3, "n_cells": 4, "scheduler": "fcfs", "exact": False,
-    "adapters": (wire.AdapterFile(name="a", path="a.gguf"),), "n_threads_batch": 5, "n_ubatch": 6, "flash_attn": True,
-    "kv_type": "q8_0", "repack": False, "speculate": False, "draft_path": "draft.gguf", "chat_template": "{{ x }}",
-    "disk": wire.Disk(folder="kv", max_bytes=7, idle_s=8.0), "layers": LayerRange(0, 2, 4), "patience_s": 9.0,
-    "max_answers": 10,
-    "exit": wire.ExitCalibration(coefficients=(1.0, 0, 0, 0), scores=(0.0,), shares=(1.0,), coverage=0),
-    "codec": "bf16", "ranges": (wire.RangeFile(path="r.gguf", first=0, last=1, of=2),), "keep_home": True,
-}  # fmt: skip
-
-
-def test_all_settings_of_an_engine_are_in_the_message_that_loads_it() -> None:
-    own = {field.name for field in dataclasses.fields(EngineConfig)} - {
-        "model_path",
-        "n_ctx",
-        "n_threads",
-        "keep_alive_s",
-    }
-    assert own == OTHERS.keys()
-    for name, value in OTHERS.items():
-        load = EngineConfig(Path("model.gguf"), 1, 2, **{name: value}).load()
-        wanted = (0, 2, 4) if name == "layers" else value
-        assert (load.model_path, load.n_ctx, load.n_threads) == ("model.gguf", 1, 2)
-        assert getattr(load, name) == wanted != getattr(EngineConfig(Path("model.gguf"), 1, 2).load(), name)
-    assert not EngineConfig(Path("model.gguf"), 1, 2).load(repack=False).repack
 
 
 # --- in the engine's process -----------------------------------------------------------------------------------------
@@ -246,7 +216,7 @@ class Line:
 
 
 async def test_an_answer_of_the_device_tells_all_that_the_engine_says_and_its_orders_reach_it() -> None:
-    engine, line = Engine(EngineConfig(Path("model.gguf"), 1, 1), StoppedClock()), Line()
+    engine, line = Engine(wire.Load(model_path="model.gguf", n_ctx=1, n_threads=1), StoppedClock()), Line()
     engine.state = EngineState.READY
     engine._channel.open(cast(Any, line))
     request = dataclasses.replace(REQUEST, adapter="", split=SplitWish(), extra={}, drawing=Drawing())
@@ -282,7 +252,7 @@ async def test_an_answer_of_the_device_tells_all_that_the_engine_says_and_its_or
 
 
 async def test_a_prompt_is_counted_with_its_ids_where_these_are_wanted() -> None:
-    engine, line = Engine(EngineConfig(Path("model.gguf"), 1, 1), StoppedClock()), Line()
+    engine, line = Engine(wire.Load(model_path="model.gguf", n_ctx=1, n_threads=1), StoppedClock()), Line()
     engine.state = EngineState.READY
     engine._channel.open(cast(Any, line))
     asking = asyncio.create_task(Device(engine).token_ids(dataclasses.replace(REQUEST, adapter="")))

@@ -14,7 +14,6 @@ import pytest
 
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import framing, wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.inbox import EngineGone
 from disco_daemon.engine.llama.template import ChatTemplate, TemplateError
 from disco_daemon.engine.supervisor import Engine
@@ -84,7 +83,7 @@ def test_halves_of_characters_that_a_template_spells_are_joined_or_replaced(lite
 async def test_a_model_whose_path_is_no_utf_8_is_named(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
     shutil.move(random_bytes_speaker(tmp_path / "sound.gguf", 256), path)
-    engine = Engine(EngineConfig(path, 256, 1), SystemClock())
+    engine = Engine(wire.Load(model_path=str(path), n_ctx=256, n_threads=1), SystemClock())
     engine.start()
     try:
         with pytest.raises(EngineGone, match="cannot be sent"):

@@ -14,7 +14,7 @@ import pytest
 
 from disco_daemon.cli.main import main
 from disco_daemon.clock import SystemClock
-from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine import wire
 from disco_daemon.engine.measure.exit_messages import ExitFigures, ExitTrained
 from disco_daemon.errors import ConfigError
 from disco_daemon.link.protocol import Build, Hello, Welcome
@@ -160,7 +160,7 @@ def test_a_machine_whose_exit_is_not_the_partners_is_told_so(
     role = JoinPartner(
         identity=Identity(certificate="", key="", ca=""), name="desk", addresses=(), hello=Hello(build=build, cut=2)
     )
-    link = EdgeLink(EngineConfig(tiny, 256, 1, exit=told_of(one)), SystemClock(), role, {})
+    link = EdgeLink(wire.Load(model_path=str(tiny), n_ctx=256, n_threads=1, exit=told_of(one)), SystemClock(), role, {})
     theirs = mark_of(told_of(one))
     assert (len(theirs), mark_of(None)) == (12, "")
     with caplog.at_level("INFO", "disco"):

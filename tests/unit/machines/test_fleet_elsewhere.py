@@ -15,7 +15,6 @@ from disco_daemon.cli.fleet import step_line
 from disco_daemon.clock import SystemClock
 from disco_daemon.config.schema import Config, FleetSettings
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.fleet.control import COOLDOWN_S, FleetController, FleetSeen
 from disco_daemon.fleet.forecast import FleetForecast, FleetLoad
@@ -446,7 +445,10 @@ class Moved:
 def operator_of(folder: Path, places: Places, monkeypatch: pytest.MonkeyPatch) -> tuple[FleetOperator, Moved]:
     monkeypatch.setattr(operator, "LOOK_S", 0.01)
     layers, hosts = fleet_of(folder, places)
-    engine, moved = Engine(EngineConfig(folder / "m.gguf", 64, 1), SystemClock(), hosts=hosts), Moved()
+    engine, moved = (
+        Engine(wire.Load(model_path=str(folder / "m.gguf"), n_ctx=64, n_threads=1), SystemClock(), hosts=hosts),
+        Moved(),
+    )
     engine.state = EngineState.READY
     monkeypatch.setattr(engine, "fleet", moved)
     return FleetOperator(engine, hosts, layers, GIVEN, Config(fleet=AUTO)), moved

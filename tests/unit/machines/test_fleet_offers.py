@@ -16,7 +16,7 @@ from msgspec.structs import replace as replace_fields
 from disco_daemon.clock import SystemClock
 from disco_daemon.config.schema import Config
 from disco_daemon.daemon.endpoints import reuse_device
-from disco_daemon.engine.config import EngineConfig
+from disco_daemon.engine import wire
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.link.relay.first_frames import OfferHost
 from disco_daemon.link.relay.orders import HostEnded, HostOffered
@@ -198,7 +198,7 @@ class View:
 
 
 def device(hosts: HostProcesses) -> FleetDevice:
-    config = EngineConfig(Path("m.gguf"), 64, 1, 0)
+    config = wire.Load(model_path="m.gguf", n_ctx=64, n_threads=1, n_gpu_layers=0)
     return FleetDevice(Engine(config, SystemClock(), hosts=hosts), View(hosts))
 
 

@@ -17,7 +17,6 @@ from disco_daemon.cli.fleet import lines_of
 from disco_daemon.cli.main import main
 from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
 from disco_daemon.engine import wire
-from disco_daemon.engine.config import EngineConfig
 from disco_daemon.engine.host_door import HostDoor
 from disco_daemon.engine.measure.tune_messages import Knobs
 from disco_daemon.errors import ConfigError
@@ -138,7 +137,7 @@ def test_a_model_whose_ranges_differ_is_refused_before_anything_is_loaded(tmp_pa
     path = model_file(tmp_path / "mtp.gguf", llama__block_count=8, llama__nextn_predict_layers=1)
     config = Config(device=DeviceSettings(model=str(path)), fleet=FleetSettings(enabled=True))
     with pytest.raises(ConfigError, match=r"mtp\.gguf cannot be cut into ranges"):
-        make_fleet(config, EngineConfig(path, 512, 1), "", StoppedClock())
+        make_fleet(config, wire.Load(model_path=str(path), n_ctx=512, n_threads=1), "", StoppedClock())
 
 
 @needs_model
@@ -160,11 +159,19 @@ def test_home_is_loaded_as_the_whole_model_but_for_what_a_fleet_cannot_do(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     model, adapter = default_model_path(), wire.AdapterFile(name="law", path="law.gguf")
     device = DeviceSettings(model=str(model), adapters={"law": "law.gguf"}, n_threads=4)
-    config = Config(device=device, fleet=FleetSettings(enabled=True, cuts=(5, 22)))
-    whole = EngineConfig(model, 512, 4, None, adapters=(adapter,), exact=False, chat_template="x")
+    config = Config(device=device, fleet=FleetSettings(enabled=True, cuts=(5, 22), keep_home=True))
+    whole = wire.Load(
+        model_path=str(model),
+        n_ctx=512,
+        n_threads=4,
+        n_gpu_layers=None,
+        adapters=(adapter,),
+        exact=False,
+        chat_template="x",
+    )
     fleet = make_fleet(config, whole, "a name", StoppedClock())
     home = fleet.engine.config
-    assert (home.model_path, home.n_ctx, home.chat_template) == (model, 512, "x")
+    assert (home.model_path, home.n_ctx, home.chat_template, home.keep_home) == (str(model), 512, "x", True)
     assert (home.n_threads, home.n_gpu_layers, home.adapters, home.speculate, home.exact) == (2, 0, (), False, True)
     assert [(part.first, part.last, *part.hosts) for part in home.ranges] == [(0, 5, 0), (5, 22, 1), (22, 30, 0)]
     assert "an adapter is for a whole model" in fleet.adapters["law"]
