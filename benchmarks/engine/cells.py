@@ -34,8 +34,8 @@ from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.edge import SplitEdge
+from disco_daemon.engine.serve.engine_role import make_batcher
 from disco_daemon.engine.serve.partner import SplitPartner
-from disco_daemon.engine.serve.role import make_batcher
 from disco_daemon.link.protocol import PeerFrame, PeerJoined
 from disco_daemon.link.rows.content import credits_for
 from disco_daemon.models.default import default_model_path

@@ -40,8 +40,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from disco_daemon.engine.json_schema.left_out import left_out, narrowed
 from disco_daemon.engine.json_schema.numbers import exactly
+from disco_daemon.engine.json_schema.unenforced import left_out, narrowed
 from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
 from tests.fixtures.gbnf import Language
 from tests.fixtures.token_draws import TokenDraws, default_vocabulary

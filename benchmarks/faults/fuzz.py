@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from disco_daemon.api.anthropic.messages_shape import MessagesShape
-from disco_daemon.api.control import wishes
+from disco_daemon.api.control import control_requests
 from disco_daemon.api.http import bodies
 from disco_daemon.api.ollama.ollama_shape import ChatLines
 from disco_daemon.api.openai import openai_request
@@ -109,7 +109,7 @@ BODIES = [
 ]
 ASKED = responses_request.to_chat({"model": "m", "input": "Hi"})
 WHOLE = Outcome("r", 5.0, "m", "race", Plan(0, 0), 7, Side.SERVER, "stop", None, 0.1, 2.0, 0, {}, (), 0.0, 0.0)
-READ_BODIES = (bodies, openai_request, responses_request, responses_items, responses_tools, wishes)
+READ_BODIES = (bodies, openai_request, responses_request, responses_items, responses_tools, control_requests)
 
 
 def bent(data: bytes, rng: random.Random) -> bytes:
@@ -240,8 +240,8 @@ def _read_bodies(data: bytes) -> None:
     for parse in (
         openai_request.parse,
         lambda given: openai_request.parse_completion(bodies.decoded(given)),
-        wishes.parse_adjustment,
-        wishes.parse_server,
+        control_requests.parse_adjustment,
+        control_requests.parse_server,
         lambda given: responses_request.to_chat(bodies.decoded(given)),
     ):
         with suppress(DiscoError):

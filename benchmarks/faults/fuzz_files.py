@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_daemon.engine.hosts.asked import AskedCells, UnaskedError, check_cells
+from disco_daemon.engine.hosts.outstanding import AskedCells, UnaskedError, check_cells
 from disco_daemon.engine.llama.adapters import Adapters
 from disco_daemon.engine.llama.library import show_errors
 from disco_daemon.engine.llama.model import AbortFlag, Llama, quiet

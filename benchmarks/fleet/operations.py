@@ -25,7 +25,7 @@ from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import FleetHome
-from disco_daemon.estimation.line import t95
+from disco_daemon.estimation.prefill_curve import t95
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import LayerRange

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from disco_daemon.bench.child import BenchError
 from disco_daemon.link.protocol import Build, Welcome
-from disco_daemon.link.relay.first_frames import OfferHost
+from disco_daemon.link.relay.handshake import OfferHost
 from disco_daemon.link.relay.orders import (
     Address,
     HomeReached,

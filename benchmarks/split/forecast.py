@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from disco_daemon.link.relay.first_frames import TheCuts
+from disco_daemon.link.relay.handshake import TheCuts
 from disco_daemon.machines.split.cut_plan import LinkSpeed, PlanInput, PlannedCut, plan_cuts
 
 from .run import EXACT, AskedPrompt, by_data

@@ -30,8 +30,8 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.llama.model import N_BATCH, AbortFlag, Llama
 from disco_daemon.engine.llama.refusals import refuse_to_cut
 from disco_daemon.engine.llama.rows import Row
-from disco_daemon.engine.serve.away import ExitGuess
 from disco_daemon.engine.serve.drafting import FIRST_TIMES, ExitDrafter
+from disco_daemon.engine.serve.rows_at_partner import ExitGuess
 from disco_daemon.link.rows.codec import decode_rows, encode_rows
 from disco_daemon.machines.split.trained_exits import KeptExit, told_of
 from disco_daemon.models.segment_files import SegmentFiles

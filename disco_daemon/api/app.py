@@ -11,10 +11,10 @@ from . import answering
 from .answering import CONDUCTOR, TURNSTILE, Turnstile, names, received
 from .anthropic import messages_routes
 from .control import documents, fleet_routes, machine_routes, openapi_route, server_routes, trace_route
+from .control.control_requests import parse_adjustment
 from .control.documents import Documents
 from .control.metrics import Metrics
 from .control.scrape import METRICS, counted, scraped
-from .control.wishes import parse_adjustment
 from .doors import DOOR, UnixDoor, check_control, fit
 from .http import cross_origin
 from .http.bodies import decoded

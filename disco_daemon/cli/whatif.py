@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from ..simulate.whatif import WhatIf, WhatIfSetting
     from ..simulate.whatif_report import Findings, as_json, draw, summary
     from ..store.checkup import profile
-    from ..store.past import outcomes
+    from ..store.recorded_outcomes import outcomes
 
     _check(args)
     if args.plots:

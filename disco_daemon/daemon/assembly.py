@@ -19,7 +19,7 @@ from ..dispatch.mover import CostMover, Forced, Mover, Stay
 from ..dispatch.planner import Planner
 from ..dispatch.policy import Policy
 from ..endpoints.base import Endpoint
-from ..endpoints.off import Off
+from ..endpoints.server_off import Off
 from ..endpoints.shaper import Shape
 from ..engine.early import EarlyEngine
 from ..estimation.knowledge import Knowledge

@@ -27,7 +27,7 @@ from ..machines.split.partner_service import Partner
 from ..onboarding.setup import Onboarding
 from ..service.notify import ServiceChannel
 from ..store import History
-from ..store.claim import claimed
+from ..store.history_lock import claimed
 from ..system.tasks import cancel_all
 from . import open_files
 from .assembly import Assembly, Shared

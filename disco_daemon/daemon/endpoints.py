@@ -12,7 +12,7 @@ from ..clock import Clock
 from ..config.layers import KeyRefusedError, server_api_key
 from ..config.schema import Config
 from ..endpoints.base import Endpoint, Tokenizer
-from ..endpoints.off import Off
+from ..endpoints.server_off import Off
 from ..errors import ConfigError
 from ..machines.kinds import kind_of
 from ..machines.managed_device import Making, ManagedDevice

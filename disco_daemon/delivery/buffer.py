@@ -17,7 +17,7 @@ Of a piece of several tokens, as servers send them, the words leave one by one w
 The first token is never delayed. Whatever the mode, a cluster that the next token may extend (`graphemes`) waits for
 that token or for the flush; if the next one is there and does extend it, both go together.
 
-What is held, and in which pieces it leaves, is `held`'s; when tokens are due at pace, `grid`'s.
+What is held, and in which pieces it leaves, is `held_tokens`'s; when tokens are due at pace, `grid`'s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..types import Delivery, Token
 from .cut import words
 from .graphemes import settled
 from .grid import PaceGrid
-from .held import HeldTokens
+from .held_tokens import HeldTokens
 
 MAX_BUFFERED = 8192  # tokens held; beyond them the oldest pass: half an hour of reading, and of bounded memory
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..engine import constraints, wire
-from ..engine.json_schema.left_out import left_out, narrowed
+from ..engine.json_schema.unenforced import left_out, narrowed
 from ..engine.supervisor import Engine, EngineState
 from ..engine.tool_rules import offered
 from ..errors import EndpointError

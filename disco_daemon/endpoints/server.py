@@ -31,7 +31,7 @@ from ..types import (
     n_choices,
     wanted,
 )
-from . import told
+from . import model_facts
 from .base import Controls, Resumption
 from .bill import Bill, finds
 from .chunks import Reader
@@ -202,13 +202,13 @@ class Server:
 
     async def _ask_models(self, client: ServerClient) -> Capabilities:
         base_url = self.config.base_url.rstrip("/")
-        entry = await asyncio.to_thread(told.entry_of, await client.get(f"{base_url}/models"), self.model)
+        entry = await asyncio.to_thread(model_facts.entry_of, await client.get(f"{base_url}/models"), self.model)
         if entry is None:
             return UNKNOWN
-        if not told.is_llama_server(entry):
-            return told.of_entry(entry)
+        if not model_facts.is_llama_server(entry):
+            return model_facts.of_entry(entry)
         props = await client.get(f"{base_url.removesuffix('/v1')}/props")
-        return told.of_props(props).over(told.of_entry(entry))
+        return model_facts.of_props(props).over(model_facts.of_entry(entry))
 
     def forget(self) -> None:
         """Forget what it refused: it is asked again for all of it."""

@@ -41,11 +41,11 @@ from .peer_socket import RelayDoor
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
 from .serve.edge import SplitEdge
+from .serve.engine_role import load_llama, make_batcher
 from .serve.intake import Command, Intake
 from .serve.next_turn import PAUSE_S
 from .serve.partner import SplitPartner
 from .serve.remote_layers import RemoteLayers
-from .serve.role import load_llama, make_batcher
 from .serve.stats import EngineStats
 from .speculation.speculate import Speculator
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..arrays import FloatArray
-from ..estimation.line import t95
+from ..estimation.prefill_curve import t95
 from .measurement import Covers, Integral, PowerReading
 
 WINDOW_S, WINDOW_LAGS = 1.0, 4.0  # the length of a window, and in lags of the source

@@ -21,7 +21,7 @@ from ..clock import Clock
 from ..endpoints.device import LOAD_WAIT_S, Device
 from ..engine import wire
 from ..engine.supervisor import Engine
-from ..estimation.line import Line, fit, mean95
+from ..estimation.prefill_curve import Line, fit, mean95
 from ..power.measurement import Covers, PowerReading
 from ..power.meter import EnergyMeter, TokenEnergy, from_power
 from ..power.sensors import Sensors, assumed_reading

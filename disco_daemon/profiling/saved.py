@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..engine.measure.tune_messages import Knobs
-from ..estimation.line import Interval, Line
+from ..estimation.prefill_curve import Interval, Line
 from ..power.meter import TokenEnergy
 from .tuned_profile import ProfileKey, TunedProfiles, write
 

@@ -17,7 +17,7 @@ from ..clock import Clock
 from ..endpoints.probe import probe
 from ..endpoints.server import Server
 from ..errors import EndpointError
-from ..estimation.line import mean95
+from ..estimation.prefill_curve import mean95
 from ..system.net import without_credentials
 from ..types import GenerationRequest, Sampling, Usage
 from .device import Steps

@@ -16,7 +16,7 @@ running job keeps its place unless a challenger gains half as much again (hyster
 Preemption cap. There are P preemptions for each request seen, and no more.
 
 Begun answers. Unless all readers may be made to stand still, as in the paper, a begun answer is served before its
-reader has read all there is, and newcomers wait at the door (`begun`).
+reader has read all there is, and newcomers wait at the door (`begun_answers`).
 
 Starvation. A job that has waited longer than `max_wait_s` is let in, within a share of the room, and runs to its end.
 
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import FloatArray, IntArray
-from .begun import BegunAnswers, BegunJobs
+from .begun_answers import BegunAnswers, BegunJobs
 from .candidates import Candidates, fitting, n_fitting
 from .jobs import HIGH_WATER, Capacity, Job, checked_high_water
 from .latency import LEAST_S, IterationLatency

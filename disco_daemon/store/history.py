@@ -15,7 +15,7 @@ from disco_daemon.errors import Unavailable
 from disco_daemon.system.sqlitefile import is_damage
 from disco_daemon.types import LedgerEntry, Outcome, Side
 
-from .past import outcomes
+from .recorded_outcomes import outcomes
 from .tables import text_of
 from .writer import BUSY_TIMEOUT_S, QUEUE_LIMIT, SavedState, Writer
 

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from disco_daemon.api.anthropic.messages_request import MessagesRequest
+from disco_daemon.api.control.control_requests import Adjustment, DeviceWish, ServerWish
 from disco_daemon.api.control.documents import MAX_PLAN_TOKENS, TAIL_KNOBS
 from disco_daemon.api.control.fleet_routes import DrainWish
 from disco_daemon.api.control.machine_routes import PairWish, RevokeWish
-from disco_daemon.api.control.wishes import Adjustment, DeviceWish, ServerWish
 from disco_daemon.api.llama_server.infill_shape import InfillRequest
 from disco_daemon.api.ollama.ollama_request import (
     OllamaChatRequest,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.fleet_wire import FLIGHTS
-from disco_daemon.engine.hosts.joining import JoiningLeg
+from disco_daemon.engine.hosts.joining_legs import JoiningLeg
 from disco_daemon.engine.hosts.legs import Leg
 from disco_daemon.engine.hosts.placing import RECENT, SequencesAtWork, next_flight, next_replica
 from disco_daemon.engine.llama.refusals import ModelError

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.engine.hosts.asked import AskedCells, AskedOfHost, UnaskedError, check_cells
 from disco_daemon.engine.hosts.messages import CellsSaved
+from disco_daemon.engine.hosts.outstanding import AskedCells, AskedOfHost, UnaskedError, check_cells
 from disco_daemon.engine.llama.layer_states import MARKS
 from disco_daemon.engine.llama.windows import Piece, joined
 from disco_daemon.types import LayerRange

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.host_door import LentSocket
-from disco_daemon.engine.hosts.asked import AskedCells, AskedOfHost, SentFlight, UnaskedError, check_cells
 from disco_daemon.engine.hosts.cell_memory import CellMemory, SharedCells, new_memory
 from disco_daemon.engine.hosts.link import HostGoneError, HostLink
 from disco_daemon.engine.hosts.messages import (
@@ -36,6 +35,7 @@ from disco_daemon.engine.hosts.messages import (
     SegmentRefused,
     SignOfLife,
 )
+from disco_daemon.engine.hosts.outstanding import AskedCells, AskedOfHost, SentFlight, UnaskedError, check_cells
 from disco_daemon.engine.llama.layer_states import LayerState
 from disco_daemon.system.frames import HEADER, BadFrameError, FrameBuffer, FrameFormat
 from disco_daemon.types import LayerRange

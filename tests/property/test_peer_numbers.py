@@ -12,8 +12,8 @@ from msgspec import inspect
 
 from disco_daemon.engine.hosts.messages import FromHost
 from disco_daemon.link.protocol import BadFrameError, Hello, ToEdge, ToPartner, Welcome
-from disco_daemon.link.relay.first_frames import First as FirstMessage
-from disco_daemon.link.relay.first_frames import (
+from disco_daemon.link.relay.handshake import First as FirstMessage
+from disco_daemon.link.relay.handshake import (
     FirstReply,
     LinkMeasured,
     OfferHost,

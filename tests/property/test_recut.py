@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.engine.hosts.joining import COPIED_ROWS, missing
+from disco_daemon.engine.hosts.joining_legs import COPIED_ROWS, missing
 from disco_daemon.scheduler.prefix import PrefixIndex
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=6)

@@ -16,7 +16,7 @@ from ...types.roles import Role
 from ..doors import fit
 from ..http.connections import body
 from ..ollama.ollama_models import DeviceFile
-from .wishes import parse_settings
+from .control_requests import parse_settings
 
 MAX_PLAN_TOKENS = 1_000_000  # of a prompt that `disco plan` is asked about; longer than any context
 TAIL_KNOBS = {

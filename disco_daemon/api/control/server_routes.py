@@ -14,8 +14,8 @@ from aiohttp import web
 from ...errors import ConfigError, RequestError
 from ..doors import fit, may_control
 from ..http.connections import body
+from .control_requests import parse_device, parse_server
 from .documents import DOCUMENTS, as_json
-from .wishes import parse_device, parse_server
 
 
 def add_routes(app: web.Application) -> None:

@@ -13,7 +13,7 @@ from ...clock import Clock, Deadline
 from ...errors import DiscoError, ReaderGone
 from ...types import Outcome, Reason, Side, Token
 from ..openai.shapes import AnswerShape, Ids
-from . import signs
+from . import signs_of_life
 
 READER_TIMEOUT_S = 300.0  # a reader that takes nothing for this long holds a server's stream open in vain
 
@@ -111,7 +111,7 @@ class StreamSink:
         self._now = asyncio.get_running_loop().time
         self._deadline = Deadline()
         self._writing = False
-        self._signs = signs.SignsOfLife(self._sign, clock, signs.SIGN_OF_LIFE_S)
+        self._signs = signs_of_life.SignsOfLife(self._sign, clock, signs_of_life.SIGN_OF_LIFE_S)
         self.response: web.StreamResponse | None = None
 
     @property

@@ -10,7 +10,7 @@ from ...types import LayerRange
 from ..llama.layer_states import LayerState, StateFormatError, is_state_of, joined, state_head, unpacked
 from ..llama.refusals import ModelError
 from .cell_memory import CellMemory, SavedCells, SharedCells, bytes_of, new_memory
-from .joining import COPIED_ROWS, JoiningLeg, Span
+from .joining_legs import COPIED_ROWS, JoiningLeg, Span
 from .legs import AnySegment, HomeSegment, Leg
 from .link import HostGoneError, HostLink
 from .loading import BrokenOffError

@@ -24,12 +24,12 @@ from ..llama.rows import Row
 from ..wire import Load
 from .ends import Ends
 from .flight import Flight
-from .freed import give_back_what_is_freed
 from .home_cells import HomeCells
-from .joining import Span
+from .joining_legs import Span
 from .legs import FlightFailedError, HomeSegment, Leg, keep_rows
 from .link import HostGoneError
 from .loading import BrokenOffError
+from .memory_return import give_back_what_is_freed
 from .pool import HERE, HostPool, hand_over, range_load
 from .recut import MoveReport, Recut
 from .remote import MAX_LOST, OpenHost, RemoteHost, RemoteSegment, wait_for

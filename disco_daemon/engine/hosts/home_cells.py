@@ -10,7 +10,7 @@ from ..llama.layer_states import StateFormatError
 from ..llama.refusals import ModelError
 from ..llama.sequences import CellSpan
 from ..llama.state import State
-from .joining import Span
+from .joining_legs import Span
 from .kept_rows import KeptRows
 from .pool import leg_parts
 from .range_states import RangeStates, by_range, cut_whole, parse_ranges, whole

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...link.relay.first_frames import is_segment_name
+from ...link.relay.handshake import is_segment_name
 from ..llama.refusals import ModelError
 from ..wire import Load
 

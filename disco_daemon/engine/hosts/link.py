@@ -16,7 +16,6 @@ from ...system.frames import BadFrameError, FrameBuffer
 from ..host_door import LentSocket
 from ..llama.hidden import FloatRows
 from ..wire import Load
-from .asked import AskedCells, AskedOfHost, SentFlight, UnaskedError, check_cells
 from .cell_memory import CellMemory, SavedCells, SharedCells, new_memory
 from .messages import (
     FROM_HOST,
@@ -37,8 +36,9 @@ from .messages import (
     ToHost,
     decode_from_host,
 )
+from .outstanding import AskedCells, AskedOfHost, SentFlight, UnaskedError, check_cells
 from .segment_runs import SegmentRuns
-from .way_times import WayTimes
+from .transit_times import WayTimes
 
 SILENT_S = 3.5  # a host that gives no sign of life for so long is gone
 START_S = 30.0  # in which a new process has to give its first sign: a busy machine takes seconds to start one

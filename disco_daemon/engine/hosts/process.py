@@ -34,8 +34,8 @@ from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from .cell_memory import read_all, write_all
-from .freed import give_back_what_is_freed
 from .lent import LentHost
+from .memory_return import give_back_what_is_freed
 from .messages import (
     N_REASON,
     TO_HOST,

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...types import LayerRange
-from .again import CellsAgain
 from .copying import CellCopies, is_near
-from .joining import JoiningLeg, Span
+from .joining_legs import JoiningLeg, Span
 from .legs import AnySegment, HomeSegment, Leg, keep_rows
 from .loading import BrokenOffError, HomeLoading, Loading, RemoteLoading
 from .placing import SequencesAtWork
+from .recompute import CellsAgain
 from .remote import RemoteHost, RemoteSegment
 
 

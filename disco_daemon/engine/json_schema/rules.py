@@ -8,9 +8,9 @@ from typing import Any
 
 from ...tools.references import Document
 from .characters import in_json, literal, plainly
-from .contraries import contrary
 from .items import array_rule
 from .keywords import shapes_of
+from .negation import contrary
 from .numbers import INTEGERS, Numbers
 from .plans import MemberPlan, planned
 from .reading import TOO_LARGE, GrammarError, SchemaReading

@@ -13,7 +13,7 @@ from ..json_schema.characters import literal
 from ..json_schema.reading import GrammarError as GrammarError  # where everybody looks for it
 from ..json_schema.rules import MAX_GRAMMAR as MAX_GRAMMAR
 from ..json_schema.rules import SHARED, rules_of
-from .readings import MAX_READINGS, counted_anew, noted, readings
+from .ambiguity import MAX_READINGS, counted_anew, noted, readings
 from .recursion import bounded
 
 MAX_CALLS = 2 * MAX_GRAMMAR  # the same of all tools together

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import llama_cpp
 
-from . import marks
+from . import build_features
 
 LIBRARY: ctypes.CDLL = llama_cpp.llama_cpp._lib  # with the libraries that it needs
 FOLDER = Path(llama_cpp.__file__).parent / "lib"
@@ -48,10 +48,10 @@ def kernels() -> ctypes.CDLL:
 
 def usable_threads(n: int) -> int:
     """Return how many threads of `n` may compute: one alone where a build is wrong with more."""
-    return 1 if marks.fault(kernels()) else n
+    return 1 if build_features.fault(kernels()) else n
 
 
 llama_cpp.llama_log_set(show_errors, ctypes.c_void_p(0))
 _choose_kernels()
-if FAULT := marks.fault(kernels()):
+if FAULT := build_features.fault(kernels()):
     os.write(2, f"llama.cpp has to be compiled anew, see `disco doctor`: {FAULT}\n".encode())

@@ -15,16 +15,16 @@ from ...types import LayerRange, Likelihood, ToolUse
 from ..wire import Generate, Load
 from . import gpu
 from .adapters import AdapterError, Adapters
+from .build_features import changes, skip_s
 from .context import context_params
 from .embedder import EmbeddingContext, EmbeddingError
 from .grammar import GrammarError, grammar_of
 from .hidden import FloatRows, HiddenRows
 from .library import kernels, show_errors, usable_threads
 from .likelihood import likeliest, log_probabilities
-from .marks import changes, skip_s
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
-from .nodes import use_nodes
+from .numa import use_nodes
 from .refusals import FormatError, ModelError, ToolsError
 from .rounding import use_extra_buffers
 from .rows import Row, Rows

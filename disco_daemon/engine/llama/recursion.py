@@ -6,7 +6,7 @@ out: a property that may be missing, the items of a list, an alternative. What s
 of allows as well.
 
 A level is told by the text alone, for it is the number of `{` that are open in the circle. So a grammar that is written
-out has never more readings at once than the one it is made of (`readings`).
+out has never more readings at once than the one it is made of (`ambiguity`).
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from typing import Any
 import llama_cpp
 
 from ..wire import Generate
+from .ambiguity import readings
 from .calls import OpeningMark
 from .grammar import AMBIGUOUS
-from .readings import readings
 from .refusals import FormatError, ToolsError
 
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0

@@ -15,8 +15,8 @@ from .. import wire
 from ..llama.hidden import FloatRows
 from ..llama.model import Llama
 from ..speculation.speculate import lookup_of
-from .away import Away, ExitGuess, JudgedDrafts
 from .iteration import Batch, DecodedRows
+from .rows_at_partner import Away, ExitGuess, JudgedDrafts
 from .sequence import Sequence
 
 FIRST_TIMES = RunTimes(0.01, 0.02, 0.005)  # of a run of drafts, before any was measured

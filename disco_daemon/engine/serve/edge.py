@@ -32,12 +32,12 @@ from ...link.trust.refusals import failure_told
 from .. import wire
 from ..kv.row_texts import RowTexts
 from ..llama.refusals import FormatError
-from .absence import PartnerAbsence
-from .away import ALONE, Away, SplitCounts, away_for, follow_draws, gone, refusal_of, rules_of
 from .drafting import EdgeDrafting, NextStep
 from .iteration import Batch, DecodedRows
 from .partner import SendFrame
+from .partner_absence import PartnerAbsence
 from .remote_layers import RemoteLayers, RemoteUsage
+from .rows_at_partner import ALONE, Away, SplitCounts, away_for, follow_draws, gone, refusal_of, rules_of
 from .sequence import AT_PARTNER, Sequence
 
 if TYPE_CHECKING:

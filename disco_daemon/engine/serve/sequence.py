@@ -18,7 +18,7 @@ from ..llama.adapters import prefix_key
 from ..llama.sampler import Sampler
 from ..llama.vocabulary import Vocabulary
 from ..speculation.prompt_lookup import MODEL_PRIOR, Chance, PromptLookup
-from .unsent import Unsent
+from .unsent_tokens import Unsent
 
 if TYPE_CHECKING:
     from ..llama.model import Llama

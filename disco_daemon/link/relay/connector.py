@@ -16,8 +16,8 @@ from ..protocol import BadFrameError, Hello, Refused, Welcome
 from ..trust import tls
 from ..trust.refusals import RETRIED, LinkEndedError, check_builds, told_by
 from .engine_hub import EngineHub
-from .first_frames import FIRST_FRAMES, BindRows, FirstReply, RowsBound, decode_reply, first_frame
 from .frame_stream import READ_AHEAD, FrameStream, ended_by
+from .handshake import FIRST_FRAMES, BindRows, FirstReply, RowsBound, decode_reply, first_frame
 from .link import FROM_PARTNER, PeerLink, drop
 from .orders import Address, JoinPartner, LinkDown, LinkUp, RelayEvent
 

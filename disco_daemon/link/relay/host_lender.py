@@ -28,8 +28,8 @@ from .connector import (
     ask,
     connect_first,
 )
-from .first_frames import HostAccepted, TellLoad, first_frame
 from .frame_stream import FrameStream
+from .handshake import HostAccepted, TellLoad, first_frame
 from .host_pipe import Report, carry
 from .orders import HomeEnded, HomeReached, LendHosts, LinkDown
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from ..protocol import Welcome
 from ..trust.refusals import LinkEndedError, check_builds
-from .first_frames import HostAccepted, OfferHost, first_frame
 from .frame_stream import FrameStream
+from .handshake import HostAccepted, OfferHost, first_frame
 from .orders import HostEnded, HostOffered, RelayEvent
 
 OWN_END = "its process has ended"  # why a connection ends whose end on this machine was closed

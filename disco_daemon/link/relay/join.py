@@ -23,7 +23,8 @@ from ..trust.pairing import PairedPartner
 from ..trust.pairing_code import PairingCode, PairingError, check_name
 from ..trust.refusals import LinkEndedError
 from .connector import RefusedError, Reply, ask, connect, connect_first
-from .first_frames import (
+from .frame_stream import FrameStream
+from .handshake import (
     FIRST_FRAMES,
     MAX_MEMORY,
     AskAuthority,
@@ -40,7 +41,6 @@ from .first_frames import (
     decode_reply,
     first_frame,
 )
-from .frame_stream import FrameStream
 from .orders import Address, Identity
 
 STALLED_S = 30.0  # without a byte of a file: the other side gives up after as long

@@ -27,7 +27,8 @@ from ..trust import tls
 from ..trust.refusals import REVOKED, LinkEndedError, check_builds
 from ..trust.strangers import StrangerPlaces, owner_of
 from .engine_hub import EngineHub
-from .first_frames import (
+from .frame_stream import READ_AHEAD, FrameStream, ended_by, say_last
+from .handshake import (
     FIRST_FRAMES,
     AskAuthority,
     AskCuts,
@@ -47,7 +48,6 @@ from .first_frames import (
     decode_first,
     first_frame,
 )
-from .frame_stream import READ_AHEAD, FrameStream, ended_by, say_last
 from .link import FROM_EDGE, PeerLink, drop
 from .orders import LinkDown, LinkUp, Listening, Member, RefusalCounts, RelayEvent, ServeMembers, TwoAddresses
 

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from ..protocol import BadFrameError, Build, Welcome
 from ..trust.refusals import LinkEndedError
-from .first_frames import (
+from .frame_stream import FrameStream
+from .handshake import (
     FIRST_FRAMES,
     MEASURED_BYTES,
     MEASURED_MAX,
@@ -36,7 +37,6 @@ from .first_frames import (
     decode_first,
     first_frame,
 )
-from .frame_stream import FrameStream
 from .host_pipe import HostPipes, Report
 from .orders import (
     CutsAnswer,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from ..protocol import Build, Hello, Welcome
-from .first_frames import OfferHost, TellLoad, TheCuts, TheRay, TheSegments
+from .handshake import OfferHost, TellLoad, TheCuts, TheRay, TheSegments
 
 MAX_CONTROL = 1 << 20  # bytes of a message: certificates, and a thousand names
 

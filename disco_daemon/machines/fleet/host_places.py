@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ...link.relay.first_frames import SegmentFact, TellLoad
+from ...link.relay.handshake import SegmentFact, TellLoad
 from ...types import LayerRange
 
 RangePath = tuple[LayerRange, Path]

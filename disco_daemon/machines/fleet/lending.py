@@ -18,7 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ...config.layers import data_path
-from ...link.relay.first_frames import (
+from ...link.relay.handshake import (
     N_REASON,
     AskSegments,
     OfferHost,

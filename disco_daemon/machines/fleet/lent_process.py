@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ...link.relay.first_frames import SegmentFact
+from ...link.relay.handshake import SegmentFact
 from ...link.trust.pairing_code import PairingError
 from ...system.supervised import ChildProcess
 from ..owner import OwnerTerms

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ...config.schema import Config
 from ...errors import ConfigError
 from ...link.protocol import Build, Welcome
-from ...link.relay.first_frames import TheSegments
+from ...link.relay.handshake import TheSegments
 from ...link.relay.orders import (
     CutsAnswer,
     CutsAsked,

@@ -13,7 +13,7 @@ from ...fleet.forecast import FleetLoad, FleetModel
 from ...fleet.layout import FleetLayout
 from ...fleet.placement import FleetHost
 from ...fleet.reduction import ReducedState
-from ...link.relay.first_frames import TellLoad
+from ...link.relay.handshake import TellLoad
 from .host_places import LentMachine
 from .layer_plan import FleetPlanInput, host_name
 from .monitor import MachineLoad, ProcessLoad

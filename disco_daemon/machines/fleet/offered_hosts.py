@@ -18,7 +18,7 @@ import msgspec
 from ...config.layers import changing, write_private
 from ...errors import ConfigError
 from ...link.protocol import Build
-from ...link.relay.first_frames import TellLoad
+from ...link.relay.handshake import TellLoad
 from ...link.relay.orders import HostEnded, HostOffered
 from ...system import process
 from .host_places import LentLife, LentMachine

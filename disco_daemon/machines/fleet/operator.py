@@ -23,8 +23,8 @@ from ...fleet.layout import FleetLayout, PlacedRange
 from ...fleet.placement import free_bytes
 from ...fleet.steps import BATCH_KINDS, FleetStep
 from ...types import Outcome
-from .detour import detour, fitting
 from .host_processes import HostProcesses
+from .interim_layout import detour, fitting
 from .layer_files import FleetLayers, Shares, differ
 from .layer_plan import HOME, FleetPlanInput, StepDone
 from .machine_speeds import MachineBook

@@ -18,7 +18,7 @@ import msgspec
 from ...config.layers import write_private
 from ...config.schema import Config
 from ...fleet_keeper.keeper_messages import INSTALL, KeeperJob, KeeperState, decode_state, encode
-from ...link.relay.first_frames import TheRay
+from ...link.relay.handshake import TheRay
 from ...link.trust.addresses import own_addresses
 from ...system.supervised import ChildProcess, SupervisedProcess
 

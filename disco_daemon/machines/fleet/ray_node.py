@@ -10,7 +10,7 @@ from contextlib import suppress
 from ...config.layers import data_path, write_private
 from ...fleet_keeper.keeper_messages import KeeperJob, KeeperState
 from ...link.relay.connector import REPLY_S
-from ...link.relay.first_frames import AskRay, TheRay
+from ...link.relay.handshake import AskRay, TheRay
 from ...link.relay.join import ask_machine
 from ...link.trust.pairing import PairedPartner
 from ...link.trust.pairing_code import PairingError

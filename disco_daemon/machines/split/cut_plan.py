@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ...link.relay.first_frames import CutFacts, TheCuts
+from ...link.relay.handshake import CutFacts, TheCuts
 from ...models.gguf import Header
 from ...models.segments import cut, n_layers
 from ...scheduler.draft_length import ExpectedRun, RunTimes, expected_run

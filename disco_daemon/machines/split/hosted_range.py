@@ -15,7 +15,7 @@ from ...config.schema import Config
 from ...engine import wire
 from ...errors import ConfigError
 from ...link.protocol import Build
-from ...link.relay.first_frames import TheCuts
+from ...link.relay.handshake import TheCuts
 from ...models.segment_files import read_head
 from ...models.segments import NotCuttableError, cut, n_layers
 from ...models.vocabulary import vocabulary_mark

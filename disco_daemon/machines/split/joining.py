@@ -11,7 +11,7 @@ from pathlib import Path
 from ...config.schema import Config
 from ...errors import ConfigError
 from ...link.protocol import Build
-from ...link.relay.first_frames import AskCuts, TheCuts
+from ...link.relay.handshake import AskCuts, TheCuts
 from ...link.relay.join import MeasuredLink, ask_machine, fetch, measure_link, pair
 from ...link.relay.orders import Address
 from ...link.trust.certificates import check_authority

@@ -19,7 +19,7 @@ from tests.fixtures.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OFTEN = "import disco_daemon.api.http.signs as s; s.SIGN_OF_LIFE_S = 0.2"
+OFTEN = "import disco_daemon.api.http.signs_of_life as s; s.SIGN_OF_LIFE_S = 0.2"
 DEVICE, SERVER = "disco/device", "disco/server"
 BOTH = pytest.mark.parametrize("model", [DEVICE, SERVER])
 # Words alone: the scripted server says each as one token, where a mark would count as another one and cut the answer.

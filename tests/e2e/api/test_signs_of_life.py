@@ -14,13 +14,13 @@ from typing import Any
 import aiohttp
 from aiohttp import ClientResponse
 
-from disco_daemon.api.http.signs import SIGN_OF_LIFE_S
+from disco_daemon.api.http.signs_of_life import SIGN_OF_LIFE_S
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream
 
 PATIENCE_S = 60.0
 SHORT_S = 0.2
-OFTEN = f"import disco_daemon.api.http.signs as s; s.SIGN_OF_LIFE_S = {SHORT_S}"
+OFTEN = f"import disco_daemon.api.http.signs_of_life as s; s.SIGN_OF_LIFE_S = {SHORT_S}"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 

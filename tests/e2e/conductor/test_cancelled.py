@@ -16,7 +16,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.inbox import ReplyInbox
 from disco_daemon.engine.requests import count_message
 from disco_daemon.engine.supervisor import Engine
-from disco_daemon.store.past import outcomes
+from disco_daemon.store.recorded_outcomes import outcomes
 from disco_daemon.types import Drawing, GenerationRequest
 from tests.e2e.engine.test_engine import loaded, question, told
 from tests.fixtures.daemon import DaemonProcess, running

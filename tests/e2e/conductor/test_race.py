@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_daemon.store.past import outcomes
+from disco_daemon.store.recorded_outcomes import outcomes
 from disco_daemon.types import Plan
 from tests.e2e.daemon.test_whatif import remembered
 from tests.fixtures.daemon import ask, running

@@ -16,7 +16,7 @@ from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.edge import SplitEdge
-from disco_daemon.engine.serve.role import make_batcher
+from disco_daemon.engine.serve.engine_role import make_batcher
 from disco_daemon.link.protocol import AnswerOpened, JudgeDrafts, OpenAnswer, PeerFrame, PeerJoined, SendRows
 from disco_daemon.models.default import default_model_path
 from disco_daemon.scheduler.latency import IterationLatency

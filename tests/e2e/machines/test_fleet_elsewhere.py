@@ -19,7 +19,7 @@ from disco_daemon.engine.supervisor import Engine
 from disco_daemon.fleet import control
 from disco_daemon.fleet.control import FleetController, FleetSeen
 from disco_daemon.fleet.steps import FleetStep, StepKind
-from disco_daemon.link.relay.first_frames import TellLoad
+from disco_daemon.link.relay.handshake import TellLoad
 from disco_daemon.machines.fleet import offered_hosts
 from disco_daemon.machines.fleet.fleet_device import FleetDevice
 from disco_daemon.machines.fleet.local_fleet import make_fleet

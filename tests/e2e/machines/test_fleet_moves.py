@@ -17,7 +17,7 @@ from benchmarks.fleet.local_hosts import LocalHosts
 from disco_daemon.engine.hosts.cell_memory import SharedCells
 from disco_daemon.engine.hosts.copying import CellCopies
 from disco_daemon.engine.hosts.home import HERE, HomeLlama
-from disco_daemon.engine.hosts.joining import JoiningLeg, Span
+from disco_daemon.engine.hosts.joining_legs import JoiningLeg, Span
 from disco_daemon.engine.hosts.legs import Leg
 from disco_daemon.engine.hosts.link import HostLink
 from disco_daemon.engine.hosts.loading import BrokenOffError, HostStart, InBackground

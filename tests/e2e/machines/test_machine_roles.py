@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from disco_daemon.link.relay.first_frames import (
+from disco_daemon.link.relay.handshake import (
     AskCuts,
     AskRay,
     AskSegments,

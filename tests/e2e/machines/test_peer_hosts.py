@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from disco_daemon.link.protocol import Refused
 from disco_daemon.link.relay.connector import connect
-from disco_daemon.link.relay.first_frames import (
+from disco_daemon.link.relay.handshake import (
     AskRay,
     AskSegments,
     OfferHost,

@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.soak.proxy import Proxy
 from disco_daemon.link.relay import join
-from disco_daemon.link.relay.first_frames import TheAuthority, first_frame
+from disco_daemon.link.relay.handshake import TheAuthority, first_frame
 from disco_daemon.link.relay.orders import Address, FileAsked, Identity, Listening, OfferFile, PairAsked, RefuseFile
 from disco_daemon.link.trust import tls
 from disco_daemon.link.trust.pairing import Issuer, Membership, PairedPartner, answer_pair

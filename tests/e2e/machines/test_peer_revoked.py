@@ -18,7 +18,7 @@ import pytest
 from disco_daemon.config.schema import Config
 from disco_daemon.errors import ConfigError
 from disco_daemon.link.protocol import Build, PeerLeft, Refused
-from disco_daemon.link.relay.first_frames import (
+from disco_daemon.link.relay.handshake import (
     AskCuts,
     AskSegments,
     LinkMeasured,

@@ -26,7 +26,8 @@ from disco_daemon.link.protocol import (
     frame,
 )
 from disco_daemon.link.relay.connector import connect
-from disco_daemon.link.relay.first_frames import (
+from disco_daemon.link.relay.frame_stream import FrameStream
+from disco_daemon.link.relay.handshake import (
     AskAuthority,
     AskFile,
     AskPair,
@@ -38,7 +39,6 @@ from disco_daemon.link.relay.first_frames import (
     decode_reply,
     first_frame,
 )
-from disco_daemon.link.relay.frame_stream import FrameStream
 from disco_daemon.link.relay.orders import Address, LinkDown, Listening, PairAsked, RefusalCounts, TwoAddresses
 from disco_daemon.link.trust import tls
 from disco_daemon.link.trust.certificates import new_request

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from disco_daemon.api.control import wishes
+from disco_daemon.api.control import control_requests
 from disco_daemon.api.http.events import comment, event
 from disco_daemon.api.http.sse import BodySink
 from disco_daemon.api.openai import openai_request
@@ -364,13 +364,15 @@ def test_whatever_prompt_comes_is_read_or_refused(prompt: Any, suffix: Any) -> N
 )
 def test_an_adjustment_that_says_nothing_or_nonsense_is_refused(data: bytes, param: str | None) -> None:
     with pytest.raises(RequestError) as caught:
-        wishes.parse_adjustment(data)
+        control_requests.parse_adjustment(data)
     assert caught.value.param == param
 
 
 def test_an_adjustment_may_change_one_thing_or_both() -> None:
-    assert wishes.parse_adjustment(b'{"pace_tps": 9.5}') == wishes.Adjustment(pace_tps=9.5)
-    assert wishes.parse_adjustment(b'{"delivery": "off", "pace_tps": 2}') == wishes.Adjustment("off", 2.0)
+    assert control_requests.parse_adjustment(b'{"pace_tps": 9.5}') == control_requests.Adjustment(pace_tps=9.5)
+    assert control_requests.parse_adjustment(b'{"delivery": "off", "pace_tps": 2}') == control_requests.Adjustment(
+        "off", 2.0
+    )
 
 
 # --- out ----------------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ import pytest
 from aiohttp import web
 
 from disco_daemon.api import answering
-from disco_daemon.api.http import signs, sse
+from disco_daemon.api.http import signs_of_life, sse
 from disco_daemon.api.http.connections import Runner
 from disco_daemon.api.http.failures import shape_errors
-from disco_daemon.api.http.signs import SignsOfLife
+from disco_daemon.api.http.signs_of_life import SignsOfLife
 from disco_daemon.api.http.sse import StreamSink
 from disco_daemon.api.openai import openai_request
 from disco_daemon.api.openai.shapes import ChatShape
@@ -48,7 +48,7 @@ class PingShape(ChatShape):
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signs, "SIGN_OF_LIFE_S", INTERVAL_S)
+    monkeypatch.setattr(signs_of_life, "SIGN_OF_LIFE_S", INTERVAL_S)
 
 
 @asynccontextmanager
@@ -133,7 +133,7 @@ async def test_headers_and_signs_leave_while_the_first_token_is_awaited_and_betw
 async def test_what_comes_in_time_has_its_route_in_the_headers_and_no_sign(
     serve: Serve, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signs, "SIGN_OF_LIFE_S", PATIENCE_S)
+    monkeypatch.setattr(signs_of_life, "SIGN_OF_LIFE_S", PATIENCE_S)
 
     async def run(sink: StreamSink) -> Outcome:
         sink.token(Token("One"), Side.SERVER)
@@ -149,7 +149,7 @@ async def test_what_comes_in_time_has_its_route_in_the_headers_and_no_sign(
 async def test_a_failure_before_the_headers_left_keeps_its_status(
     serve: Serve, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signs, "SIGN_OF_LIFE_S", PATIENCE_S)
+    monkeypatch.setattr(signs_of_life, "SIGN_OF_LIFE_S", PATIENCE_S)
     error = RequestError("too dear", status=429, code="cap_reached")
 
     async def run(sink: StreamSink) -> Outcome:
@@ -221,7 +221,7 @@ def test_while_a_prompt_is_read_for_a_minute_no_gap_on_the_wire_is_longer_than_e
 ) -> None:
     """Everything as it is, but the loop's time, which jumps to the next timer when nothing else is left to do."""
     monkeypatch.undo()
-    assert signs.SIGN_OF_LIFE_S == 10.0
+    assert signs_of_life.SIGN_OF_LIFE_S == 10.0
     loop = JumpingLoop()
 
     async def run(sink: StreamSink) -> Outcome:

@@ -17,7 +17,7 @@ from benchmarks.split.run import AskedPrompt
 from benchmarks.split.tables import Deployed, SplitAnswer, document, summarize
 from benchmarks.split.text import SplitPrompt, is_base_model, question_of, text_of
 from disco_daemon.bench.child import BenchError
-from disco_daemon.link.relay.first_frames import CutFacts, TheCuts
+from disco_daemon.link.relay.handshake import CutFacts, TheCuts
 from disco_daemon.models.gguf import Header
 
 BOUNDS = (0.001, 0.002, 0.005, 0.01, float("inf"))

@@ -13,7 +13,7 @@ from disco_daemon.cli.doctor import machines
 from disco_daemon.cli.doctor.finding import Finding, Level
 from disco_daemon.config.schema import Config
 from disco_daemon.fleet_keeper.keeper_messages import INSTALL
-from disco_daemon.link.relay.first_frames import TheRay
+from disco_daemon.link.relay.handshake import TheRay
 from disco_daemon.link.relay.orders import Address, Identity
 from disco_daemon.link.trust.pairing import PairedPartner
 from disco_daemon.link.trust.pairing_code import PairingError

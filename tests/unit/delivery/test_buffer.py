@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from disco_daemon.delivery.buffer import MAX_BUFFERED, TokenBuffer
-from disco_daemon.delivery.held import MAX_CLUSTER
+from disco_daemon.delivery.held_tokens import MAX_CLUSTER
 from disco_daemon.types import Delivery, Delta, Token
 
 PACE = 4.8

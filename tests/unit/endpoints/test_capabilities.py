@@ -19,7 +19,7 @@ from disco_daemon.conductor.eligible import eligible, roomy
 from disco_daemon.conductor.plan import NOT_THE_DEVICE, NOT_THE_SERVER, fitted
 from disco_daemon.config.schema import ServerSettings
 from disco_daemon.daemon.tasks.prober import Prober
-from disco_daemon.endpoints import told
+from disco_daemon.endpoints import model_facts
 from disco_daemon.endpoints.refused import Understood, understand
 from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.endpoints.server_capabilities import REMEMBERED_S, ServerCapabilities
@@ -224,17 +224,17 @@ ENTRIES: list[tuple[dict[str, Any], Capabilities]] = [
 @pytest.mark.parametrize(("entry", "can"), ENTRIES)
 def test_a_list_of_models_tells_what_one_can(entry: dict[str, Any], can: Capabilities) -> None:
     body = json.dumps({"object": "list", "data": [{"id": "other", "max_model_len": 1}, entry]}).encode()
-    found = told.entry_of(body, "m")
+    found = model_facts.entry_of(body, "m")
     assert found is not None
-    assert told.of_entry(found) == can
-    assert told.entry_of(body, "unknown") is None
-    assert told.entry_of(json.dumps({"data": [entry]}).encode(), "an alias") == entry, "there is only this one"
+    assert model_facts.of_entry(found) == can
+    assert model_facts.entry_of(body, "unknown") is None
+    assert model_facts.entry_of(json.dumps({"data": [entry]}).encode(), "an alias") == entry, "there is only this one"
 
 
 def test_llama_server_tells_more_in_its_properties() -> None:
     props = {"default_generation_settings": {"n_ctx": 4096}, "modalities": {"vision": False, "audio": False}}
-    assert told.of_props(json.dumps(props).encode()) == Capabilities(4096, images=False)
-    assert told.is_llama_server(ENTRIES[1][0])
+    assert model_facts.of_props(json.dumps(props).encode()) == Capabilities(4096, images=False)
+    assert model_facts.is_llama_server(ENTRIES[1][0])
 
 
 json_values = st.recursive(
@@ -248,9 +248,9 @@ json_values = st.recursive(
 @given(json_values)
 def test_whatever_a_server_tells_breaks_nothing(value: Any) -> None:
     body = json.dumps(value).encode()
-    told.of_props(body)
-    if (entry := told.entry_of(body, "m")) is not None:
-        told.of_entry(entry)
+    model_facts.of_props(body)
+    if (entry := model_facts.entry_of(body, "m")) is not None:
+        model_facts.of_entry(entry)
     understand(400, value, set(Capability))
 
 

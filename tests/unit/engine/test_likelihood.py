@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from disco_daemon.api.openai.shapes import ChatShape, TextShape
 from disco_daemon.engine.llama.likelihood import likeliest, log_probabilities
 from disco_daemon.engine.llama.thinking import ThinkingText
-from disco_daemon.engine.serve.unsent import Unsent
+from disco_daemon.engine.serve.unsent_tokens import Unsent
 from disco_daemon.types import Likelihood, Outcome, TextLogprobs, Token, chat_logprobs
 from disco_daemon.types.likelihood import LEAST
 from tests.unit.api.test_openai_format import outcome

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.engine.json_schema.automaton import Automaton
-from disco_daemon.engine.json_schema.contraries import contrary
 from disco_daemon.engine.json_schema.keywords import shapes_of
+from disco_daemon.engine.json_schema.negation import contrary
 from disco_daemon.engine.json_schema.numbers import DIGITS, Numbers
 from disco_daemon.engine.json_schema.reading import SchemaReading
 from disco_daemon.engine.json_schema.shapes import SchemaPart

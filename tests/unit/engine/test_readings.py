@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from disco_daemon.engine.llama.ambiguity import MAX_READINGS, readings
 from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
-from disco_daemon.engine.llama.readings import MAX_READINGS, readings
 from tests.unit.engine.test_grammar import schema
 
 SELF = {"$ref": "#/properties/n"}

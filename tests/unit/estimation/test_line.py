@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.estimation.line import Line, fit, mean95, t95
+from disco_daemon.estimation.prefill_curve import Line, fit, mean95, t95
 
 C, K, Q = 0.02, 1.2e-3, 1e-7  # s, s/token, s/token^2: a small model on one core
 LENGTHS = np.repeat([32.0, 64, 128, 256, 512, 1024, 2048], 3)

@@ -26,8 +26,8 @@ from disco_daemon.link.protocol import (
     frame,
 )
 from disco_daemon.link.relay.control_socket import MAX_WAITING, ControlClosedError, ControlSocket
-from disco_daemon.link.relay.first_frames import AskFile, BindRows, decode_first, decode_reply, first_frame
 from disco_daemon.link.relay.frame_stream import FrameStream
+from disco_daemon.link.relay.handshake import AskFile, BindRows, decode_first, decode_reply, first_frame
 from disco_daemon.link.relay.orders import (
     MAX_CONTROL,
     Address,

@@ -9,7 +9,7 @@ import pytest
 from disco_daemon.engine import wire
 from disco_daemon.engine.hosts import copying
 from disco_daemon.engine.hosts.copying import ASKED_ROWS, FAR_ASKED_ROWS, FAR_ROWS, CellCopies
-from disco_daemon.engine.hosts.joining import COPIED_ROWS, JoiningLeg
+from disco_daemon.engine.hosts.joining_legs import COPIED_ROWS, JoiningLeg
 from disco_daemon.engine.hosts.legs import Leg
 from disco_daemon.engine.hosts.remote import RemoteHost, RemoteSegment
 from disco_daemon.types import LayerRange

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disco_daemon.engine.serve.away import Away, ExitGuess
 from disco_daemon.engine.serve.drafting import ExitDrafter
+from disco_daemon.engine.serve.rows_at_partner import Away, ExitGuess
 from disco_daemon.engine.wire import ExitCalibration
 from disco_daemon.exits.calibrate import EVERY, LEAST
 from disco_daemon.link.rows.edge_rows import EdgeAnswer

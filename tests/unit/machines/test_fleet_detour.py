@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.fleet.forecast import FleetModel
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
-from disco_daemon.machines.fleet.detour import detour, fitting
+from disco_daemon.machines.fleet.interim_layout import detour, fitting
 from disco_daemon.machines.fleet.observations import seen_of
 from tests.unit.machines.test_fleet_seen import CALM, LAYER_BYTES, LAYOUT, MOMENT
 

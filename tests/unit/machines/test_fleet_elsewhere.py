@@ -20,7 +20,7 @@ from disco_daemon.fleet.control import COOLDOWN_S, FleetController, FleetSeen
 from disco_daemon.fleet.forecast import FleetForecast, FleetLoad
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
 from disco_daemon.fleet.steps import FleetStep, StepKind
-from disco_daemon.link.relay.first_frames import SegmentFact, TellLoad, TheSegments, decode_first, first_frame
+from disco_daemon.link.relay.handshake import SegmentFact, TellLoad, TheSegments, decode_first, first_frame
 from disco_daemon.link.relay.orders import Address, HostEnded, Identity
 from disco_daemon.link.trust.pairing import PairedPartner
 from disco_daemon.link.trust.pairing_code import PairingError

@@ -18,7 +18,7 @@ from disco_daemon.config.schema import Config
 from disco_daemon.daemon.endpoints import reuse_device
 from disco_daemon.engine import wire
 from disco_daemon.engine.supervisor import Engine, EngineState
-from disco_daemon.link.relay.first_frames import OfferHost
+from disco_daemon.link.relay.handshake import OfferHost
 from disco_daemon.link.relay.orders import HostEnded, HostOffered
 from disco_daemon.machines.fleet import offered_hosts
 from disco_daemon.machines.fleet.fleet_device import PRIVATE, FleetDevice

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from disco_daemon.config.schema import Config
 from disco_daemon.fleet_keeper.keeper_messages import KeeperJob, KeeperState
-from disco_daemon.link.relay.first_frames import TheRay
+from disco_daemon.link.relay.handshake import TheRay
 from disco_daemon.link.relay.orders import Address, Identity
 from disco_daemon.link.trust.pairing import PairedPartner
 from disco_daemon.link.trust.pairing_code import PairingError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from disco_daemon.link.relay.first_frames import MAX_MEMORY, FileFollows, SegmentFact
+from disco_daemon.link.relay.handshake import MAX_MEMORY, FileFollows, SegmentFact
 from disco_daemon.link.relay.join import _Fetching
 from disco_daemon.link.relay.orders import Address, Identity
 from disco_daemon.link.trust.pairing import PairedPartner

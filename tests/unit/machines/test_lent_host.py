@@ -12,7 +12,7 @@ import pytest
 from disco_daemon.engine.hosts.lent import LentHost
 from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.wire import AdapterFile, Load
-from disco_daemon.link.relay.first_frames import is_segment_name
+from disco_daemon.link.relay.handshake import is_segment_name
 from disco_daemon.machines.owner import OwnerTerms, is_idle_by_ioreg, is_idle_by_loginctl
 
 LOAD = Load(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disco_daemon.engine.serve.absence import (
+from disco_daemon.engine.serve.partner_absence import (
     ALONE_AFTER_S,
     CATCH_UP_S,
     CAUGHT_UP,
@@ -14,7 +14,7 @@ from disco_daemon.engine.serve.absence import (
     UNANSWERED_S,
     PartnerAbsence,
 )
-from disco_daemon.engine.serve.away import Away
+from disco_daemon.engine.serve.rows_at_partner import Away
 from disco_daemon.link.protocol import AnswerOpened
 from disco_daemon.link.rows.credits import LinkCredits
 from disco_daemon.link.rows.edge_rows import EdgeAnswer

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.engine.hosts import copying
-from disco_daemon.engine.hosts.again import CellsAgain
-from disco_daemon.engine.hosts.joining import Span
+from disco_daemon.engine.hosts.joining_legs import Span
 from disco_daemon.engine.hosts.legs import Leg
 from disco_daemon.engine.hosts.loading import BrokenOffError
 from disco_daemon.engine.hosts.placing import SequencesAtWork
+from disco_daemon.engine.hosts.recompute import CellsAgain
 from disco_daemon.engine.hosts.recut import MoveReport, Recut, WantedLeg
 from disco_daemon.types import LayerRange
 from tests.fixtures.recut import ScriptedLink, loading_at, scripted_host, segment_at

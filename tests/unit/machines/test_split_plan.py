@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from disco_daemon.cli.main import main
 from disco_daemon.config.schema import Config
 from disco_daemon.errors import ConfigError
-from disco_daemon.link.relay.first_frames import TheCuts
+from disco_daemon.link.relay.handshake import TheCuts
 from disco_daemon.link.relay.join import MeasuredLink
 from disco_daemon.machines.split.cut_plan import (
     MORE_ROWS,

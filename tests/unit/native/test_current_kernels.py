@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from disco_daemon.engine.llama import library, marks
+from disco_daemon.engine.llama import build_features, library
 from disco_daemon.engine.llama.model import PREFILL_ROWS, AbortFlag, Llama
 from disco_daemon.engine.wire import Load
 from disco_daemon.models.default import default_model_path
@@ -52,9 +52,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 def test_the_sources_tell_the_versions_that_are_wanted_and_what_is_installed_has_them(script: Any) -> None:
     versions = script.wanted()
-    assert versions["disco_products"] > marks.WRONG_PRODUCTS
-    assert set(versions) == {marks.PRODUCTS, marks.EXACT_ATTENTION, marks.MASKED_CELLS}
-    found = {name: marks._marked(library.kernels(), name) for name in versions}
+    assert versions["disco_products"] > build_features.WRONG_PRODUCTS
+    assert set(versions) == {build_features.PRODUCTS, build_features.EXACT_ATTENTION, build_features.MASKED_CELLS}
+    found = {name: build_features._marked(library.kernels(), name) for name in versions}
     assert {name: version for name, version in found.items() if version not in (0, versions[name])} == {}
     assert not list(script.old(script.installed(), versions))
 
@@ -169,4 +169,4 @@ def test_with_products_of_before_the_mend_one_thread_computes(
         found.append(llama_cpp.llama_n_threads(llama._ctx))
     llama.close()
     assert found == [threads, threads, min(threads, 2), threads]
-    assert bool(marks.fault(kernels)) is (threads == 1)
+    assert bool(build_features.fault(kernels)) is (threads == 1)

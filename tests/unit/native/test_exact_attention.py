@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.engine.llama.marks import exact_attention
+from disco_daemon.engine.llama.build_features import exact_attention
 from tests.unit.native.test_llama_build import CI, HIDDEN, compiled
 
 # What ggml has, as far as the header takes it.

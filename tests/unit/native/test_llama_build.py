@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disco_daemon.engine.llama import marks
+from disco_daemon.engine.llama import build_features
 
 CI = Path(__file__).parents[3] / "native"
 HIDDEN = 0xFC00  # minus infinity in 16 bits
@@ -119,10 +119,10 @@ def test_no_cell_behind_the_end_is_seen(library: ctypes.CDLL) -> None:
 
 def test_a_cell_costs_less_where_the_library_passes_hidden_ones_quickly(library: ctypes.CDLL, tmp_path: Path) -> None:
     other = compiled(tmp_path, "")
-    assert marks.passes_quickly(library)
-    assert not marks.passes_quickly(other)
-    assert marks.skip_s(library, 270, 1) < marks.skip_s(other, 270, 1) / 5
-    assert marks.skip_s(library, 270, 2) == marks.skip_s(library, 270, 1) / 2
+    assert build_features.passes_quickly(library)
+    assert not build_features.passes_quickly(other)
+    assert build_features.skip_s(library, 270, 1) < build_features.skip_s(other, 270, 1) / 5
+    assert build_features.skip_s(library, 270, 2) == build_features.skip_s(library, 270, 1) / 2
 
 
 def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu") -> tuple[str, str]:
@@ -209,4 +209,4 @@ def test_without_tiles_of_ggml_products_are_its_own_and_that_is_said(tmp_path: P
 
 def test_changes_of_a_build_are_told_with_their_versions(tmp_path: Path) -> None:
     text = f'#include "{CI / "told.h"}"\nDISCO_TOLD(disco_exact_attention, 0)\nDISCO_TOLD(disco_products, 7)\n'
-    assert marks.changes(compiled(tmp_path, text)) == "products 7"
+    assert build_features.changes(compiled(tmp_path, text)) == "products 7"

@@ -14,7 +14,7 @@ from benchmarks.qoe.scheduling import LARGE, random_jobs
 from benchmarks.qoe.simulation import QoeSetting, workload
 from disco_daemon.scheduler.andes import ONE_BY_ONE, Andes, horizon_s
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
-from disco_daemon.scheduler.begun import BegunJobs
+from disco_daemon.scheduler.begun_answers import BegunJobs
 from disco_daemon.scheduler.candidates import REST_PRICE, Candidates
 from disco_daemon.scheduler.jobs import Capacity, Job, TokenScheduler
 from disco_daemon.scheduler.latency import IterationLatency

@@ -28,7 +28,7 @@ from disco_daemon.simulate.whatif import WhatIf, WhatIfPoint, WhatIfSetting, Wha
 from disco_daemon.simulate.whatif_report import Findings, as_json, draw, pareto, picture, summary
 from disco_daemon.store import History
 from disco_daemon.store.migrations import migrate
-from disco_daemon.store.past import outcomes
+from disco_daemon.store.recorded_outcomes import outcomes
 from disco_daemon.store.tables import MIGRATIONS
 from disco_daemon.types import Attempt, Delivery, Outcome, Plan, Readiness, Side, Usage
 

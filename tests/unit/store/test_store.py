@@ -19,7 +19,7 @@ import pytest
 
 from disco_daemon.errors import ConfigError, Unavailable
 from disco_daemon.store import History
-from disco_daemon.store.claim import claimed
+from disco_daemon.store.history_lock import claimed
 from disco_daemon.store.migrations import migrate, open_database
 from disco_daemon.store.tables import MIGRATIONS, rows_of
 from disco_daemon.types import Attempt, Delivery, HandoffRecord, Outcome, Plan, Reading, Side, Usage

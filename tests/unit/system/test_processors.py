@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.engine.llama import nodes
+from disco_daemon.engine.llama import numa
 from disco_daemon.system.control_groups import n_processors
 from disco_daemon.system.processors import Core, best_cores, cores, n_cores, n_nodes, node_for
 
@@ -109,9 +109,9 @@ def test_an_engine_stays_on_a_node_or_lets_llama_cpp_spread_its_threads(monkeypa
     two = [Core((cpu,), cpu // 4, 1.0) for cpu in range(8)]
     monkeypatch.setattr("os.sched_setaffinity", lambda pid, cpus: done.append(cpus), raising=False)
     monkeypatch.setattr("llama_cpp.llama_numa_init", done.append)
-    monkeypatch.setattr(nodes, "cores", lambda: two)
-    nodes.use_nodes(4)
-    nodes.use_nodes(5)
-    monkeypatch.setattr(nodes, "cores", lambda: two[:4])
-    nodes.use_nodes(4)
+    monkeypatch.setattr(numa, "cores", lambda: two)
+    numa.use_nodes(4)
+    numa.use_nodes(5)
+    monkeypatch.setattr(numa, "cores", lambda: two[:4])
+    numa.use_nodes(4)
     assert done == [[0, 1, 2, 3], llama_cpp.GGML_NUMA_STRATEGY_DISTRIBUTE]

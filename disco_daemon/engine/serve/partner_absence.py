@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...link.rows.credits import LinkCredits
-from .away import Away
+from .rows_at_partner import Away
 
 ALONE_AFTER_S = 1.0  # that an answer waits for a partner that has gone, before the exit goes on with it
 UNANSWERED_S = 1.2  # since it was asked; silence is noticed late, and no reader is to wait for longer than 1.5 s

@@ -16,12 +16,12 @@ from .. import wire
 from ..host_door import MAX_NUMBER, HostDoor
 from ..llama.model import AbortFlag, Llama, load_model
 from ..llama.refusals import ModelError
-from .absence import PartnerAbsence
 from .admission import Admission
 from .batch import Batcher
 from .drafting import EdgeDrafting, ExitDrafter
 from .edge import SplitEdge
 from .partner import SendFrame, SplitPartner
+from .partner_absence import PartnerAbsence
 
 
 def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None, *, warm: bool) -> Llama:

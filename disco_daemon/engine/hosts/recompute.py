@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..llama.hidden import FloatRows
-from .joining import JoiningLeg, Span
+from .joining_legs import JoiningLeg, Span
 from .legs import AnySegment, FlightFailedError, Leg
 from .link import HostLink
 from .loading import BrokenOffError

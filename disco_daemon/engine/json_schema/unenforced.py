@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from ...tools.references import Document
-from .contraries import contrary
 from .keywords import shapes_of
+from .negation import contrary
 from .plans import MAX_PLACES, is_closed, named_in
 from .reading import GrammarError, SchemaReading, contrary_of
 from .rules import rules_of
