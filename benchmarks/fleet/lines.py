@@ -19,10 +19,10 @@ import psutil
 
 from disco_daemon.bench.command import progress
 from disco_daemon.engine import wire
-from disco_daemon.engine.fleet_wire import FLIGHTS
 from disco_daemon.engine.hosts.home import HomeLlama
 from disco_daemon.engine.hosts.transit_times import WayTimes
 from disco_daemon.engine.llama.model import AbortFlag
+from disco_daemon.engine.wire import FLIGHTS
 from disco_daemon.system.process import waited_s
 
 from ..split.proxy import SlowLine

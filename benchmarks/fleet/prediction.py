@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.fleet_wire import FLIGHTS
 from disco_daemon.engine.hosts.home import HERE, Ends, HomeLlama
 from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.llama.model import AbortFlag
@@ -29,6 +28,7 @@ from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import FleetHome
+from disco_daemon.engine.wire import FLIGHTS
 from disco_daemon.fleet.costs import ModuleCosts
 from disco_daemon.fleet.forecast import FleetLoad, FleetModel
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange

@@ -1,7 +1,7 @@
 """The schema of everything that crosses the socket pair between daemon and engine.
 
 Every message is a tagged struct, so an unknown or malformed one is an error at the door and never a surprise inside.
-How they become bytes is in `framing`.
+How they become bytes is in `framing`. The file is longer than others since it is the whole schema, in one piece.
 """
 
 from __future__ import annotations
@@ -11,23 +11,157 @@ from typing import Any
 import msgspec
 
 from ..types import AS_USUAL, Drawing, Likelihood, RawPrompt, SplitMode, ToolUse
-from .fleet_wire import BreakOffMove as BreakOffMove
-from .fleet_wire import FleetUsage as FleetUsage
-from .fleet_wire import HostUsage as HostUsage
-from .fleet_wire import LayersMoved as LayersMoved
-from .fleet_wire import LimitAnswers as LimitAnswers
-from .fleet_wire import Message as Message
-from .fleet_wire import MoveLayers as MoveLayers
-from .fleet_wire import RangeFile as RangeFile
-from .fleet_wire import RunSample as RunSample
-from .fleet_wire import WaySample as WaySample
-from .load_wire import AdapterFile as AdapterFile
-from .load_wire import Disk as Disk
-from .load_wire import ExitCalibration as ExitCalibration
 
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
 SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; aborted when another request arrives
 FULL = "context"  # the end of a sequence for which there is no room left: its context, or the KV cache, is full
+FLIGHTS = 2  # that home has under way: one is computed at hosts while it draws the tokens of the other
+
+
+class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Base of all messages."""
+
+
+# --- what a model is loaded with, and where its layers lie ---------------------------------------------------------
+
+
+class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter: a GGUF file, and how strongly it is applied (1 = as it was trained)."""
+
+    name: str
+    path: str
+    scale: float = 1.0
+
+
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """The folder for idle conversations, those unused for `idle_s`, s: it may hold `max_bytes`."""
+
+    folder: str
+    max_bytes: int
+    idle_s: float
+
+
+class ExitCalibration(msgspec.Struct, frozen=True, kw_only=True):
+    """How sure the exit in a range's file may be: coefficients and table of `exits.calibrate.Calibration`.
+
+    Of the tokens that it was judged by, the share `coverage` may leave at theta 0.8.
+    """
+
+    coefficients: tuple[float, ...]
+    scores: tuple[float, ...]
+    shares: tuple[float, ...]
+    coverage: float = 0.0
+
+
+class RangeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of a model's layers from `first` up to `last` (exclusive) of `of`; `hosts` compute them, 0 is home.
+
+    Where several do, `shares` says which share of the sequences each is to have; without it, all the same.
+    """
+
+    path: str
+    first: int
+    last: int
+    of: int
+    hosts: tuple[int, ...] = (0,)
+    shares: tuple[float, ...] = ()
+
+
+# --- a fleet's layers: daemon -> engine -----------------------------------------------------------------------------
+
+
+class MoveLayers(Message, frozen=True, kw_only=True):
+    """Let the layers lie as in `ranges`, whose files are there, while answers go on. Answered by LayersMoved.
+
+    Home's own ranges, the first and the last one, are the present ones. One move is under way at a time.
+    """
+
+    id: str
+    ranges: tuple[RangeFile, ...]
+
+
+class BreakOffMove(Message, frozen=True, kw_only=True):
+    """End the move that is under way, if there is one: layers lie as before. Its LayersMoved says why."""
+
+    id: str
+    reason: str
+
+
+class LimitAnswers(Message, frozen=True, kw_only=True):
+    """Let `n_answers` at most generate at a time; 0 = as many as there is room for. Not answered.
+
+    With `offload` those that wait for that leave the KV cache for main memory.
+    """
+
+    id: str
+    n_answers: int
+    offload: bool = False
+
+
+# --- a fleet's layers: engine -> daemon -----------------------------------------------------------------------------
+
+
+class LayersMoved(Message, frozen=True, kw_only=True):
+    """A move has ended, after `seconds` in all; `error` says why nothing was moved, and is empty where it was.
+
+    Loading took `load_s`, s, and from then on copying `copy_s`, s, until hardly more than the latest tokens were left;
+    `n_bytes` of the KV cache were copied. For `pause_s`, s, what was to depart was held.
+    """
+
+    id: str
+    error: str = ""
+    seconds: float = 0.0
+    load_s: float = 0.0
+    copy_s: float = 0.0
+    pause_s: float = 0.0
+    n_bytes: int = 0
+
+
+class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """A host by its number: rows that it computed since the engine began, for `busy_s`, s, and its lost processes.
+
+    `confined` lists the rights that its present process has given up.
+    """
+
+    number: int
+    rows: int
+    busy_s: float
+    lost: int
+    confined: tuple[str, ...] = ()
+
+
+class RunSample(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of a range of layers since the last Stats, `n` of them with `batch` rows each, which took `seconds` in all.
+
+    `host` computed them, 0 is home.
+    """
+
+    host: int
+    first: int
+    last: int
+    batch: int
+    n: int
+    seconds: float
+
+
+class WaySample(msgspec.Struct, frozen=True, kw_only=True):
+    """The quickest way of a flight with so many `rows` to a host and back since the last Stats, without its time there.
+
+    An upper bound of what the way takes: home may have been busy when the rows came.
+    """
+
+    host: int
+    rows: int
+    seconds: float
+
+
+class FleetUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What home and its hosts computed, and where the inner layers are: from, up to (exclusive), and at which hosts."""
+
+    hosts: tuple[HostUsage, ...]
+    samples: tuple[RunSample, ...]
+    legs: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    ways: tuple[WaySample, ...] = ()
 
 
 # --- daemon -> engine ---------------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.fleet_wire import FLIGHTS
 from disco_daemon.engine.hosts.joining_legs import JoiningLeg
 from disco_daemon.engine.hosts.legs import Leg
 from disco_daemon.engine.hosts.placing import RECENT, SequencesAtWork, next_flight, next_replica
 from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.serve.home import ends_of
+from disco_daemon.engine.wire import FLIGHTS
 from disco_daemon.types import LayerRange
 
 LAYERS = LayerRange(5, 15, 30)

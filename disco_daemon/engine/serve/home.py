@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from ...types import LayerRange
 from .. import wire
-from ..fleet_wire import FLIGHTS
 from ..hosts.home import HERE, Ends, HomeLlama
 from ..hosts.placing import next_flight
 from ..hosts.segment_runs import SegmentRuns
 from ..llama.refusals import ModelError
+from ..wire import FLIGHTS
 from .iteration import Batch
 from .remote_layers import RemoteLayers, RemoteUsage
 from .sequence import IN_FLIGHT, Sequence

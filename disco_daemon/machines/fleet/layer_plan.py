@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import msgspec
 
-from ...engine.fleet_wire import FLIGHTS
+from ...engine.wire import FLIGHTS
 from ...errors import ConfigError
 from ...fleet.costs import CostCurve, ModuleCosts
 from ...fleet.forecast import FleetLoad, FleetModel

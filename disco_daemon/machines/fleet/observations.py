@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...config.schema import FleetSettings
-from ...engine.fleet_wire import FLIGHTS
+from ...engine.wire import FLIGHTS
 from ...fleet.control import FleetSeen
 from ...fleet.costs import ModuleCosts
 from ...fleet.forecast import FleetLoad, FleetModel
