@@ -11,6 +11,14 @@ import pytest
 from docs import generate, site
 from tests.fixtures.documents import PAGES, README, ROOT, TOP
 
+# Those beside code and recorded answers too: files move, and nobody reads such a page then.
+EVERY_PAGE = PAGES | {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for folder in ("disco_daemon", "tui", "profiles", "benchmarks", "native", "tests", ".ci")
+    for path in sorted((ROOT / folder).rglob("*.md"))
+    if "node_modules" not in path.parts
+}
+
 
 def test_a_block_that_is_missing_or_there_twice_is_an_error() -> None:
     block = "<!-- generated: x -->\nold\n<!-- end: x -->\n"
@@ -51,14 +59,24 @@ def test_the_changelog_keeps_its_form() -> None:
         assert heads == [kind for kind in kinds if kind in heads]
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", EVERY_PAGE)
 def test_every_script_that_a_document_runs_is_there(name: str) -> None:
-    for module in re.findall(r"python(?:3)? -m ([\w.]+)", PAGES[name]):
+    text = EVERY_PAGE[name]
+    for module in re.findall(r"python(?:3)? -m (\w+(?:\.\w+)*)", text):
         path = ROOT.joinpath(*module.split("."))
         ours = module.split(".")[0] in ("disco_daemon", "benchmarks")
         assert not ours or path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
-    for file in re.findall(r"python(?:3)? ([\w/]+\.py)", PAGES[name]):
+    for file in re.findall(r"python(?:3)? ([\w/]+\.py)", text):
         assert (ROOT / file).exists(), file
+
+
+@pytest.mark.parametrize("name", EVERY_PAGE)
+def test_every_file_and_folder_that_a_document_names_is_there(name: str) -> None:
+    for path in re.findall(
+        r"(?<![\w/.-])((?:disco_daemon|tui|tests|benchmarks|native|\.ci)/[\w./-]*\w)", EVERY_PAGE[name]
+    ):
+        there = (ROOT / path).exists() or (ROOT / f"{path}.py").exists() or "NAME" in path
+        assert there, f"{name} names {path}, which is no more"
 
 
 def test_no_document_names_a_place_of_one_machine() -> None:
