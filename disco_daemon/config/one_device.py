@@ -7,6 +7,14 @@ import itertools
 from ..errors import ConfigError
 from .schema import Config
 
+# What a person types to have the device whole again, by what else it is.
+_ENDS = {
+    "split.enabled": "`disco machines leave`",
+    "fleet.enabled": "`disco config set fleet.enabled false`",
+    "partner.enabled": "`disco config set partner.enabled false`",
+    "device.base_url": "`disco config set device.base_url ''`",
+}
+
 
 def check_device(config: Config) -> None:
     """Raise ConfigError if the device would be two things at once, or what cannot be done yet."""
@@ -16,9 +24,9 @@ def check_device(config: Config) -> None:
         raise ConfigError(msg)
     _check_cuts(config)
     if split.enabled:
-        _refuse_other(config, "split.enabled", "`disco machines leave` makes it whole again")
+        _refuse_other(config, "split.enabled")
     if fleet.enabled:
-        _refuse_other(config, "fleet.enabled", "`disco config set fleet.enabled false` makes it whole again")
+        _refuse_other(config, "fleet.enabled")
         _check_fleet(config)
     if split.enabled and (not split.partner or split.cut is None):
         msg = (
@@ -28,8 +36,11 @@ def check_device(config: Config) -> None:
         raise ConfigError(msg)
 
 
-def _refuse_other(config: Config, own: str, mend: str) -> None:
-    """Raise ConfigError, which names both, if the device is something else beside what `own` says."""
+def _refuse_other(config: Config, own: str) -> None:
+    """Raise ConfigError if the device is something else beside what `own` says.
+
+    It says how to end either: one who has just set one of them may want to keep that, and cannot be told from the file.
+    """
     kinds = {
         "split.enabled": config.split.enabled,
         "fleet.enabled": config.fleet.enabled,
@@ -39,7 +50,7 @@ def _refuse_other(config: Config, own: str, mend: str) -> None:
     if other := next((key for key, is_set in kinds.items() if is_set and key != own), None):
         msg = (
             f"{own} and {other} do not go together: a device is whole, or split, or a fleet, or another program's "
-            f"model; {mend}"
+            f"model; {_ENDS[own]} ends the one, {_ENDS[other]} the other"
         )
         raise ConfigError(msg)
 

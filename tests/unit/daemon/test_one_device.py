@@ -60,6 +60,25 @@ def test_what_a_fleet_cannot_be_beside_is_refused_and_both_are_named(
     assert all(other in text for other in others)
 
 
+@pytest.mark.parametrize("more", ["[fleet]\nenabled = true\n", JOINED])
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        ("[partner]\nenabled = true\n", "partner.enabled=false"),
+        ('[device]\nbase_url = "http://localhost:1"\n', "device.base_url="),
+    ],
+)
+def test_a_refused_second_kind_says_how_to_end_the_first_and_that_works(
+    tmp_path: Path, more: str, other: str, line: str
+) -> None:
+    """Who asks for a fleet on a partner was told only how to give up the fleet."""
+    text = said(tmp_path, other + more)
+    key, _, value = line.partition("=")
+    shown = value or "''"
+    assert f"`disco config set {key} {shown}`" in text
+    set_values(tmp_path / "config.toml", {key: value})
+
+
 @pytest.mark.parametrize("enabled", ["true", "false"])
 @pytest.mark.parametrize(
     ("line", "reason"),
