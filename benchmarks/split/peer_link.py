@@ -72,7 +72,7 @@ class _End:
         await self._writer.drain()
 
     async def read(self) -> PeerFrame:
-        return decode((await FRAMES.receive(self._reader.readexactly)).body)
+        return decode((await FRAMES.receive(self._reader.readexactly))[0])
 
     async def close(self) -> None:
         self._writer.close()

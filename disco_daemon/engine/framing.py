@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from ..system.frames import BadFrameError, FrameFormat
+from ..system.frames import HEADER, BadFrameError, FrameFormat
 from .wire import Message
 
 MAX_FRAME = 64 * 1024 * 1024  # bytes; a request body is at most 8 MiB, so this only catches a broken peer
@@ -21,7 +21,7 @@ class Unsendable(ValueError):
 def frame(message: Message) -> bytes:
     """Encode one message with its lengths in front. Raises Unsendable."""
     try:
-        return FRAMES.pack(_encoder.encode(message))
+        return FRAMES.head(len(body := _encoder.encode(message))) + body
     except BadFrameError as e:
         msg = f"the request is too large for the engine: {e}"
         raise Unsendable(msg) from e
@@ -33,6 +33,7 @@ def frame(message: Message) -> bytes:
 async def read_async(reader: asyncio.StreamReader) -> bytes | None:
     """Read one message in the daemon; None when the engine has gone. Raises BadFrameError."""
     try:
-        return (await FRAMES.receive(reader.readexactly)).body
+        n_body, _, _ = FRAMES.lengths(await reader.readexactly(HEADER.size))
+        return await reader.readexactly(n_body)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None

@@ -34,7 +34,8 @@ class PeerSocket:
         """Yield each frame as (peer, message, bytes behind it), until the relay has gone. Raises BadFrameError."""
         with self._sock.makefile("rb") as stream:
             while (found := FRAMES.read(stream)) is not None:
-                yield found.tag, decode(found.body), found.behind
+                body, behind, peer = found
+                yield peer, decode(body), behind
 
     def close(self) -> None:
         """End the thread, and close the socket; what waits is dropped."""

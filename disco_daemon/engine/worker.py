@@ -97,7 +97,7 @@ class Worker:
         first = framing.FRAMES.read(self._stream)
         if first is None:
             return
-        load = wire.decode_to_engine(first.body)
+        load = wire.decode_to_engine(first[0])
         if not isinstance(load, wire.Load):
             msg = f"the first message must be Load, not {type(load).__name__}"
             raise TypeError(msg)
@@ -260,7 +260,7 @@ class Worker:
         """Read frames in a thread of its own, and queue them to be prepared; a CancelRequest overtakes all others."""
         with self._end_process():
             while (frame := framing.FRAMES.read(self._stream)) is not None:
-                message, intake = wire.decode_to_engine(frame.body), self._intake
+                message, intake = wire.decode_to_engine(frame[0]), self._intake
                 if isinstance(message, wire.Load) or intake is None:
                     msg = f"{type(message).__name__} at the wrong time"
                     raise ValueError(msg)

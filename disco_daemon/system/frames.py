@@ -10,21 +10,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 HEADER = struct.Struct("<III")
+Frame = tuple[bytes, bytes, int]  # a message, still encoded, the bytes behind that, and the tag
 
 
 class BadFrameError(ValueError):
     """Bytes that are no frame, or a frame beyond the limits; the text says which."""
-
-
-class Frame(NamedTuple):
-    """One frame as it came: its message, still encoded, the bytes behind that, and its tag."""
-
-    body: bytes
-    behind: bytes
-    tag: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +29,8 @@ class FrameFormat:
 
     def head(self, n_body: int, n_behind: int = 0, tag: int = 0) -> bytes:
         """Return what comes before a message. Raises BadFrameError if the frame is too large."""
-        self._check(n_body, n_behind)
+        if n_body > self.max_body or n_behind > self.max_behind:
+            raise self._too_large(n_body, n_behind)
         return HEADER.pack(n_body, n_behind, tag)
 
     def pack(self, body: bytes, behind: bytes | memoryview = b"", tag: int = 0) -> bytes:
@@ -46,7 +40,8 @@ class FrameFormat:
     def lengths(self, head: bytes | bytearray) -> tuple[int, int, int]:
         """Return both lengths and the tag by a frame's first bytes, before the rest is read. Raises BadFrameError."""
         n_body, n_behind, tag = HEADER.unpack_from(head)
-        self._check(n_body, n_behind)
+        if n_body > self.max_body or n_behind > self.max_behind:
+            raise self._too_large(n_body, n_behind)
         return n_body, n_behind, tag
 
     def read(self, stream: BinaryIO) -> Frame | None:
@@ -61,18 +56,17 @@ class FrameFormat:
             body, behind = stream.read(n_body), stream.read(n_behind) if n_behind else b""
         except ConnectionError:
             return None
-        return Frame(body, behind, tag) if len(body) == n_body and len(behind) == n_behind else None
+        return (body, behind, tag) if len(body) == n_body and len(behind) == n_behind else None
 
     async def receive(self, read_exactly: Callable[[int], Awaitable[bytes]]) -> Frame:
         """Read a frame by what returns just so many bytes. Raises BadFrameError, and what that raises."""
         n_body, n_behind, tag = self.lengths(await read_exactly(HEADER.size))
         body = await read_exactly(n_body)
-        return Frame(body, await read_exactly(n_behind) if n_behind else b"", tag)
+        return body, await read_exactly(n_behind) if n_behind else b"", tag
 
-    def _check(self, n_body: int, n_behind: int) -> None:
-        if n_body > self.max_body or n_behind > self.max_behind:
-            msg = f"a frame of {n_body} + {n_behind} bytes, where {self.max_body} + {self.max_behind} are allowed"
-            raise BadFrameError(msg)
+    def _too_large(self, n_body: int, n_behind: int) -> BadFrameError:
+        allowed = f"{self.max_body} + {self.max_behind} are allowed"
+        return BadFrameError(f"a frame of {n_body} + {n_behind} bytes, where {allowed}")
 
 
 class FrameBuffer:
@@ -102,7 +96,7 @@ class FrameBuffer:
         if len(self._data) < at + n_behind:
             return None
         with memoryview(self._data) as data:
-            found = Frame(bytes(data[HEADER.size : at]), bytes(data[at : at + n_behind]), tag)
+            found = bytes(data[HEADER.size : at]), bytes(data[at : at + n_behind]), tag
         del self._data[: at + n_behind]
         self._is_checked = self._most_behind is None
         return found

@@ -59,10 +59,11 @@ class ControlSocket:
                 await self._read_more()
         except BadFrameError as e:
             raise ControlClosedError(str(e)) from e
-        if found.tag and not self._descriptors:
+        body, _, n_descriptors = found
+        if n_descriptors and not self._descriptors:
             msg = "a message comes without its descriptor"
             raise ControlClosedError(msg)
-        return found.body, self._descriptors.popleft() if found.tag else None
+        return body, self._descriptors.popleft() if n_descriptors else None
 
     async def _read_more(self) -> None:
         while True:

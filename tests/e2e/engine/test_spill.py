@@ -178,7 +178,7 @@ def test_an_engine_writes_what_it_has_though_the_daemon_went_with_messages_unrea
     with process, daemon:
         daemon.sendall(framing.frame(config))
         stream = daemon.makefile("rb")
-        answers = (wire.decode_from_engine(f.body) for f in iter(lambda: framing.FRAMES.read(stream), None))
+        answers = (wire.decode_from_engine(f) for f, _, _ in iter(lambda: framing.FRAMES.read(stream), None))
         assert isinstance(next(answers), wire.Loaded)
         daemon.sendall(framing.frame(asked))
         assert any(isinstance(message, wire.TextPiece) for message in answers)

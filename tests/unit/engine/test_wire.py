@@ -81,7 +81,7 @@ def read_blocking(data: bytes) -> bytes | None:
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
         with theirs.makefile("rb") as stream:
-            return found.body if (found := framing.FRAMES.read(stream)) is not None else None
+            return found[0] if (found := framing.FRAMES.read(stream)) is not None else None
 
 
 @given(to_engine)
@@ -111,7 +111,7 @@ def test_frames_in_a_row_are_told_apart_on_both_ends(sent: list[wire.Message]) -
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
         with theirs.makefile("rb") as stream:
-            blocking = [wire.decode_to_engine(f.body) for f in iter(lambda: framing.FRAMES.read(stream), None)]
+            blocking = [wire.decode_to_engine(f) for f, _, _ in iter(lambda: framing.FRAMES.read(stream), None)]
     assert blocking == sent
     assert asyncio.run(read_all()) == sent
 
@@ -134,7 +134,7 @@ def test_a_daemon_that_goes_with_frames_unread_has_gone(message: wire.Message) -
             ours.sendall(framing.frame(message))
         with theirs.makefile("rb") as stream:
             found = framing.FRAMES.read(stream)
-            assert found is None or wire.decode_to_engine(found.body) == message
+            assert found is None or wire.decode_to_engine(found[0]) == message
             assert framing.FRAMES.read(stream) is None
 
 
