@@ -98,7 +98,11 @@ def lines_of(found: dict[str, Any]) -> list[str]:
     """Return the document of `disco fleet status` in words."""
     hosts = found["hosts"]
     if not hosts:
-        return ["The device is no fleet: `disco config set fleet.enabled true` makes it one at the next start."]
+        text = (
+            "The device has no hosts: `disco config set fleet.enabled true`, then `disco config reload`, gives it as "
+            "many of this machine as fleet.hosts says; `disco machines pair --as fleet` lets another machine lend some."
+        )
+        return [text]
     lines = [_line(host) for host in hosts]
     expected = found["speedup_predicted"]
     if expected is not None:

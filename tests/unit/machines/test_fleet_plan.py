@@ -216,8 +216,13 @@ def test_the_plan_document_has_the_keys_that_programs_read(
     assert "move layers" in capsys.readouterr().out
 
 
-def test_a_whole_device_has_no_hosts() -> None:
-    assert "no fleet" in lines_of(whole_device())[0]
+def test_a_device_without_hosts_says_how_it_gets_some_also_where_it_is_a_fleet_already() -> None:
+    """A home that waits for its first machine was told to set what was set, and a reload is enough for it."""
+    [line] = lines_of(whole_device())
+    assert "no hosts" in line
+    assert "no fleet" not in line
+    assert "next start" not in line
+    assert {"disco config reload", "disco machines pair --as fleet"} <= {*line.split("`")}
 
 
 async def test_an_engine_is_told_why_there_is_no_host_and_gets_its_socket_where_there_is() -> None:
