@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from ..clock import Clock
-from ..engine.measure.tune_messages import Message, Tuned, TuneJob, TuneProgress, TuneRefused, decode_message, encode
+from ..engine.measure.tune_messages import Tuned, TuneJob, decode_message, encode
 from ..errors import DiscoError
 from ..system.idle import IDLE_S, is_machine_quiet, unless, until_idle
 from ..system.process import run_job
@@ -25,24 +25,10 @@ class TuneError(DiscoError):
 
 async def run_tune(job: TuneJob, progress: Callable[[str], None]) -> Tuned:
     """Run a job in a child process, which a cancellation kills. Raises TuneError."""
-
-    def hear(reply: Message) -> None:
-        if isinstance(reply, TuneProgress):
-            progress(reply.text)
-
-    try:
-        replies, code = await run_job("disco_daemon.engine.measure.tune", encode(job), decode_message, hear, LAST_S)
-    except TimeoutError:
-        msg = f"the tune gave no result in {LAST_S:g} s"
-        raise TuneError(msg) from None
-    match replies[-1] if replies else None:
-        case Tuned() as found:
-            return found
-        case TuneRefused(message=message):
-            raise TuneError(message)
-        case _:
-            msg = f"the tune ended without a result (exit status {code})"
-            raise TuneError(msg)
+    module = "disco_daemon.engine.measure.tune"
+    return await run_job(
+        module, encode(job), decode_message, progress, Tuned, TuneError, name="the tune", timeout_s=LAST_S
+    )
 
 
 class Autotuner:

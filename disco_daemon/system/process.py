@@ -17,7 +17,7 @@ import msgspec
 
 from .program import command, environment
 
-Reply = TypeVar("Reply")
+Result = TypeVar("Result")
 
 PAUSE_FIRST_S = 0.1  # a crash is mostly a one-off: be back before the next request
 PAUSE_MAX_S = 30.0  # the longest pause between two starts
@@ -67,16 +67,25 @@ def start(module: str, *args: str, sock: socket.socket) -> subprocess.Popen[byte
 
 
 async def run_job(
-    module: str, job: bytes, decode: Callable[[bytes], Any], heard: Callable[[Reply], None], timeout_s: float
-) -> tuple[list[Reply], int]:
-    """Run a module with a job as the one line on its stdin; `heard` gets each reply that it prints, at once.
+    module: str,
+    job: bytes,
+    decode: Callable[[bytes], Any],
+    progress: Callable[[str], None],
+    result: type[Result],
+    error: type[Exception],
+    *,
+    name: str,
+    timeout_s: float,
+    hint: str = "memory may be short",
+) -> Result:
+    """Run a module with a job as the one line on its stdin; return the result, which is the last that it prints.
 
-    Lines that `decode` refuses with a MsgspecError are none: a library may print something. Returns all replies,
-    and its exit status. A cancellation kills it.
-    Raises OSError, and TimeoutError after having killed it.
+    A reply with a `text` goes to `progress` at once; one with a `message` says why there is no result. Lines that
+    `decode` refuses with a MsgspecError are none: a library may print something. A cancellation kills the process.
+    Raises OSError, and `error` with a sentence for the user, also after having killed it at the end of its time.
     """
     process = await spawn(module, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LONGEST_LINE)
-    replies: list[Reply] = []
+    reply: Any = None
     try:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -84,11 +93,18 @@ async def run_job(
         async with asyncio.timeout(timeout_s):
             while line := await process.stdout.readline():
                 with contextlib.suppress(msgspec.MsgspecError):
-                    replies.append(decode(line))
-                    heard(replies[-1])
-            return replies, await process.wait()
+                    reply = decode(line)
+                    if (text := getattr(reply, "text", None)) is not None:
+                        progress(text)
+            code = await process.wait()
+    except TimeoutError:
+        msg = f"{name} gave no result in {timeout_s:g} s"
+        raise error(msg) from None
     finally:
         await asyncio.shield(end(process))
+    if isinstance(reply, result):
+        return reply
+    raise error(getattr(reply, "message", f"{name} ended without a result (exit status {code}): {hint}"))
 
 
 def run(

@@ -9,16 +9,7 @@ from pathlib import Path
 
 from ...config.layers import data_path
 from ...config.schema import Config
-from ...engine.measure.split_messages import (
-    SplitCompared,
-    SplitFailed,
-    SplitJob,
-    SplitProgress,
-    SplitRange,
-    SplitReply,
-    decode_reply,
-    encode,
-)
+from ...engine.measure.split_messages import SplitCompared, SplitJob, SplitRange, decode_reply, encode
 from ...errors import ConfigError, DiscoError
 from ...models.fingerprint import fingerprint
 from ...models.segment_files import SegmentFiles, read_head
@@ -88,26 +79,14 @@ async def check(
         kv_type=config.device.kv_type,
         flash_attn=knobs.flash_attn,
     )
-
-    def hear(reply: SplitReply) -> None:
-        if isinstance(reply, SplitProgress):
-            progress(reply.text)
-
-    try:
-        replies, code = await run_job(
-            "disco_daemon.engine.measure.split_check", encode(job), decode_reply, hear, LAST_S
-        )
-    except TimeoutError:
-        msg = f"the check gave no result in {LAST_S:g} s"
-        raise SplitError(msg) from None
-    match replies[-1] if replies else None:
-        case SplitCompared() as found:
-            return found
-        case SplitFailed(message=message):
-            raise SplitError(message)
-        case _:
-            msg = (
-                f"llama.cpp ended while it computed the ranges (exit status {code}): memory is short, or this model "
-                "cannot be cut there"
-            )
-            raise SplitError(msg)
+    return await run_job(
+        "disco_daemon.engine.measure.split_check",
+        encode(job),
+        decode_reply,
+        progress,
+        SplitCompared,
+        SplitError,
+        name="the check",
+        timeout_s=LAST_S,
+        hint="memory is short, or llama.cpp cannot compute this model in these ranges",
+    )

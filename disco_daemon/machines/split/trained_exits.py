@@ -20,11 +20,8 @@ import numpy as np
 from ...config.layers import data_path
 from ...config.schema import Config
 from ...engine.measure.exit_messages import (
-    ExitFailed,
     ExitFigures,
     ExitJob,
-    ExitProgress,
-    ExitReply,
     ExitTrained,
     decode_reply,
     encode,
@@ -218,7 +215,16 @@ async def train(
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _require_room(folder)
         with _alone(folder):
-            trained = await _run(msgspec.structs.replace(job, folder=str(folder)), progress)
+            trained = await run_job(
+                "disco_daemon.engine.measure.exit_training",
+                encode(msgspec.structs.replace(job, folder=str(folder))),
+                decode_reply,
+                progress,
+                ExitTrained,
+                ExitError,
+                name="the training",
+                timeout_s=LAST_S,
+            )
             kept = await asyncio.to_thread(exits.keep, trained, folder / trained.file)
             await asyncio.to_thread(shutil.rmtree, folder)
     except OSError as e:
@@ -253,26 +259,3 @@ def _require_room(folder: Path) -> None:
     if free < 2 * SPARE_BYTES:
         msg = f"{free / 1e9:.1f} GB are free in {folder}, too little to keep rows in: free some"
         raise ExitError(msg)
-
-
-async def _run(job: ExitJob, progress: Callable[[str], None]) -> ExitTrained:
-
-    def hear(reply: ExitReply) -> None:
-        if isinstance(reply, ExitProgress):
-            progress(reply.text)
-
-    try:
-        replies, code = await run_job(
-            "disco_daemon.engine.measure.exit_training", encode(job), decode_reply, hear, LAST_S
-        )
-    except TimeoutError:
-        msg = f"the training gave no result in {LAST_S:g} s"
-        raise ExitError(msg) from None
-    match replies[-1] if replies else None:
-        case ExitTrained() as found:
-            return found
-        case ExitFailed(message=message):
-            raise ExitError(message)
-        case _:
-            msg = f"the training ended without a result (exit status {code}): memory may be short"
-            raise ExitError(msg)
