@@ -33,8 +33,10 @@ def test_the_wheel_owns_two_import_names_and_ships_the_profiles(tmp_path: Path) 
     assert "disco_daemon/profiles/readers.toml" in names
     assert "disco_tui/disco.tcss" in names, "the terminal UI travels with its stylesheet"
     modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "disco_daemon").rglob("*.py")}
-    modules |= {f"disco_tui/{p.name}" for p in (ROOT / "tui").glob("*.py")}
-    assert modules <= set(names)
+    modules |= {f"disco_tui/{p.relative_to(ROOT / 'tui').as_posix()}" for p in (ROOT / "tui").rglob("*.py")}
+    assert modules <= set(names), "packages in folders of packages are listed too"
+    assert "disco_daemon/api/openapi.json" in names
+    assert not {n for n in names if "benchmarks" in n or n.startswith("tests")}, "what measures stays in a checkout"
     assert any(n.endswith("LICENSE") for n in names)
 
 
