@@ -23,7 +23,9 @@ CONTEXT = 65_536
 LIMIT = 1  # tokens of an answer: it is of no interest
 LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 AT_LEAST, AT_MOST = 0.99, 0.05  # of the second turn's prompt from the cache, with the rule and without it
-WITHOUT = "from disco_daemon.api import messages_request\nmessages_request.without_billing = lambda text: text"
+WITHOUT = (
+    "from disco_daemon.api.anthropic import messages_request\nmessages_request.without_billing = lambda text: text"
+)
 
 
 def turns(requests: Sequence[Request]) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import pytest
 import pytest_asyncio
 
 from disco_daemon.clock import SystemClock
-from disco_daemon.engine import early, wire
+from disco_daemon.engine import wire
 from disco_daemon.engine.inbox import EngineGone
 from disco_daemon.engine.lives import MAX_LOADS
 from disco_daemon.engine.llama.vocabulary import Vocabulary
@@ -32,6 +31,7 @@ from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.errors import EndpointError
 from disco_daemon.models.default import default_model_path
 from disco_daemon.system import process as processes
+from disco_daemon.system import supervised
 from disco_daemon.types import Append, GenerationRequest, Sampling
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.stopwatch import least_of_three
@@ -264,7 +264,7 @@ async def test_a_model_that_crashes_the_loader_is_given_up(monkeypatch: pytest.M
         crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
         return await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", crash, **options)
 
-    monkeypatch.setattr(early, "spawn", crashing)
+    monkeypatch.setattr(supervised, "spawn", crashing)
     monkeypatch.setattr(processes, "PAUSE_FIRST_S", 0.001)
     engine = Engine(wire.Load(model_path="odd.gguf", n_ctx=512, n_threads=1), SystemClock())
     engine.start()
@@ -303,7 +303,7 @@ async def test_where_the_weights_layout_crashes_llama_cpp_they_stay_as_they_are(
         argv = [sys.executable, "-P", "-c", CRASHES_REPACKED, fd]
         return await asyncio.create_subprocess_exec(*argv, **options)
 
-    monkeypatch.setattr(early, "spawn", on_such_a_processor)
+    monkeypatch.setattr(supervised, "spawn", on_such_a_processor)
     engine = Engine(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), SystemClock())
     engine.start()
     try:
@@ -317,7 +317,8 @@ async def test_where_the_weights_layout_crashes_llama_cpp_they_stay_as_they_are(
 
 async def test_a_template_without_bounds_is_refused_when_the_model_loads(tmp_path: Path) -> None:
     template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    config = replace(wire.Load(model_path=str(default_model_path()), n_ctx=512, n_threads=1), chat_template=template)
+    path = str(default_model_path())
+    config = wire.Load(model_path=path, n_ctx=512, n_threads=1, chat_template=template)
     engine = Engine(config, SystemClock())
     engine.start()
     try:

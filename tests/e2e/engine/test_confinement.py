@@ -60,7 +60,7 @@ def test_what_must_not_succeed_is_refused_inside_or_doctor_says_that_it_is_not_i
 CHILD = """
 import codecs, encodings.ascii, json, os, sys, threading
 from pathlib import Path
-from disco_daemon import confine
+from disco_daemon.system import confine
 if os.geteuid() == 0 and sys.argv[1] == "a user":
     os.setgid(65534); os.setuid(65534); confine._prctl(confine.PR_SET_DUMPABLE, 1)  # as after an exec
 confine.NAMES_THREADS = ("null",) if sys.argv[2] == "nvidia" else ("no-such-device",)
