@@ -150,7 +150,7 @@ def downloaded(into: Path) -> Path:
     (into / "jsonschema.lock").write_text(found[0])
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "jsonschema", "--require-hashes",
-         "--no-build-isolation", "-d", str(into), "-r", str(into / "jsonschema.lock")], check=True, timeout=PIP_S
+         "-d", str(into), "-r", str(into / "jsonschema.lock")], check=True, timeout=PIP_S
     )  # fmt: skip
     (archive,) = into.glob("jsonschema-*.tar.gz")
     with tarfile.open(archive) as packed:
