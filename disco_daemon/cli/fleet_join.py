@@ -72,8 +72,8 @@ def join(args: argparse.Namespace, code: PairingCode | None) -> int:
     import asyncio
 
     from ..errors import ConfigError
+    from ..link.trust.roles import Role
     from ..machines.trust_store import membership
-    from ..types.roles import Role
 
     kept = membership(Role.FLEET)
     if code is not None:

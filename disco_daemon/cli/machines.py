@@ -11,7 +11,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..types.roles import Role
+from ..link.trust.roles import Role
 from . import fleet_join, split_join
 from .terminal import agrees, make_console
 

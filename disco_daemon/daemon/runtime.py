@@ -13,13 +13,13 @@ from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_
 from ..config.schema import FOR_LIFE, HOSTING, LIVE, Config, keys
 from ..endpoints.base import Endpoint, Forgetful
 from ..errors import ConfigError, RequestError
+from ..link.trust.roles import Role
 from ..machines.fleet.members import FleetMembers
 from ..machines.managed_device import device_of
 from ..machines.member_service import MemberService
 from ..machines.split.partner_service import Partner
 from ..system.tasks import cancel_all
 from ..types import Outcome, Side
-from ..types.roles import Role
 from .assembly import Assembly
 from .binding import bind_key
 

@@ -16,9 +16,9 @@ from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
 from ..errors import ConfigError
+from ..link.trust.roles import Role
 from ..machines.managed_device import whole_device
 from ..types import Side
-from ..types.roles import Role
 from .assembly import Shared
 from .device_file import DeviceFiles
 from .prediction import HistoryReplay

@@ -39,8 +39,8 @@ from ..link.relay.relay_process import RelayLost, RelayProcess
 from ..link.trust.addresses import own_addresses
 from ..link.trust.pairing import Issuer, MemberRecord
 from ..link.trust.pairing_code import ADDRESSES_MAX, PairingError, format_code
+from ..link.trust.roles import Role
 from ..system.tasks import cancel_all
-from ..types.roles import Role
 from .device_settings import model_path
 from .split.hosted_range import describe_model
 

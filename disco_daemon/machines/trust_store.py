@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config.layers import data_path
 from ..link.trust.pairing import Issuer, Membership
-from ..types.roles import Role
+from ..link.trust.roles import Role
 
 _AUTHORITIES = {Role.SPLIT: "peer/issuer", Role.FLEET: "fleet/issuer"}
 _MEMBERSHIPS = {Role.SPLIT: "peer/membership", Role.FLEET: "fleet/home"}

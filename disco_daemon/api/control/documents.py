@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from ...errors import ConfigError, RequestError
-from ...types.roles import Role
+from ...link.trust.roles import Role
 from ..doors import fit
 from ..http.connections import body
 from ..ollama.ollama_models import DeviceFile

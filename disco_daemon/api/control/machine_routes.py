@@ -10,7 +10,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from ...errors import ConfigError, RequestError
-from ...types.roles import Role
+from ...link.trust.roles import Role
 from ..http.bodies import convert, decoded
 from ..http.connections import body
 from .documents import DOCUMENTS, as_json

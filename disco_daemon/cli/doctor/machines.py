@@ -16,8 +16,8 @@ from ... import __version__
 from ...config.schema import Config
 from ...fleet_keeper.keeper_messages import INSTALL
 from ...link.relay.join import MeasuredLink
+from ...link.trust.roles import Role
 from ...system.net import is_loopback
-from ...types.roles import Role
 from .finding import Finding, ok, warn, wrong
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from ...types.roles import Role
 from ..relay.orders import Address, Identity, Member, PairAnswer, PairAsked
 from .pairing_code import N_SECRET, PairingCode, PairingError, check_name, safe_name
 from .private_folder import PrivateFolder
+from .roles import Role
 
 CODE_S = 600.0  # that a code is valid
 N_SALT = 62  # bits of a member's salt

@@ -15,8 +15,8 @@ import struct
 from dataclasses import dataclass
 
 from ...errors import ConfigError
-from ...types.roles import Role
 from ..relay.orders import Address
+from .roles import Role
 
 WITHOUT_ROLE, VERSION = 1, 2
 ROLES = (Role.SPLIT, Role.FLEET)  # by their numbers in a code

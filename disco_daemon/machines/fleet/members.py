@@ -38,7 +38,7 @@ from ...link.relay.orders import (
     SegmentsAsked,
 )
 from ...link.relay.relay_process import RelayLost
-from ...types.roles import Role
+from ...link.trust.roles import Role
 from ..member_service import MemberService
 from ..split.check import checksum
 from ..trust_store import authority_folder

@@ -18,9 +18,9 @@ from ...link.protocol import IDS, N_ID, Build, Hello
 from ...link.relay.orders import Address, JoinPartner, LinkDown, LinkStats, LinkUp, RelayEvent
 from ...link.relay.relay_process import RelayLost, RelayProcess
 from ...link.rows.codec import choose_codec
+from ...link.trust.roles import Role
 from ...models.segment_files import read_head
 from ...models.vocabulary import vocabulary_mark
-from ...types.roles import Role
 from ..range_engine import RangeEngine
 from ..trust_store import membership
 from .drafter import draft_path, own_certainty, require_drafter

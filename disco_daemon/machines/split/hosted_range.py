@@ -16,12 +16,12 @@ from ...engine import wire
 from ...errors import ConfigError
 from ...link.protocol import Build
 from ...link.relay.handshake import TheCuts
+from ...link.trust.roles import Role
 from ...models.segment_files import read_head
 from ...models.segments import NotCuttableError, cut, n_layers
 from ...models.vocabulary import vocabulary_mark
 from ...system.control_groups import memory
 from ...types import LayerRange
-from ...types.roles import Role
 from ..device_settings import knobs_for, model_path, n_gpu_layers, row_s, token_s
 from ..trust_store import authority_folder
 from .check import checksum, segment_files

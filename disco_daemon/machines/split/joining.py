@@ -17,11 +17,11 @@ from ...link.relay.orders import Address
 from ...link.trust.certificates import check_authority
 from ...link.trust.pairing import PairedPartner
 from ...link.trust.pairing_code import PairingCode, PairingError, safe_name
+from ...link.trust.roles import Role
 from ...models.default import default_model_path
 from ...models.progress import Report
 from ...models.segment_files import read_head
 from ...system.control_groups import memory
-from ...types.roles import Role
 from ..device_settings import token_s
 from ..trust_store import membership
 from .check import checksum

@@ -34,8 +34,8 @@ from ...link.relay.orders import (
 )
 from ...link.relay.relay_process import RelayLost
 from ...link.rows.content import credits_for
+from ...link.trust.roles import Role
 from ...types import LayerRange
-from ...types.roles import Role
 from ..device_settings import model_path
 from ..member_service import MemberService
 from ..range_engine import RangeEngine

@@ -33,8 +33,8 @@ from disco_daemon.link.relay.orders import (
 from disco_daemon.link.trust.certificates import new_request
 from disco_daemon.link.trust.pairing import Issuer, PairedPartner
 from disco_daemon.link.trust.pairing_code import PairingError
+from disco_daemon.link.trust.roles import Role
 from disco_daemon.machines.trust_store import authority
-from disco_daemon.types.roles import Role
 from tests.fixtures.peers import HELLO, HOST, WELCOME, machine
 
 QUESTIONS: list[tuple[First, type[FirstReply]]] = [

@@ -30,9 +30,9 @@ from disco_daemon.link.relay.handshake import (
 from disco_daemon.link.relay.orders import CutsAsked, Identity, MachineTold, Member
 from disco_daemon.link.relay.relay_process import RelayProcess
 from disco_daemon.link.trust import tls
+from disco_daemon.link.trust.roles import Role
 from disco_daemon.machines.member_service import MemberService
 from disco_daemon.system.frames import HEADER
-from disco_daemon.types.roles import Role
 from tests.fixtures.partner import (
     Partner,
     connected,

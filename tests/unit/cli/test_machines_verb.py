@@ -17,9 +17,9 @@ from disco_daemon.link.relay import join
 from disco_daemon.link.relay.orders import Address, Identity
 from disco_daemon.link.trust.pairing import PairedPartner
 from disco_daemon.link.trust.pairing_code import PairingCode, PairingError, format_code
+from disco_daemon.link.trust.roles import Role
 from disco_daemon.machines.fleet.lending import lent_folder
 from disco_daemon.machines.trust_store import membership
-from disco_daemon.types.roles import Role
 
 HERE = Address(host="127.0.0.1", port=1)
 DESK = PairedPartner(

@@ -33,7 +33,7 @@ from disco_daemon.link.trust.pairing_code import (
     parse_code,
     safe_name,
 )
-from disco_daemon.types.roles import Role
+from disco_daemon.link.trust.roles import Role
 
 DAY_S = 86400.0
 HERE = [Address(host="192.168.1.5", port=8766)]

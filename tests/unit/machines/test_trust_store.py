@@ -10,11 +10,11 @@ from disco_daemon.link.relay.orders import Address
 from disco_daemon.link.trust.certificates import new_request
 from disco_daemon.link.trust.pairing import Issuer, Membership, PairedPartner
 from disco_daemon.link.trust.pairing_code import PairingError
+from disco_daemon.link.trust.roles import Role
 from disco_daemon.machines.fleet.members import FleetMembers
 from disco_daemon.machines.member_service import MemberService
 from disco_daemon.machines.split.partner_service import Partner
 from disco_daemon.machines.trust_store import authority, membership
-from disco_daemon.types.roles import Role
 from tests.fixtures.clock import StoppedClock
 
 HERE = [Address(host="192.168.1.5", port=4748)]
