@@ -66,8 +66,8 @@ class Step:
 STEPS = (
     Step(
         "parse: line, headers, guard, body",
-        r"/aiohttp/(web_(?!response)|http_parser)|/api/(\w+/)?(connections|guard|doors|bodies|openai\w*|answering|app|wishes"
-        r"|peers|signs|names|chat_messages)\.py",
+        r"/aiohttp/(web_(?!response)|http_parser)|/api/(\w+/)?(connections|guard|doors|bodies|openai\w*|answering|app|control_requests"
+        r"|peers|signs_of_life|names|chat_messages)\.py",
         200.0, 1.4,
     ),
     Step(
@@ -93,14 +93,14 @@ STEPS = (
     ),
     Step(
         "chunks of its answer, the first one too",
-        r"/endpoints/(server_answer|stream|chunks|calls|writable|finish_reasons|bill|gaps|told|kept_connections)\.py|"
+        r"/endpoints/(server_answer|stream|chunks|calls|writable|finish_reasons|bill|gaps|model_facts|kept_connections)\.py|"
         r"/delivery/counting\.py|/aiohttp/(client_proto|streams)\.py",
         130.0, 7.4,
     ),
     Step(
         "the answer's states, pace and text",
         r"/answer/|/conductor/(answer_run|conductor|endpoint_run|inbox|in_flight|runs|timers|moves|lifetimes|keeper)\.py"
-        r"|/delivery/(buffer|cut|graphemes|held|seam|grid)\.py",
+        r"|/delivery/(buffer|cut|graphemes|held_tokens|seam|grid)\.py",
         180.0, 6.2,
     ),
     Step("SSE and its socket", r"/api/(\w+/)?(sse|shapes|events)\.py|/aiohttp/web_response\.py", 200.0, 4.2),
