@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from disco_daemon.engine import framing, wire
 from disco_daemon.engine.llama.template import ChatTemplate, TemplateError
 from disco_daemon.engine.llama.thinking import CLOSE, OPEN, ThinkingText, is_answer, opens_thought, within
+from disco_daemon.system.frames import HEADER
 from disco_daemon.types import GenerationRequest
 
 TEMPLATES = Path(__file__).parent.parent.parent / "fixtures" / "templates"
@@ -178,4 +179,4 @@ def test_what_a_partial_answer_is(text: str, answer: bool, thinks: bool) -> None
 
 def test_pieces_of_a_thought_survive_the_wire() -> None:
     piece = wire.TextPiece(id="g1", text="Well", n_tokens=2, thought=True)
-    assert wire.decode_from_engine(framing.frame(piece)[4:]) == piece
+    assert wire.decode_from_engine(framing.frame(piece)[HEADER.size :]) == piece

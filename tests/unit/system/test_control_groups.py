@@ -357,7 +357,6 @@ def test_the_engine_counts_on_what_control_groups_leave(monkeypatch: pytest.Monk
 OF_THE_MACHINE = {
     "bench/engine.py": "on what it was measured",
     "bench/relay.py": "on what it was measured",
-    "bench/soak.py": "on what it was measured, and asyncio's pool, which Python sizes so",
     "cli/doctor/machine.py": "which processor this is; the quota is named beside it",
     "cli/service.py": "the limit of a control group to come",
     "machines/fleet/monitor.py": "the share of it that others take",

@@ -64,7 +64,9 @@ def test_every_part_that_is_started_somewhere_is_known() -> None:
     started = {
         name
         for text in texts
-        for name in re.findall(r'(?<!files)\(\s*"(disco_daemon\.[\w.]+)"', text)  # whatever starts it
+        for name in re.findall(
+            r'(?:(?<!files)\(\s*|\bmodule = )"(disco_daemon\.[\w.]+)"', text, re.IGNORECASE
+        )  # whatever starts it
     }
     assert started == set(program.PARTS)
 
