@@ -24,7 +24,7 @@ from ..system.frames import BadFrameError as BadFrameError  # of messages that c
 from ..system.frames import FrameFormat
 from ..types import AS_USUAL, Drawing
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_HEADER = 1 << 20  # bytes of a message: the ids of a prompt of 100,000 tokens
 MAX_PAYLOAD = 16 << 20  # bytes of rows in one frame: 512 rows of 8,192 numbers of 4 bytes
 FRAMES = FrameFormat(MAX_HEADER, MAX_PAYLOAD)

@@ -124,11 +124,6 @@ class Issuer:
         record = self._folder.read(CODE, CodeRecord)
         return record.digest if record and not record.used and self._is_live(record) else b""
 
-    def close_code(self) -> None:
-        """Let the code be of no use any more."""
-        with self._folder.locked():
-            self._folder.remove(CODE)
-
     def grant(self, secret: bytes, csr: str, name: str) -> str:
         """Return a certificate (PEM) for the machine that has the code's secret; the code is used up.
 
