@@ -363,9 +363,9 @@ show_failure() {
   exit 1
 }
 
-# All comes from the lock files, by their hashes: first the tools that build, which go again at the end, then what is needed,
-# anew where the engine was compiled before a mend, then this checkout, which fetches nothing. In one process, so that a
-# signal ends whatever it is at.
+# All comes from the lock files, by their hashes: first the tools that build, which go again at the end, then what is needed
+# (the engine is compiled beside the rest; anew where it is of before a mend), then this checkout, which fetches nothing.
+# In one process, so that a signal ends whatever it is at.
 PIP_STEPS='
 import subprocess, sys
 source, copy, packages, forced = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
@@ -373,7 +373,7 @@ pip = [sys.executable, "-m", "pip"]
 install = [*pip, "install", "-v", "--no-input", "--disable-pip-version-check"]
 for step in (
     [*install, "--require-hashes", "-r", f"{source}/requirements-build.lock"],
-    [*install, *forced, "--require-hashes", "--no-build-isolation", "-r", f"{source}/{packages}"],
+    [sys.executable, f"{source}/native/install_locked.py", f"{source}/{packages}", *install[4:], *forced],
     [sys.executable, f"{source}/native/current_kernels.py", *install[4:], "--require-hashes", "--no-build-isolation",
         "-r", f"{source}/{packages}"],
     [*install, "--no-deps", "--no-build-isolation", copy],

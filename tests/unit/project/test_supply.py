@@ -54,7 +54,10 @@ def test_a_lock_has_all_that_the_project_asks_for(extras: tuple[str, ...], kind:
 @pytest.mark.parametrize("path", ["install.sh", "Makefile"])
 def test_nothing_is_installed_without_its_hash_but_this_checkout(path: str) -> None:
     text = (ROOT / path).read_text("utf-8")
-    lines = [line for line in text.splitlines() if re.search(r"\[\*install,|-m pip install|PIP\) install", line)]
+    text += (ROOT / "native/install_locked.py").read_text("utf-8").replace("*locked", '"--require-hashes"')
+    lines = [
+        line for line in text.splitlines() if re.search(r"\[\*install,|-m pip install|P(IP\)|IP, ).*install", line)
+    ]
     assert len(lines) >= 3
     for line in lines:
         assert "--require-hashes" in line or ("--no-deps" in line and "--no-build-isolation" in line), line

@@ -1,0 +1,88 @@
+"""llama.cpp is compiled while the rest is installed (`native/install_locked.py`), and all of it by its hashes."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.native.test_llama_build import CI
+
+ROOT = CI.parent
+ENDED = "import sys; sys.exit({})"
+ENDLESS = "import pathlib, time; pathlib.Path({!r}).touch(); time.sleep(600)"
+HASH = "    --hash=sha256:00"
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    """The script, as a module."""
+    spec = importlib.util.spec_from_file_location("install_locked", CI / "install_locked.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-fleet.lock", "requirements-dev.lock"])
+def test_both_halves_are_the_lock_file(script: Any, name: str) -> None:
+    lock = (ROOT / name).read_text()
+    engine, others = script.halves(lock)
+    assert sorted((engine + others).splitlines()) == sorted(lock.splitlines())
+    assert engine.startswith("llama-cpp-python==")
+    assert engine.count("==") == 1
+    assert "llama-cpp-python==" not in others
+    assert all("--hash=" in entry for entry in engine.split("llama-cpp-python==")[1:])
+
+
+def test_a_lock_file_without_llama_cpp_is_told(script: Any) -> None:
+    with pytest.raises(ValueError, match="llama-cpp-python"):
+        script.halves(f"numpy==1 \\\n{HASH}\n")
+
+
+def test_what_is_installed_is_not_built_again(script: Any) -> None:
+    assert script.is_installed(script.halves((ROOT / "requirements-dev.lock").read_text())[0])
+    assert not script.is_installed("llama-cpp-python==0.0.1 \\")
+
+
+def test_what_fails_ends_the_other_half(script: Any, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    failing = f"import os, sys, time\nwhile not os.path.exists({str(begun)!r}): time.sleep(0.01)\nsys.exit(7)"
+    at = time.monotonic()
+    commands = [[sys.executable, "-c", text] for text in (ENDLESS.format(str(begun)), failing)]
+    assert script.together(commands) == 7
+    assert time.monotonic() - at < 300  # ten minutes, had it waited
+    assert script.together([[sys.executable, "-c", ENDED.format(code)] for code in (0, 0)]) == 0
+
+
+def test_pip_gets_the_options_and_checks_the_hashes(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lock = tmp_path / "some.lock"
+    lock.write_text(f"llama-cpp-python==0.0.1 \\\n{HASH}\nnumpy==1 \\\n{HASH}\n")
+    asked: list[list[str]] = []
+
+    def together(commands: list[list[str]]) -> int:
+        asked.extend(command[4:] for command in commands)
+        Path(commands[1][commands[1].index("--wheel-dir") + 1]).mkdir()
+        Path(commands[1][commands[1].index("--wheel-dir") + 1], "llama.whl").touch()
+        return 0
+
+    def call(command: list[str]) -> int:
+        asked.append(command[4:])
+        return 5
+
+    monkeypatch.setattr(script, "together", together)
+    monkeypatch.setattr(script.subprocess, "call", call)
+    assert script.main(lock, ["-v", "--no-compile", "--force-reinstall"]) == 5
+    others, wheel, last = asked
+    assert (others[0], wheel[0], last[0]) == ("install", "wheel", "install")
+    assert all({"-v", "--require-hashes", "--no-deps", "--no-build-isolation"} <= set(half) for half in (others, wheel))
+    assert not {"--no-compile", "--force-reinstall"} & set(wheel)  # which `pip wheel` does not know
+    assert {"--no-compile", "--force-reinstall", "--no-deps", "--no-index"} <= set(last)
+    assert last[-1].endswith("llama.whl")
