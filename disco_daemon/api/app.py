@@ -84,8 +84,7 @@ async def _adjust(request: web.Request) -> web.Response:
     wish = parse_adjustment(await body(request))
     delivery = None if wish.delivery is None else Delivery(wish.delivery)
     if not request.app[CONDUCTOR].in_flight.adjust(request_id, pace_tps=wish.pace_tps, delivery=delivery):
-        msg = f"No answer '{request_id}' is running."
-        raise RequestError(msg, status=404, code="not_found")
+        raise RequestError(f"No answer '{request_id}' is running.", status=404, code="not_found")
     return json_response({"request_id": request_id, "pace_tps": wish.pace_tps, "delivery": wish.delivery})
 
 

@@ -56,8 +56,7 @@ async def child(
                         url = json.loads(line)["url"]
         if url is None:
             tail = log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].strip()
-            msg = f"the {name} did not start listening within {START_S:g} s or ended:\n{tail}"
-            raise BenchError(msg)
+            raise BenchError(f"the {name} did not start listening within {START_S:g} s or ended:\n{tail}")
         yield url
     finally:
         await end(process)

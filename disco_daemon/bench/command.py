@@ -27,8 +27,7 @@ def at_least(least: int) -> Callable[[str], int]:
     def count(text: str) -> int:
         value = int(text)
         if value < least:
-            msg = f"must be at least {least}"
-            raise argparse.ArgumentTypeError(msg)
+            raise argparse.ArgumentTypeError(f"must be at least {least}")
         return value
 
     return count

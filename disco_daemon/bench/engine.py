@@ -249,8 +249,7 @@ class Bench:
             late = await ask(door, long, TTFT_TOKENS)
         gap = max(worst_gap(h.times, late.sent, late.first) for h in running)
         if not gap:
-            msg = f"{door.name}: the running answers were over before the long prompt came"
-            raise BenchError(msg)
+            raise BenchError(f"{door.name}: the running answers were over before the long prompt came")
         return gap, late.ttft
 
 
@@ -293,8 +292,7 @@ def breaks_off() -> Iterator[None]:
     try:
         yield
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-        msg = f"the measurement broke off: {error!r}"
-        raise BenchError(msg) from error
+        raise BenchError(f"the measurement broke off: {error!r}") from error
 
 
 def about(setup: EngineSetup, model: Path) -> dict[str, Any]:

@@ -42,8 +42,7 @@ async def chat_of_length(n_tokens: int, i: int, count: Count) -> Chat:
         low, high = (middle, high) if await count(chat(middle)) <= n_tokens else (low, middle - 1)
     missing = n_tokens - await count(chat(low))
     if missing < 0:
-        msg = f"a prompt of {n_tokens} tokens is shorter than the chat template alone"
-        raise BenchError(msg)
+        raise BenchError(f"a prompt of {n_tokens} tokens is shorter than the chat template alone")
     return chat(low, missing)
 
 

@@ -81,8 +81,7 @@ class Question:
             msg = f"{way.name}: question {self.name} got an answer that is not its own or not whole: …{text[-80:]!r}"
             raise BenchError(msg)
         if not way.api.is_whole(lines):
-            msg = f"{way.name}: the answer to question {self.name} was not ended as its API has it"
-            raise BenchError(msg)
+            raise BenchError(f"{way.name}: the answer to question {self.name} was not ended as its API has it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,7 @@ async def bench_relay(
             lag_ms = (await state_of(daemon))["loop_lag_ms"]["p99"]
             found = await shape_figures(direct, daemon, (n, warmup), (streams, tokens), progress) if shapes else {}
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-        msg = f"the measurement broke off: {error!r}"
-        raise BenchError(msg) from error
+        raise BenchError(f"the measurement broke off: {error!r}") from error
     added_ms = [(d - s) * 1e3 for s, d in zip(times["direct"], times["daemon"], strict=True)]
     return {
         "direct_ttft_ms_p50": round(statistics.median(times["direct"]) * 1e3, 3),
@@ -300,5 +298,4 @@ async def state_of(daemon: Target) -> dict[str, Any]:
 async def check_status(response: aiohttp.ClientResponse, target: Target) -> None:
     """Raise unless the answer is a 200."""
     if response.status != 200:
-        msg = f"{target.name} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
-        raise BenchError(msg)
+        raise BenchError(f"{target.name} answered {response.status}: {(await response.text())[:LOG_TAIL]}")

@@ -55,8 +55,7 @@ def document_of(line: bytes) -> Document | None:
         return None
     document: Document = json.loads(data)
     if document.get("error") or document.get("type") == "response.failed":
-        msg = f"the stream carried an error: {document.get('error') or document['response']}"
-        raise BenchError(msg)
+        raise BenchError(f"the stream carried an error: {document.get('error') or document['response']}")
     return document
 
 

@@ -87,23 +87,20 @@ async def ask(door: Door, chat: Chat, max_tokens: int, heard: StreamedAnswer | N
     heard.sent = time.perf_counter()
     async with door.session.post(f"{door.url}/chat/completions", json=body, allow_redirects=False) as response:
         if response.status != 200:
-            msg = f"{door.name} answered {response.status}: {(await response.text())[:LOG_TAIL]}"
-            raise BenchError(msg)
+            raise BenchError(f"{door.name} answered {response.status}: {(await response.text())[:LOG_TAIL]}")
         async for line in response.content:
             now = time.perf_counter()
             if line.startswith(b"data: {"):
                 _take(heard, json.loads(line[6:]), now, door)
     heard.settled.set()
     if heard.finish is None or "completion_tokens" not in heard.usage:
-        msg = f"{door.name}: an answer ended without a finish_reason or without its usage"
-        raise BenchError(msg)
+        raise BenchError(f"{door.name}: an answer ended without a finish_reason or without its usage")
     return heard
 
 
 def _take(heard: StreamedAnswer, chunk: dict[str, Any], now: float, door: Door) -> None:
     if "error" in chunk:
-        msg = f"{door.name}: the stream carried an error: {chunk['error']}"
-        raise BenchError(msg)
+        raise BenchError(f"{door.name}: the stream carried an error: {chunk['error']}")
     heard.usage = chunk.get("usage") or heard.usage
     for choice in chunk["choices"]:
         if text := choice["delta"].get("content"):

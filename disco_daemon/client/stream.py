@@ -241,8 +241,7 @@ class Link:
         """Yield the response to a request, if it is 200; errors then or later are a DaemonError."""
         assert self._entered, "a Link is used inside `async with`"
         if not is_http_url(self.root):
-            msg = f"{self._shown} is no address of a daemon: give one like http://127.0.0.1:4747"
-            raise DaemonError(msg)
+            raise DaemonError(f"{self._shown} is no address of a daemon: give one like http://127.0.0.1:4747")
         url = self.root.rstrip("/") + path
         session = await self._session()
         try:
@@ -258,8 +257,7 @@ class Link:
             msg = f"the connection to the daemon at {self._shown} broke before the end of its answer"
             raise DaemonError(msg) from e
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
-            msg = f"the connection to the daemon at {self._shown} broke: {e or type(e).__name__}"
-            raise DaemonError(msg) from e
+            raise DaemonError(f"the connection to the daemon at {self._shown} broke: {e or type(e).__name__}") from e
 
     def _stranger(self) -> DaemonError:
         return DaemonError(f"what answers at {self._shown} is no disco daemon: give the address of one")
@@ -309,8 +307,7 @@ async def _lines(body: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
         for line in lines:
             yield line.rstrip(b"\r")
         if len(buffer) > MAX_LINE:
-            msg = f"the daemon sent a line of more than {MAX_LINE} bytes"
-            raise DaemonError(msg)
+            raise DaemonError(f"the daemon sent a line of more than {MAX_LINE} bytes")
         await asyncio.sleep(0)  # many pieces at once must not keep the screen waiting
 
 
@@ -326,8 +323,7 @@ def _piece(line: bytes) -> AnswerPiece | None:
             raise DaemonError(str(chunk["error"]["message"]), chunk["error"].get("code"))
         return _of(chunk)
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        msg = f"the daemon's answer cannot be read: {e}"
-        raise DaemonError(msg) from e
+        raise DaemonError(f"the daemon's answer cannot be read: {e}") from e
 
 
 def _of(chunk: Mapping[str, Any]) -> AnswerPiece | None:

@@ -103,8 +103,7 @@ def changing(path: Path) -> Iterator[None]:
         until = time.monotonic() + LOCK_S
         while not _is_locked(handle):
             if time.monotonic() > until:
-                msg = f"{path} is being changed by another program: nothing was written, try again"
-                raise ConfigError(msg)
+                raise ConfigError(f"{path} is being changed by another program: nothing was written, try again")
             time.sleep(0.005)
         yield
     finally:
@@ -235,17 +234,14 @@ def _read_file(path: Path) -> dict[str, Any]:
         with smallfile.open_regular(path) as f:
             data = f.read(MAX_FILE + 1)
         if len(data) > MAX_FILE:
-            msg = f"{path} is longer than {MAX_FILE} bytes: no settings are"
-            raise ConfigError(msg)
+            raise ConfigError(f"{path} is longer than {MAX_FILE} bytes: no settings are")
         values = tomllib.loads(data.decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        msg = f"{path} is not valid TOML: {e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{path} is not valid TOML: {e}") from e
     except OSError as e:
-        msg = f"{path} cannot be read: {e.strerror}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{path} cannot be read: {e.strerror}") from e
     _require_known_schema(values.pop(SCHEMA, 1), path)
     return values
 
@@ -269,8 +265,7 @@ def _from_env(env: Mapping[str, str]) -> dict[str, str]:
     sections = tuple(f"DISCO_{section.upper()}_" for section in SECTIONS)
     wrong = sorted(name for name in env if name.startswith(sections) and name not in known)
     if wrong:
-        msg = f"unknown variable {wrong[0]}: {did_you_mean(wrong[0], known)}`disco config get` lists all"
-        raise ConfigError(msg)
+        raise ConfigError(f"unknown variable {wrong[0]}: {did_you_mean(wrong[0], known)}`disco config get` lists all")
     return {key: env[name] for name, key in known.items() if name in env}
 
 
@@ -278,8 +273,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     section, name = key.split(".")
     target = values.setdefault(section, {})
     if not isinstance(target, dict):
-        msg = f"[{section}] must be a table"
-        raise ConfigError(msg)
+        raise ConfigError(f"[{section}] must be a table")
     if isinstance(value, str):
         cls = SECTIONS[section]
         kind = next(f.type for f in msgspec.structs.fields(cls) if f.name == name)
@@ -290,11 +284,9 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
                 value = [part for part in re.split(r"[\s,]+", value.strip("[] \t")) if part]
             value = msgspec.convert(value, kind, strict=False)
         except tomllib.TOMLDecodeError as e:
-            msg = f"{key} must be a TOML table such as {{name = 'value'}}: {e} (got {value!r})"
-            raise ConfigError(msg) from e
+            raise ConfigError(f"{key} must be a TOML table such as {{name = 'value'}}: {e} (got {value!r})") from e
         except msgspec.ValidationError as e:
-            msg = f"{key}: {e} (got {value!r})"
-            raise ConfigError(msg) from e
+            raise ConfigError(f"{key}: {e} (got {value!r})") from e
     target[name] = value
 
 
@@ -302,8 +294,7 @@ def _convert(values: dict[str, Any], path: Path) -> Config:
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as e:
-        msg = f"{path}{_line_of(path, str(e))}: {e}; `disco config get` lists all settings"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{path}{_line_of(path, str(e))}: {e}; `disco config get` lists all settings") from e
     _check(config)
     return config
 
@@ -344,8 +335,7 @@ def _check(config: Config) -> None:
     }
     for key, (value, allowed) in choices.items():
         if value not in allowed:
-            msg = f"{key} = {value!r}: choose one of {', '.join(allowed)}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{key} = {value!r}: choose one of {', '.join(allowed)}")
     if config.device.flash_attn == "off" and (config.device.rounding == "exact" or config.device.kv_type != "auto"):
         msg = "device.flash_attn = 'off' does not go with device.rounding = 'exact', nor with a device.kv_type"
         raise ConfigError(msg)
@@ -354,8 +344,7 @@ def _check(config: Config) -> None:
     check_device(config)
     for key, url in (("server.base_url", config.server.base_url), ("device.base_url", config.device.base_url)):
         if url and not is_http_url(url):
-            msg = f"{key} = {url!r} is not a URL such as https://api.openai.com/v1"
-            raise ConfigError(msg)
+            raise ConfigError(f"{key} = {url!r} is not a URL such as https://api.openai.com/v1")
     if config.server.key_origin and not origin(config.server.key_origin):
         msg = f"server.key_origin = {config.server.key_origin!r} is no origin such as https://api.openai.com"
         raise ConfigError(msg)
@@ -364,23 +353,19 @@ def _check(config: Config) -> None:
 def require_complete(config: Config) -> None:
     """Require the settings that a daemon needs together. Raises ConfigError."""
     if config.device.base_url and not is_loopback(hostname(config.device.base_url)):
-        msg = "device.base_url must be on this machine (127.0.0.1 or localhost): private requests go there"
-        raise ConfigError(msg)
+        raise ConfigError("device.base_url must be on this machine (127.0.0.1 or localhost): private requests go there")
     if config.device.base_url and config.device.adapters:
         msg = "device.adapters are for this machine's own engine: with device.base_url that server has its own"
         raise ConfigError(msg)
     if config.server.base_url and not config.server.model:
-        msg = "server.base_url is set but server.model is not: `disco config set server.model NAME`"
-        raise ConfigError(msg)
+        raise ConfigError("server.base_url is set but server.model is not: `disco config set server.model NAME`")
     if config.device.base_url and not config.device.model:
-        msg = "device.base_url is set but device.model is not: `disco config set device.model NAME`"
-        raise ConfigError(msg)
+        raise ConfigError("device.base_url is set but device.model is not: `disco config set device.model NAME`")
 
 
 def _require_known(key: str) -> None:
     if key not in keys():
-        msg = f"unknown setting {key!r}: {did_you_mean(key, keys())}`disco config get` lists all"
-        raise ConfigError(msg)
+        raise ConfigError(f"unknown setting {key!r}: {did_you_mean(key, keys())}`disco config get` lists all")
 
 
 def write_private(path: Path, text: str) -> None:

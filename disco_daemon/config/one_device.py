@@ -20,8 +20,7 @@ def check_device(config: Config) -> None:
     """Raise ConfigError if the device would be two things at once, or what cannot be done yet."""
     split, fleet = config.split, config.fleet
     if split.partner and not _is_address(split.partner):
-        msg = f"split.partner = {split.partner!r} is no address such as desktop.local:{config.peer.port}"
-        raise ConfigError(msg)
+        raise ConfigError(f"split.partner = {split.partner!r} is no address such as desktop.local:{config.peer.port}")
     _check_cuts(config)
     if split.enabled:
         _refuse_other(config, "split.enabled")

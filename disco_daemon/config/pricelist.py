@@ -36,8 +36,7 @@ def _own(folder: Path | None) -> Iterator[ServerProfile]:
     try:
         found = sorted(folder.glob("*.toml"))
     except OSError as e:
-        msg = f"{folder} cannot be read: {e.strerror}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{folder} cannot be read: {e.strerror}") from e
     for path in found:
         yield _read(path, str(path), own=True)
 
@@ -51,9 +50,7 @@ def _read(entry: Traversable, file: str, *, own: bool = False) -> ServerProfile:
             raise ConfigError(msg)
         table = tomllib.loads(raw.decode("utf-8"))
     except OSError as e:
-        msg = f"{file} cannot be read: {e.strerror or e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{file} cannot be read: {e.strerror or e}") from e
     except ValueError as e:  # of TOML, and of UTF-8
-        msg = f"{file} is not valid TOML: {e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{file} is not valid TOML: {e}") from e
     return parse(entry.name.removesuffix(".toml"), table, file, own=own)

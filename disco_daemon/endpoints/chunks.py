@@ -70,8 +70,7 @@ class _Choice:
         if not self.reason:
             return FinishReason.STOP if form is None else called
         if (end := ENDS.get(self.reason)) is None:
-            msg = f"the server ended its answer with the finish_reason {self.reason!r}: {failed(self.reason)}"
-            raise CutError(msg)
+            raise CutError(f"the server ended its answer with the finish_reason {self.reason!r}: {failed(self.reason)}")
         if end in (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.FUNCTION_CALL):
             return FinishReason.STOP if form is None else called
         return end

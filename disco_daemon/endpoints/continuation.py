@@ -92,11 +92,9 @@ class Profile:
             )  # fmt: skip
             known = {profile.method, profile.fallback} <= {*verdicts, "none"} and {*verdicts} <= {*METHODS}
         except (KeyError, TypeError, AttributeError) as e:
-            msg = f"this is no profile: {e!r}"
-            raise ValueError(msg) from e
+            raise ValueError(f"this is no profile: {e!r}") from e
         if not known:
-            msg = f"this profile names unknown methods: {profile.method}, {profile.fallback}"
-            raise ValueError(msg)
+            raise ValueError(f"this profile names unknown methods: {profile.method}, {profile.fallback}")
         return profile
 
 
@@ -214,8 +212,7 @@ def _partial(answer: str, method: str) -> tuple[list[dict[str, Any]], dict[str, 
             return [partial], {}
         case "instruct":
             return [partial, {"role": "user", "content": INSTRUCTION.format(last_words(answer).strip())}], {}
-    msg = f"{method} continues no chat"
-    raise ValueError(msg)
+    raise ValueError(f"{method} continues no chat")
 
 
 INSTRUCTION = (

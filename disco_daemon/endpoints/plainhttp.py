@@ -31,8 +31,7 @@ class PrivateResolver(AbstractResolver):
         found = await self._resolver.resolve(host, port, family)
         private = [address for address in found if is_private_address(address["host"])]
         if not private:
-            msg = f"{host} is no private address"
-            raise NotPrivateError(msg)
+            raise NotPrivateError(f"{host} is no private address")
         return private
 
     async def close(self) -> None:

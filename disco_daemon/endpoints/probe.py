@@ -134,8 +134,7 @@ class _Inquiry:
             raise NoVerdict(str(e)) from e
         before = cut(pieces)
         if before is None:
-            msg = "the server's answer is too short to judge by"
-            raise NoVerdict(msg)
+            raise NoVerdict("the server's answer is too short to judge by")
         return Cut(request, before, "".join(pieces)[len(before) :])
 
     async def _try(self, method: str, cut: Cut) -> Verdict:

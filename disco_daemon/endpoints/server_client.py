@@ -92,8 +92,7 @@ class ServerClient:
         async with asyncio.timeout(ASK_TIMEOUT_S), AsyncExitStack() as stack:
             told = await _beginning(await self._ask("GET", url, stack), MAX_TOLD + 1)
         if len(told) > MAX_TOLD:
-            msg = f"more than {MAX_TOLD} bytes"
-            raise Endless(msg)
+            raise Endless(f"more than {MAX_TOLD} bytes")
         return told
 
     async def _ask(self, method: str, url: str, stack: AsyncExitStack, content: bytes | None = None) -> Bytes:
@@ -183,8 +182,7 @@ async def _unpack(packed: Bytes, window_bits: int) -> AsyncIterator[bytes]:
         if rest := unpacker.flush():
             yield rest
     except zlib.error as e:
-        msg = f"the answer is packed, and broken: {e}"
-        raise ValueError(msg) from e
+        raise ValueError(f"the answer is packed, and broken: {e}") from e
 
 
 async def look_up_private(base_url: str) -> None:

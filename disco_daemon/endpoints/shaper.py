@@ -44,11 +44,9 @@ def read_trace(path: Path) -> list[float]:
         with path.open(newline="", encoding="utf-8") as f:
             values = [float(row["ttft_s"]) for row in csv.DictReader(r for r in f if not r.startswith("#"))]
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as e:
-        msg = f"{path} is no trace: a CSV file with a column ttft_s is expected ({e})"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{path} is no trace: a CSV file with a column ttft_s is expected ({e})") from e
     if not values or not all(0 <= v < math.inf for v in values):
-        msg = f"{path} has no TTFT values, or such as are negative or not finite"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} has no TTFT values, or such as are negative or not finite")
     return values
 
 

@@ -124,8 +124,7 @@ class Patience:
         except TimeoutError as e:
             if self._now() < last:
                 raise
-            msg = f"it took more than {self._most_s:g} s"
-            raise Endless(msg) from e
+            raise Endless(f"it took more than {self._most_s:g} s") from e
         finally:
             self._left_s -= self._now() - began
 
@@ -213,8 +212,7 @@ class EventStream:
             if len(opened) > MAX_LINE:
                 self._check(opened)
             if n_bytes > self._max_bytes:
-                msg = f"it has more than {self._max_bytes} bytes"
-                raise Endless(msg)
+                raise Endless(f"it has more than {self._max_bytes} bytes")
         self._check(opened)
         if (found := self._event(bytes(opened))) is not None:
             self.n_bytes = len(opened)
@@ -228,18 +226,15 @@ class EventStream:
         """Raise Endless where too many lines have come without a token; those of a document have a bound of theirs."""
         allowed = MAX_IDLE_LINES + (asyncio.get_running_loop().time() - self._began) * IDLE_LINES_S
         if self.n_idle - len(self._document) > allowed:
-            msg = f"it sends lines without end, and no token in more than {MAX_IDLE_LINES} of them"
-            raise Endless(msg)
+            raise Endless(f"it sends lines without end, and no token in more than {MAX_IDLE_LINES} of them")
 
     @staticmethod
     def _check(line: bytes | bytearray) -> None:
         """Raise ValueError for a line that is too long, or would take too long to decode."""
         if len(line) > MAX_LINE:
-            msg = f"a line of more than {MAX_LINE} bytes"
-            raise ValueError(msg)
+            raise ValueError(f"a line of more than {MAX_LINE} bytes")
         if len(line) > MAX_BRACKETS and line.count(b"[") + line.count(b"{") > MAX_BRACKETS:
-            msg = f"a line with more than {MAX_BRACKETS} objects"
-            raise ValueError(msg)
+            raise ValueError(f"a line with more than {MAX_BRACKETS} objects")
 
     def _with_line_feeds(self, data: bytes) -> bytes:
         """Return what was read with line feeds in place of carriage returns, of which each alone ends a line, too."""
@@ -296,8 +291,7 @@ class EventStream:
         self._document.append(line)
         self._n_document += len(line) + 1
         if self._n_document > MAX_LINE:
-            msg = f"a document of more than {MAX_LINE} bytes"
-            raise ValueError(msg)
+            raise ValueError(f"a document of more than {MAX_LINE} bytes")
 
     def _documents(self) -> list[dict[str, Any]]:
         """Return the objects of a document that came in many lines. One document is a whole answer."""

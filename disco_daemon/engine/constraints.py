@@ -47,8 +47,7 @@ class _Sum:
         """Count `n` more characters of JSON, at least."""
         self.characters += n
         if self.characters > self.most:
-            msg = f"{self.title} is larger than {self.most} characters of JSON: make it smaller."
-            raise SchemaError(msg)
+            raise SchemaError(f"{self.title} is larger than {self.most} characters of JSON: make it smaller.")
 
     def costs(self, msg: str) -> None:
         """Refuse what would make a grammar too large, or note that it would."""
@@ -156,8 +155,7 @@ def _walk_data(value: Any, keyword: str, found: _Sum, depth: int = 0) -> None:
 
 def _leaf(value: Any, keyword: str, found: _Sum) -> None:
     if isinstance(value, int) and abs(value) > MAX_INT:
-        msg = f"'{_show(keyword)}' is {_show(value)} in {found.whose}: integers have at most 64 bits."
-        raise SchemaError(msg)
+        raise SchemaError(f"'{_show(keyword)}' is {_show(value)} in {found.whose}: integers have at most 64 bits.")
     found.text(len(value) + 2 if isinstance(value, str) else 2)
 
 

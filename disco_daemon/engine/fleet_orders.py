@@ -57,8 +57,7 @@ class FleetOrders:
             case wire.Failed(message=message):
                 return wire.LayersMoved(id=request_id, error=message)
             case other:
-                msg = f"unexpected {type(other).__name__}"
-                raise TypeError(msg)
+                raise TypeError(f"unexpected {type(other).__name__}")
 
     def limit_answers(self, n_answers: int, *, offload: bool, is_ready: bool) -> None:
         """Let so many answers generate at a time, 0 = as many as fit; those that wait may leave the KV cache.

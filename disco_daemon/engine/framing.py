@@ -23,11 +23,9 @@ def frame(message: Message) -> bytes:
     try:
         return FRAMES.head(len(body := _encoder.encode(message))) + body
     except BadFrameError as e:
-        msg = f"the request is too large for the engine: {e}"
-        raise Unsendable(msg) from e
+        raise Unsendable(f"the request is too large for the engine: {e}") from e
     except (OverflowError, TypeError, ValueError, RecursionError) as e:  # an integer of 65 bits, half a character
-        msg = f"the request cannot be sent to the engine: {e}"
-        raise Unsendable(msg) from e
+        raise Unsendable(f"the request cannot be sent to the engine: {e}") from e
 
 
 async def read_async(reader: asyncio.StreamReader) -> bytes | None:

@@ -94,8 +94,7 @@ class EngineAnswer:
             case wire.TextPiece() | wire.CallPiece() | wire.PauseChange():
                 return message
             case other:
-                msg = f"unexpected {type(other).__name__}"
-                raise TypeError(msg)
+                raise TypeError(f"unexpected {type(other).__name__}")
 
     def send(self, order: Order) -> None:
         """Send an order, unless the engine has died: the messages say so. A Hold makes the pieces so far outdated."""

@@ -174,8 +174,7 @@ class Engine:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: not self._is_coming)
         except TimeoutError:
-            msg = f"the device model was not loaded within {timeout_s:g} s"
-            raise EngineGone(msg) from None
+            raise EngineGone(f"the device model was not loaded within {timeout_s:g} s") from None
         if self.state is not EngineState.READY or self.info is None:
             raise EngineGone(self.last_error or "the device engine is stopped")
         return self.info
@@ -321,8 +320,7 @@ class Engine:
                     await self._enter(EngineState.FAILED)
                 return
             case other:
-                msg = f"expected Loaded, not {type(other).__name__}"
-                raise TypeError(msg)
+                raise TypeError(f"expected Loaded, not {type(other).__name__}")
         while (body := await framing.read_async(reader)) is not None:
             self._channel.heard_at = self._clock.now()
             match wire.decode_from_engine(body):

@@ -99,8 +99,7 @@ class Worker:
             return
         load = wire.decode_to_engine(first[0])
         if not isinstance(load, wire.Load):
-            msg = f"the first message must be Load, not {type(load).__name__}"
-            raise TypeError(msg)
+            raise TypeError(f"the first message must be Load, not {type(load).__name__}")
         if self._door is not None and not load.ranges:
             self._relays = RelayDoor(self._door)
         confined = _give_up_rights(load)
@@ -262,8 +261,7 @@ class Worker:
             while (frame := framing.FRAMES.read(self._stream)) is not None:
                 message, intake = wire.decode_to_engine(frame[0]), self._intake
                 if isinstance(message, wire.Load) or intake is None:
-                    msg = f"{type(message).__name__} at the wrong time"
-                    raise ValueError(msg)
+                    raise ValueError(f"{type(message).__name__} at the wrong time")
                 if isinstance(message, wire.CancelRequest):
                     intake.cancel(message.id)
                 else:
@@ -287,8 +285,7 @@ class Worker:
 def _require_divisible(llama: Llama, path: str) -> None:
     """Raise ModelError for a model whose text cannot be cut: wrong guesses, or what a lost host had."""
     if not llama.divisible:
-        msg = f"{path} is a recurrent model: nothing that it has read can be taken back"
-        raise ModelError(msg)
+        raise ModelError(f"{path} is a recurrent model: nothing that it has read can be taken back")
 
 
 def _do_nothing() -> None:

@@ -70,8 +70,7 @@ class DeviceTtft:
 
     def __init__(self, k_s_per_token: float, c_s: float = 0.02) -> None:
         if not (0 < k_s_per_token < math.inf and 0 <= c_s < math.inf):
-            msg = f"the prior needs k > 0 and c >= 0, not {k_s_per_token!r} and {c_s!r}"
-            raise ValueError(msg)
+            raise ValueError(f"the prior needs k > 0 and c >= 0, not {k_s_per_token!r} and {c_s!r}")
         self.n = 0  # samples seen
         self._prior = (k_s_per_token, c_s)
         self._info, self._vector = _prior_information(k_s_per_token, c_s)
@@ -124,8 +123,7 @@ class DeviceTtft:
         prefill. Raises ValueError, and then has learned nothing, on what is negative or not finite.
         """
         if not (0 <= tokens <= MOST and 0 <= ttft_s < math.inf and 0 <= n_busy <= MOST):
-            msg = f"no TTFT sample: {tokens!r} tokens, {ttft_s!r} s, {n_busy!r} busy"
-            raise ValueError(msg)
+            raise ValueError(f"no TTFT sample: {tokens!r} tokens, {ttft_s!r} s, {n_busy!r} busy")
         spread = (tokens + REF) * (1.0 + n_busy)
         row = (REF / spread, tokens / spread, n_busy * tokens / spread)
         target = ttft_s / spread
@@ -180,8 +178,7 @@ class DeviceTtft:
             new._scale, new._spread = _floats([data["scale"], data["spread"]], 2)
             new._solve()
         except (KeyError, TypeError, ArithmeticError) as e:
-            msg = f"not a stored device TTFT estimate: {e!r}"
-            raise ValueError(msg) from e
+            raise ValueError(f"not a stored device TTFT estimate: {e!r}") from e
         if new.n < 0 or new._scale <= 0 or new._spread <= 0:
             raise ValueError("a stored device TTFT estimate has a count or a scale that is not positive")
         return new
@@ -252,8 +249,7 @@ def _floats(values: Sequence[Any], n: int) -> list[float]:
     """`n` finite numbers of a JSON document. Raises ValueError, or TypeError on what is no number."""
     numbers = [float(value) for value in values]
     if len(numbers) != n or not all(map(math.isfinite, numbers)):
-        msg = f"expected {n} finite numbers, not {values!r}"
-        raise ValueError(msg)
+        raise ValueError(f"expected {n} finite numbers, not {values!r}")
     return numbers
 
 

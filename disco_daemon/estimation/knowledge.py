@@ -131,8 +131,7 @@ class Knowledge:
             for name, part in _PARTS.items():
                 setattr(new, name, part.from_json(data[name]))
         except KeyError as error:
-            msg = f"the saved estimators lack {error}"
-            raise ValueError(msg) from error
+            raise ValueError(f"the saved estimators lack {error}") from error
         return new
 
 

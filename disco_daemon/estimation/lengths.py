@@ -113,8 +113,7 @@ class LengthDistribution:
     def _firsts(self, j_max: int) -> NDArray[np.intp]:
         """The number of the first length of each bucket."""
         if j_max < 1:
-            msg = f"at least one bucket is needed, not {j_max}"
-            raise ValueError(msg)
+            raise ValueError(f"at least one bucket is needed, not {j_max}")
         if len(self.values) <= j_max:
             return np.arange(len(self.values))
         # The middle of its share says where a length belongs.
@@ -140,8 +139,7 @@ class PromptLengths:
     def add(self, length: int) -> None:
         """Count a prompt of `length` tokens. Raises ValueError unless it is at least 1."""
         if not 1 <= length < math.inf:
-            msg = f"no prompt has {length!r} tokens"
-            raise ValueError(msg)
+            raise ValueError(f"no prompt has {length!r} tokens")
         self._weight *= GROWTH
         if self._weight > RESCALE_AT:
             self._rescale()
@@ -171,11 +169,9 @@ class PromptLengths:
                 new._counts[index], new._sums[index] = float(count), float(total)
                 valid = 0 < count < math.inf and _bin(round(total / count)) == index
                 if not valid:
-                    msg = f"bin {index!r} cannot hold {count!r} prompts of {total!r} tokens together"
-                    raise ValueError(msg)
+                    raise ValueError(f"bin {index!r} cannot hold {count!r} prompts of {total!r} tokens together")
         except (KeyError, TypeError, IndexError, ArithmeticError) as e:
-            msg = f"not stored prompt lengths: {e!r}"
-            raise ValueError(msg) from e
+            raise ValueError(f"not stored prompt lengths: {e!r}") from e
         if new.n < 0 or not 0 < new._weight < math.inf or not any(new._counts):
             raise ValueError("stored prompt lengths are empty or have a count or weight that is not positive")
         return new
@@ -215,8 +211,7 @@ class OutputLengths:
         says nothing and is left out. Raises ValueError on a count that is negative or not finite.
         """
         if not (0 <= tokens < math.inf and 0 <= prompt < math.inf):
-            msg = f"no answer has {tokens!r} tokens to a prompt of {prompt!r}"
-            raise ValueError(msg)
+            raise ValueError(f"no answer has {tokens!r} tokens to a prompt of {prompt!r}")
         if censored and tokens == 0:
             return
         self._samples.append((int(tokens), bool(censored), int(prompt)))
@@ -246,8 +241,7 @@ class OutputLengths:
         The prior knows of some up to 25 medians. Raises ValueError on a negative count.
         """
         if not generated >= 0:
-            msg = f"no answer has {generated!r} tokens so far"
-            raise ValueError(msg)
+            raise ValueError(f"no answer has {generated!r} tokens so far")
         return float(self.curve(prompt).expected_remaining(float(generated)))
 
     def rest(self, prompt: int) -> ExpectedRest:
@@ -273,8 +267,7 @@ class OutputLengths:
             for tokens, censored, *prompt in data["samples"]:
                 new.add(tokens, censored, *prompt)
         except (KeyError, TypeError) as e:
-            msg = f"not stored answer lengths: {e!r}"
-            raise ValueError(msg) from e
+            raise ValueError(f"not stored answer lengths: {e!r}") from e
         return new
 
     def _fit(self) -> Survival:

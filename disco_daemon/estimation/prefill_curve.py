@@ -107,8 +107,7 @@ def fit(tokens: ArrayLike, seconds: ArrayLike) -> Line:
 
 def _check(x: FloatArray, y: FloatArray) -> None:
     if x.ndim != 1 or x.shape != y.shape or len(x) < LEAST_SAMPLES or len(distinct(x)) < LEAST_LENGTHS:
-        msg = f"a fit needs {LEAST_SAMPLES} samples of {LEAST_LENGTHS} lengths, not {x.shape} and {y.shape}"
-        raise ValueError(msg)
+        raise ValueError(f"a fit needs {LEAST_SAMPLES} samples of {LEAST_LENGTHS} lengths, not {x.shape} and {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all() and (x >= 0).all() and (y > 0).all()):
         raise ValueError("lengths must be at least 0 tokens, times above 0 s, and both finite")
 

@@ -133,8 +133,7 @@ class ServerTtft:
         Raises ValueError unless it is positive and `window` between 1 and 10,000.
         """
         if not (0 < prior_median_s < math.inf and 1 <= window <= _MAX_WINDOW):
-            msg = f"the prior median must be positive and the window in 1..{_MAX_WINDOW}"
-            raise ValueError(msg)
+            raise ValueError(f"the prior median must be positive and the window in 1..{_MAX_WINDOW}")
         self._prior_median_s = prior_median_s
         self._watchful = watchful
         self._window = window
@@ -253,8 +252,7 @@ class ServerTtft:
         try:
             return cls._restore(data)
         except (LookupError, TypeError) as error:
-            msg = f"not the state of a TTFT estimator: {error!r}"
-            raise ValueError(msg) from error
+            raise ValueError(f"not the state of a TTFT estimator: {error!r}") from error
 
     @classmethod
     def _restore(cls, data: Mapping[str, Any]) -> ServerTtft:
@@ -301,8 +299,7 @@ class ServerTtft:
 
     def _learn(self, ttft_s: float, censored: bool) -> None:
         if not 0 < ttft_s < math.inf:
-            msg = f"a TTFT must be positive and finite: {ttft_s!r}"
-            raise ValueError(msg)
+            raise ValueError(f"a TTFT must be positive and finite: {ttft_s!r}")
         u, log_ttft = self._judge(ttft_s, censored)
         levels = self._next_levels(log_ttft)
         self._store((ttft_s, not censored, log_ttft, *self._levels))
@@ -379,8 +376,7 @@ def _regression(log_ttft: FloatArray, levels: FloatArray) -> Predictor:
 def _numbers(value: Any, *shape: int) -> FloatArray:
     array = np.asarray(value)
     if array.dtype.kind not in "iuf" or array.shape != shape or not np.isfinite(array).all():
-        msg = f"finite numbers of shape {shape} expected"
-        raise ValueError(msg)
+        raise ValueError(f"finite numbers of shape {shape} expected")
     return array.astype(np.float64)
 
 
@@ -390,6 +386,5 @@ def _number(value: Any) -> float:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
-        msg = f"a whole number >= 0 expected: {value!r}"
-        raise ValueError(msg)
+        raise ValueError(f"a whole number >= 0 expected: {value!r}")
     return value

@@ -200,8 +200,7 @@ def heavy_tail(median: float, shape: float = 2.0, n: int = 64) -> Survival:
 
 def _check_samples(times: FloatArray, observed: BoolArray, weights: FloatArray) -> None:
     if times.ndim != 1 or times.shape != observed.shape or times.shape != weights.shape:
-        msg = f"times, flags and weights differ in shape: {times.shape}, {observed.shape}, {weights.shape}"
-        raise ValueError(msg)
+        raise ValueError(f"times, flags and weights differ in shape: {times.shape}, {observed.shape}, {weights.shape}")
     if not len(times):
         raise ValueError("no samples")
 

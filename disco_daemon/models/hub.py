@@ -108,8 +108,7 @@ class Hub:
                 tries = 1 if got() > had else tries + 1
                 if tries >= MAX_TRIES:
                     kept = f"; {got() / 1e6:.0f} MB are kept, and the same command goes on from there" if got() else ""
-                    msg = f"{self._where} cannot be reached: {e}{kept}"
-                    raise PullError(msg) from e
+                    raise PullError(f"{self._where} cannot be reached: {e}{kept}") from e
             self._pause(min(MAX_PAUSE_S, PAUSE_S * 2 ** (tries - 1)))
 
     def _translate_errors(self, work: Callable[[], T]) -> T:
@@ -121,17 +120,14 @@ class Hub:
         except HfHubHTTPError as e:
             status = e.response.status_code
             if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                msg = f"it answers {status}"
-                raise _Cut(msg) from e
+                raise _Cut(f"it answers {status}") from e
             raise PullError(self._refusal(e, status)) from e
         except httpx2.TransportError as e:
             raise _Cut(str(e) or type(e).__name__) from e
         except (httpx2.HTTPError, ValueError, KeyError, TypeError) as e:  # such as the log-in page of a hotel
-            msg = f"{self._where} does not answer as the Hub does: {e}"
-            raise PullError(msg) from e
+            raise PullError(f"{self._where} does not answer as the Hub does: {e}") from e
         except PartTooLong as e:
-            msg = f"{self._where} sends more of the file than there is of it; nothing was kept"
-            raise PullError(msg) from e
+            raise PullError(f"{self._where} sends more of the file than there is of it; nothing was kept") from e
 
     def _refusal(self, error: HfHubHTTPError, status: int) -> str:
         if isinstance(error, GatedRepoError):
@@ -179,15 +175,13 @@ def _is_there(file: RemoteFile, folder: Path, say: Say) -> bool:
     """Whether the file was fetched before. Raises PullError if another file has its name, or the name is unusable."""
     target = folder / file.name
     if file.name.startswith(".") or not file.name.isprintable():
-        msg = f"the repository calls a file {file.name!r}: that is no name for one here"
-        raise PullError(msg)
+        raise PullError(f"the repository calls a file {file.name!r}: that is no name for one here")
     if not target.exists():
         return False
     say(f"checking {target}")
     if is_same(target, file):
         return True
-    msg = f"{target} is there already, and is another file: move it away, then pull again"
-    raise PullError(msg)
+    raise PullError(f"{target} is there already, and is another file: move it away, then pull again")
 
 
 def _check_room(missing: list[RemoteFile], folder: Path) -> None:
@@ -229,8 +223,7 @@ def _check_header(part: Part) -> None:
             read_header(f.read(HEAD_BYTES))
     except ValueError as e:
         part.path.unlink()
-        msg = f"what came for {part.file.name} is no model ({e}); nothing was kept: pull again"
-        raise PullError(msg) from e
+        raise PullError(f"what came for {part.file.name} is no model ({e}); nothing was kept: pull again") from e
 
 
 def _goes_on(response: httpx2.Response, begin: int) -> bool:

@@ -23,8 +23,7 @@ class ModelShape:
         """Raise ValueError for a number below 1."""
         wrong = [f.name for f in fields(self) if getattr(self, f.name) < 1]
         if wrong:
-            msg = f"{', '.join(wrong)} must be at least 1"
-            raise ValueError(msg)
+            raise ValueError(f"{', '.join(wrong)} must be at least 1")
 
 
 def shape_of(metadata: Mapping[str, Value | list[Value]]) -> ModelShape:
@@ -40,8 +39,7 @@ def shape_of(metadata: Mapping[str, Value | list[Value]]) -> ModelShape:
         value = metadata.get(f"{arch}.{key}", default)
         numbers = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int)]
         if not numbers:
-            msg = f"{arch}.{key} is missing"
-            raise ValueError(msg)
+            raise ValueError(f"{arch}.{key} is missing")
         return round(sum(numbers) / len(numbers))
 
     hidden, heads = number("embedding_length"), number("attention.head_count")
@@ -59,5 +57,4 @@ def _vocabulary(metadata: Mapping[str, Value | list[Value]], arch: str) -> int:
     for key in ("tokenizer.ggml.tokens.length", f"{arch}.vocab_size"):
         if isinstance(found := metadata.get(key), int):
             return found
-    msg = f"neither {arch}.vocab_size nor tokenizer.ggml.tokens is there"
-    raise ValueError(msg)
+    raise ValueError(f"neither {arch}.vocab_size nor tokenizer.ggml.tokens is there")

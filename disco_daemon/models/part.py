@@ -36,8 +36,7 @@ class Part:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
             os.close(self._handle)
-            msg = f"another `disco models pull` is fetching {self.file.name}: let it end first"
-            raise ConfigError(msg) from e
+            raise ConfigError(f"another `disco models pull` is fetching {self.file.name}: let it end first") from e
         self.n_bytes = os.lseek(self._handle, 0, os.SEEK_END)
         if self.n_bytes > self.file.n_bytes:
             self.restart()

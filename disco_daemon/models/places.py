@@ -71,8 +71,7 @@ def choose_model(wanted: str, found: Sequence[FoundModel]) -> FoundModel:
     if len(alike) == 1:
         return alike[0]
     if alike:
-        msg = f"several models are called {wanted}: {', '.join(one.name for one in alike)}"
-        raise ConfigError(msg)
+        raise ConfigError(f"several models are called {wanted}: {', '.join(one.name for one in alike)}")
     msg = f"no model is called {wanted}, and there is no such file: `disco models list` shows what there is"
     raise ConfigError(msg)
 

@@ -115,8 +115,7 @@ def variants(files: Iterable[RemoteFile]) -> list[Variant]:
 def choose(repo: str, found: Sequence[Variant], wanted: str | None) -> Variant:
     """Return the wanted model; by default DEFAULT, or the next smaller. Raises ConfigError with the choices."""
     if not found:
-        msg = f"{repo} has no GGUF model: look for another repository, they are mostly called …-GGUF"
-        raise ConfigError(msg)
+        raise ConfigError(f"{repo} has no GGUF model: look for another repository, they are mostly called …-GGUF")
     if wanted is not None:
         return _only(repo, [v for v in found if _is_meant(wanted, v)], f"there is no {wanted} in {repo}", found)
     if usual := [v for v in found if v.label == DEFAULT]:

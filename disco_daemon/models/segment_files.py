@@ -138,8 +138,7 @@ class SegmentFiles:
             for _, path in placed:
                 os.utime(path)  # used now: the latest are kept
         except OSError as e:
-            msg = f"the segments of {model.name} cannot be written to {self._folder}: {e.strerror}"
-            raise ConfigError(msg) from e
+            raise ConfigError(f"the segments of {model.name} cannot be written to {self._folder}: {e.strerror}") from e
 
     def _make_room(self, n_bytes: int, needed: set[Path]) -> None:
         """Remove the segments that were not used for longest, but for the `needed` ones. Raises ConfigError."""
@@ -169,11 +168,9 @@ def read_head(model: Path) -> tuple[bytes, Header]:
         with model.open("rb") as file:
             return read_file_header(file)
     except OSError as e:
-        msg = f"{model} cannot be read: {e.strerror}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{model} cannot be read: {e.strerror}") from e
     except ValueError as e:
-        msg = f"{model} is no GGUF model: {e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{model} is no GGUF model: {e}") from e
 
 
 def _stem(model: Path) -> str:
@@ -199,8 +196,7 @@ def _cutting(model: Path) -> Iterator[None]:
     try:
         yield
     except NotCuttableError as e:
-        msg = f"{model.name} cannot be cut into ranges of layers: {e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{model.name} cannot be cut into ranges of layers: {e}") from e
 
 
 def _link(source: Path, path: Path) -> None:

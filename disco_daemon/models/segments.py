@@ -167,8 +167,7 @@ def _packed(header: Header, keys: list[bytes], placed: Sequence[tuple[Tensor, in
     for tensor, source in placed:
         size = tensor.n_bytes
         if size is None:
-            msg = f"its tensor {tensor.name} is packed in a way that this program does not know"
-            raise NotCuttableError(msg)
+            raise NotCuttableError(f"its tensor {tensor.name} is packed in a way that this program does not know")
         infos.append(_info(replace(tensor, offset=offset)))
         padded = -(-size // header.alignment) * header.alignment
         if source is None:
@@ -230,8 +229,7 @@ def _with_exit(
         yield Tensor(tensor.name, own.shape, own.packing, 0), own.data
     for name, own in new.items():
         if name != _OUTPUT:
-            msg = f"its layers have no {name}, which the exit trained"
-            raise NotCuttableError(msg)
+            raise NotCuttableError(f"its layers have no {name}, which the exit trained")
         yield Tensor(name, own.shape, own.packing, 0), own.data
 
 

@@ -212,5 +212,4 @@ def _amounts(told: Mapping[str, Any]) -> dict[date, float]:
 def require_amount(x: float) -> None:
     """Raise ValueError for what is no amount."""
     if not 0 <= x < math.inf:
-        msg = f"no amount: {x}"
-        raise ValueError(msg)
+        raise ValueError(f"no amount: {x}")

@@ -60,8 +60,7 @@ class CapLimits:
         for name in ("usd_per_day", "usd_per_month", "wh_per_day", "battery_floor"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
-                msg = f"{name} = {value} is no cap: give an amount >= 0, or leave it out"
-                raise ValueError(msg)
+                raise ValueError(f"{name} = {value} is no cap: give an amount >= 0, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +222,7 @@ class Caps:
         """
         require_amount(real)
         if reservation.number not in self._open:
-            msg = f"already settled or released: {reservation}"
-            raise ValueError(msg)
+            raise ValueError(f"already settled or released: {reservation}")
         periods = [cap.reserved[reservation.number][0] for cap in self._of(reservation.side)]
         self._close(reservation)
         if not real:

@@ -61,8 +61,7 @@ def effective(usd_per_kwh: float, power: Power, floor: float = DEFAULT_FLOOR) ->
     Raises ValueError for a rate or a floor that is no number, or a rate below 0.
     """
     if not usd_per_kwh >= 0 or math.isnan(floor):
-        msg = f"an exchange rate is >= 0 $/kWh, and a floor a share of the charge: {usd_per_kwh}, {floor}"
-        raise ValueError(msg)
+        raise ValueError(f"an exchange rate is >= 0 $/kWh, and a floor a share of the charge: {usd_per_kwh}, {floor}")
     base = min(max(usd_per_kwh, MIN_USD_PER_KWH), MAX_USD_PER_KWH)
     battery = 1.0 if power.on_mains or power.charge is None else battery_factor(power.charge, floor)
     return base * battery * thermal_factor(power.headroom_k, throttled=power.throttled)

@@ -36,8 +36,7 @@ class PowerReading:
     def __post_init__(self) -> None:
         """Raise ValueError on a reading with no figure, with two, or with a negative uncertainty."""
         if (self.watts is None) == (self.joules is None) or self.uncertainty < 0:
-            msg = f"a reading has watts or joules, and an uncertainty of 0 or more: {self}"
-            raise ValueError(msg)
+            raise ValueError(f"a reading has watts or joules, and an uncertainty of 0 or more: {self}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,8 +182,7 @@ class EnergyMeter:
         Raises ValueError unless both are above 0.
         """
         if prefill_tps <= 0 or decode_tps <= 0:
-            msg = f"speeds must be above 0 token/s, not {prefill_tps} and {decode_tps}"
-            raise ValueError(msg)
+            raise ValueError(f"speeds must be above 0 token/s, not {prefill_tps} and {decode_tps}")
         fits = [_fit(track, prefill_tps, decode_tps) for track in self._tracks.values()]
         figures = [figure for figure in (*fits, self._known) if figure is not None]
         if figures:
@@ -216,8 +215,7 @@ class EnergyMeter:
 def from_power(reading: PowerReading, prefill_tps: float, decode_tps: float) -> TokenEnergy:
     """Return J per token for an assumed power of computing: watts over token/s. Raises ValueError without watts."""
     if reading.watts is None:
-        msg = f"{reading.source} gives no power"
-        raise ValueError(msg)
+        raise ValueError(f"{reading.source} gives no power")
     prefill, decode = reading.watts / prefill_tps, reading.watts / decode_tps
     error = Z95 * reading.uncertainty
     return TokenEnergy(reading.source, prefill, decode, _around(prefill, error), _around(decode, error), error)

@@ -41,8 +41,7 @@ class Nvml:
     def __init__(self, library: Any = None) -> None:
         self._library = load() if library is None else library
         if status := self._library.nvmlInit_v2():
-            msg = f"NVML does not start, error {status}"
-            raise OSError(msg)
+            raise OSError(f"NVML does not start, error {status}")
 
     def count(self) -> int:
         """Return the number of boards; 0 if it is unknown."""

@@ -125,8 +125,7 @@ class DeviceBench:
                         times.append(self.clock.now())
                         counts.append(usage.completion_tokens)
         except TimeoutError as e:
-            msg = f"an answer took more than {ANSWER_S:g} s"
-            raise ProfileError(msg) from e
+            raise ProfileError(f"an answer took more than {ANSWER_S:g} s") from e
         finally:
             meter.observe_prefill(request.request_id, times[min(1, len(times) - 1)], usage.prompt_tokens)
             meter.end(request.request_id, times[-1], usage.completion_tokens)
@@ -180,16 +179,14 @@ class DeviceBench:
         try:
             return Prompts(ids[0][common:], self.rng)
         except ValueError as e:
-            msg = f"{self.device.model} cannot be measured: {e}"
-            raise ProfileError(msg) from e
+            raise ProfileError(f"{self.device.model} cannot be measured: {e}") from e
 
     async def _ids(self, text: str) -> tuple[int, ...]:
         for _ in range(20):  # a machine with other work may be too slow to say at the first time
             ids = await self.device.token_ids(GenerationRequest(self._name(), (), prompt=text))
             if ids is not None:
                 return ids
-        msg = "the engine does not tell the tokens of a text"
-        raise ProfileError(msg)
+        raise ProfileError("the engine does not tell the tokens of a text")
 
     async def _idle(self) -> None:
         """Wait until the meter knows what the machine draws at rest; not if that is assumed."""
@@ -231,8 +228,7 @@ class DeviceBench:
         try:
             return fit([n for n, _ in self.samples], [s for _, s in self.samples])
         except ValueError as e:
-            msg = f"no line fits the measured times, {self.n_warm} dropped for a warm cache: {e}"
-            raise ProfileError(msg) from e
+            raise ProfileError(f"no line fits the measured times, {self.n_warm} dropped for a warm cache: {e}") from e
 
     async def _decode(self, made: Prompts) -> list[float]:
         """Speeds of single answers, token/s. An answer that ends early is asked once more, with another prompt."""
@@ -249,8 +245,7 @@ class DeviceBench:
                     break
             self.steps.end()
         if not speeds:
-            msg = f"{self.device.model} ends its answers after fewer than {LEAST_DECODED} tokens"
-            raise ProfileError(msg)
+            raise ProfileError(f"{self.device.model} ends its answers after fewer than {LEAST_DECODED} tokens")
         return speeds
 
     async def _work(self, made: Prompts) -> None:

@@ -22,8 +22,7 @@ def lengths(n_ctx: int, prefill_tps: float, repeats: int, budget_s: float) -> li
     """
     longest = min(LONGEST, n_ctx - SPARE)
     if longest < 2 * SHORTEST:
-        msg = f"a context of {n_ctx} tokens is too short to measure prompts of different lengths"
-        raise ValueError(msg)
+        raise ValueError(f"a context of {n_ctx} tokens is too short to measure prompts of different lengths")
     while repeats * sum(_spaced_lengths(longest)) > budget_s * prefill_tps and longest > LEAST_LONGEST:
         longest = max(LEAST_LONGEST, longest // 2)
     return _spaced_lengths(longest)

@@ -36,8 +36,7 @@ class Watch:
             async with asyncio.timeout(SENSORS_S):
                 self.now = state = await asyncio.to_thread(self.sensors.look, self.clock.now())
         except (OSError, ValueError) as e:  # a TimeoutError is an OSError
-            msg = f"the power sensors cannot be read: {e or f'no answer in {SENSORS_S:g} s'}"
-            raise ProfileError(msg) from e
+            raise ProfileError(f"the power sensors cannot be read: {e or f'no answer in {SENSORS_S:g} s'}") from e
         self.meter.sample(self.clock.now(), state.reading)
         self.throttled = self.throttled or (state.thermal is not None and state.thermal.throttled)
         return state

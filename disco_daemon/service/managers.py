@@ -91,8 +91,7 @@ class Manager(ABC):
                 temporary.write_text(text, "utf-8")
                 temporary.replace(path)
             except OSError as e:
-                msg = f"{path} cannot be written: {e.strerror}"
-                raise ServiceError(msg) from e
+                raise ServiceError(f"{path} cannot be written: {e.strerror}") from e
 
 
 class Systemd(Manager):
@@ -314,11 +313,9 @@ def _call(command: Sequence[str], *, check: bool) -> subprocess.CompletedProcess
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as e:
-        msg = f"`{' '.join(command)}` cannot be run: {e}"
-        raise ServiceError(msg) from e
+        raise ServiceError(f"`{' '.join(command)}` cannot be run: {e}") from e
     if check and found.returncode:
-        msg = f"`{' '.join(command)}` failed: {_why(found)}"
-        raise ServiceError(msg)
+        raise ServiceError(f"`{' '.join(command)}` failed: {_why(found)}")
     return found
 
 

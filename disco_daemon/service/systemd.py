@@ -110,8 +110,7 @@ def quote(word: str, *, command: bool = True) -> str:
     In a command `$` would begin a variable.
     """
     if any(c in word for c in "\n\r\0"):
-        msg = f"{word!r} cannot stand in a unit file: it has a line end in it"
-        raise ValueError(msg)
+        raise ValueError(f"{word!r} cannot stand in a unit file: it has a line end in it")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     if command:
         escaped = escaped.replace("$", "$$")

@@ -159,8 +159,7 @@ class WhatIf:
     def predict(self, usd_per_kwh: float, budget: float) -> WhatIfPoint:
         """Return what that setting would have made of the history. Raises ValueError for what is out of range."""
         if not (usd_per_kwh >= 0 and 0 <= budget <= 1):
-            msg = f"a rate is >= 0 $/kWh and a budget in [0, 1]: {usd_per_kwh}, {budget}"
-            raise ValueError(msg)
+            raise ValueError(f"a rate is >= 0 $/kWh and a budget in [0, 1]: {usd_per_kwh}, {budget}")
         side = self.constrained(usd_per_kwh)
         waits = self._waits(side, self._handed_out(side, budget), self.recorded.draw)
         race = self._race(*waits)

@@ -34,8 +34,7 @@ def look(path: Path) -> HistoryFacts:
     try:
         require_ours(path, HISTORY)
     except ForeignFileError as error:
-        msg = f"{path} is no history: {error.strerror}; give another history.path"
-        raise Unavailable(msg) from error
+        raise Unavailable(f"{path} is no history: {error.strerror}; give another history.path") from error
     with _opened(path) as connection:
         schema = schema_version(connection)
         if schema == 0:  # created, and not filled yet
@@ -67,5 +66,4 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(uri, uri=True, timeout=TIMEOUT_S)) as connection:
             yield connection
     except sqlite3.Error as error:
-        msg = f"the history {path} cannot be read: {error}"
-        raise Unavailable(msg) from error
+        raise Unavailable(f"the history {path} cannot be read: {error}") from error

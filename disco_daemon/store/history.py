@@ -200,8 +200,7 @@ class History:
 
     def _read(self, sql: str, arguments: tuple[object, ...]) -> list[sqlite3.Row]:
         if self._writer.foreign:
-            msg = f"there is no history: {self._writer.error}"
-            raise Unavailable(msg)
+            raise Unavailable(f"there is no history: {self._writer.error}")
         self._await_queued()
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         try:
@@ -211,5 +210,4 @@ class History:
         except sqlite3.Error as error:
             if is_damage(error):
                 self._writer.doubt()
-            msg = f"the history cannot be read: {error}"
-            raise Unavailable(msg) from error
+            raise Unavailable(f"the history cannot be read: {error}") from error

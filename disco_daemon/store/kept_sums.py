@@ -49,8 +49,7 @@ class KeptSums:
             return None
         halves = [found for half in (data[:HALF], data[HALF:]) if (found := _whole(half)) is not None]
         if not halves:
-            msg = f"{self.path} is damaged"
-            raise ValueError(msg)
+            raise ValueError(f"{self.path} is damaged")
         self._n, sums = max(halves, key=lambda half: half[0])
         return sums
 
@@ -59,8 +58,7 @@ class KeptSums:
         text = _encode(sums).encode()
         half = b"%s %d %d %s\n" % (_BEGIN.encode(), self._n + 1, zlib.crc32(text), text)
         if len(half) > HALF:
-            msg = f"{len(half)} bytes of sums"
-            raise ValueError(msg)
+            raise ValueError(f"{len(half)} bytes of sums")
         if not self._is_the_same():
             self._reopen()
         which = (self._n + 1) % 2

@@ -39,8 +39,7 @@ def outcomes(path: Path, since: float = 0.0, limit: int = MOST) -> list[Outcome]
             rows = connection.execute(_query(connection), (since, max(0, limit))).fetchall()[::-1]
             samples = connection.execute(_SAMPLES, (rows[0]["id"],)).fetchall() if rows else []
     except sqlite3.Error as error:
-        msg = f"the history cannot be read: {error}"
-        raise Unavailable(msg) from error
+        raise Unavailable(f"the history cannot be read: {error}") from error
     attempts = {request: list(own) for request, own in groupby(samples, key=lambda sample: sample["request"])}
     return [_outcome(row, tuple(_attempts(row, attempts.get(row["id"], ())))) for row in rows]
 

@@ -50,8 +50,7 @@ class Writer:
 
     def __init__(self, path: Path, *, max_rows: int, keep_text: bool, queue_limit: int, busy_timeout_s: float) -> None:
         if max_rows < 1 or queue_limit < 1:
-            msg = f"max_rows and queue_limit must be >= 1: {max_rows}, {queue_limit}"
-            raise ValueError(msg)
+            raise ValueError(f"max_rows and queue_limit must be >= 1: {max_rows}, {queue_limit}")
         self.path = path
         self.error = ""  # why nothing can be written now, without the file's name
         self.foreign = False  # the file is not ours, and is not read
@@ -106,8 +105,7 @@ class Writer:
         with self._changed:
             target = self._accepted
             if not self._changed.wait_for(lambda: self._settled >= target, timeout_s):
-                msg = f"the history was not written within {timeout_s} s"
-                raise TimeoutError(msg)
+                raise TimeoutError(f"the history was not written within {timeout_s} s")
 
     def close(self) -> None:
         """Write what is queued and join the thread; may be called twice. Takes a few busy time-outs at worst."""

@@ -151,36 +151,30 @@ def tools_of(request_tools: object) -> tuple[Tool, ...]:
     if not isinstance(request_tools, list | tuple):
         raise ToolError("tools must be a list of functions.")
     if len(request_tools) > MAX_TOOLS:
-        msg = f"tools has {len(request_tools)} functions; at most {MAX_TOOLS} are possible."
-        raise ToolError(msg)
+        raise ToolError(f"tools has {len(request_tools)} functions; at most {MAX_TOOLS} are possible.")
     tools = tuple(_tool(item, f"tools[{i}]") for i, item in enumerate(request_tools))
     names = [tool.name for tool in tools]
     for i, name in enumerate(names):
         if name in names[:i]:
-            msg = f"tools[{i}].function.name is {name!r}, as is that of another tool: each needs its own."
-            raise ToolError(msg)
+            raise ToolError(f"tools[{i}].function.name is {name!r}, as is that of another tool: each needs its own.")
     return tools
 
 
 def _tool(item: object, where: str) -> Tool:
     if not isinstance(item, Mapping):
-        msg = f"{where} must be an object with a type and a function."
-        raise ToolError(msg)
+        raise ToolError(f"{where} must be an object with a type and a function.")
     if (kind := item.get("type")) != "function":
-        msg = f"{where}.type is {kind!r:.60}; only 'function' can be called here."
-        raise ToolError(msg)
+        raise ToolError(f"{where}.type is {kind!r:.60}; only 'function' can be called here.")
     function = item.get("function")
     if not isinstance(function, Mapping):
-        msg = f"{where}.function must be an object with a name."
-        raise ToolError(msg)
+        raise ToolError(f"{where}.function must be an object with a name.")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         msg = f"{where}.function.name must be 1 to 64 letters, digits, dots, underscores or dashes, not {name!r:.80}."
         raise ToolError(msg)
     description = function.get("description")
     if description is not None and not isinstance(description, str):
-        msg = f"{where}.function.description must be a text."
-        raise ToolError(msg)
+        raise ToolError(f"{where}.function.description must be a text.")
     return Tool(name, description or "", _parameters(function.get("parameters"), f"{where}.function.parameters"))
 
 
@@ -189,16 +183,12 @@ def _parameters(schema: object, where: str) -> Mapping[str, Any]:
     if schema is None or schema == {}:
         return {"type": "object", "properties": {}}
     if not isinstance(schema, Mapping):
-        msg = f"{where} must be the JSON schema of an object."
-        raise ToolError(msg)
+        raise ToolError(f"{where} must be the JSON schema of an object.")
     if schema.get("type", "object") != "object":
-        msg = f"{where}.type is {schema['type']!r:.60}; the arguments of a call are an 'object'."
-        raise ToolError(msg)
+        raise ToolError(f"{where}.type is {schema['type']!r:.60}; the arguments of a call are an 'object'.")
     if not isinstance(schema.get("properties", {}), Mapping):
-        msg = f"{where}.properties must be an object that has a schema for each name."
-        raise ToolError(msg)
+        raise ToolError(f"{where}.properties must be an object that has a schema for each name.")
     required = schema.get("required", [])
     if not isinstance(required, list | tuple) or not all(isinstance(name, str) for name in required):
-        msg = f"{where}.required must be a list of names."
-        raise ToolError(msg)
+        raise ToolError(f"{where}.required must be a list of names.")
     return schema if "type" in schema else {"type": "object", **schema}

@@ -232,8 +232,7 @@ def _check_forms(parameters: Json, wishes: Wishes) -> None:
 def _biases(given: dict[str, float | bool]) -> Iterator[tuple[int, float]]:
     """Yield token ids with what is added to their logits; `false` bans a token, as in llama-server."""
     if len(given) > MAX_IDS:
-        msg = f"'logit_bias' has {len(given)} tokens; at most {MAX_IDS} are possible."
-        raise WishError(msg, "logit_bias")
+        raise WishError(f"'logit_bias' has {len(given)} tokens; at most {MAX_IDS} are possible.", "logit_bias")
     for key, value in given.items():
         if not (key.isascii() and key.isdigit() and int(key) <= MAX_COUNT) or value is True:
             msg = f"Invalid value for 'logit_bias': {key[:20]!r}: {value}; expected token ids with numbers."

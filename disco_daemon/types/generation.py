@@ -22,8 +22,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not (self.device_s >= 0 and self.server_s >= 0 and self.hedge_s >= 0):
-            msg = f"start delays must be >= 0: {self}"
-            raise ValueError(msg)
+            raise ValueError(f"start delays must be >= 0: {self}")
 
     def delay(self, side: Side) -> float:
         """Start delay of one side, s."""

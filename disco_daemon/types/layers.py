@@ -15,8 +15,7 @@ class LayerRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.last <= self.of:
-            msg = f"layers {self.first} to {self.last} of {self.of} are no range of them"
-            raise ValueError(msg)
+            raise ValueError(f"layers {self.first} to {self.last} of {self.of} are no range of them")
 
     @property
     def is_first(self) -> bool:

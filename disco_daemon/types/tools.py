@@ -90,8 +90,7 @@ def _check_function(function: object, where: str) -> None:
 
 
 def _refuse(where: str, expected: str) -> NoReturn:
-    msg = f"Invalid value for '{where}': expected {expected}."
-    raise WishError(msg, where)
+    raise WishError(f"Invalid value for '{where}': expected {expected}.", where)
 
 
 def _choice(given: object) -> tuple[str, tuple[str, ...] | None]:

@@ -142,8 +142,7 @@ def _number(request: web.Request, name: str, usual: int) -> int:
     try:
         return min(1000, max(1, int(request.query.get(name, usual))))
     except ValueError:
-        msg = f"{name} must be a number"
-        raise RequestError(msg, param=name) from None
+        raise RequestError(f"{name} must be a number", param=name) from None
 
 
 async def _settings(request: web.Request) -> web.Response:
@@ -175,8 +174,7 @@ async def _plan(request: web.Request) -> web.Response:
     except ValueError:
         raise RequestError("tokens must be a whole number, waited a number of seconds", param="tokens") from None
     if not (1 <= tokens <= MAX_PLAN_TOKENS and 0 <= waited_s < float("inf")):
-        msg = f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0"
-        raise RequestError(msg, param="tokens")
+        raise RequestError(f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0", param="tokens")
     return as_json(request.app[DOCUMENTS].plan(tokens, waited_s))
 
 
@@ -196,8 +194,7 @@ def _amount(request: web.Request, name: str, most: float) -> float:
     with suppress(ValueError):
         amount = float(request.query.get(name, ""))
     if not (0 <= amount <= most and amount < math.inf):
-        msg = f"{name} must be a number from 0{f' to {most:g}' if most < math.inf else ' on'}"
-        raise RequestError(msg, param=name)
+        raise RequestError(f"{name} must be a number from 0{f' to {most:g}' if most < math.inf else ' on'}", param=name)
     return amount
 
 

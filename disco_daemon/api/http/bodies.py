@@ -21,8 +21,7 @@ def decoded(body: bytes) -> dict[str, Any]:
     try:
         raw = _decoder.decode(body)
     except msgspec.MsgspecError as e:
-        msg = f"We could not parse the JSON body of your request: {e}"
-        raise RequestError(msg) from e
+        raise RequestError(f"We could not parse the JSON body of your request: {e}") from e
     except UnicodeDecodeError as e:
         raise RequestError("The request body is not UTF-8.") from e
     except RecursionError as e:

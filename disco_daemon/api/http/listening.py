@@ -84,8 +84,7 @@ def _require_key(host: str, key: str, *, handed: bool) -> None:
         return
     mend = "`disco service install`, which makes it as the settings say, or " if handed else ""
     who = "the service manager hands over a socket on" if handed else "refusing to listen on"
-    msg = f"{who} {host}, open to others, and there is no API key: {mend}`disco config set api.key SECRET`"
-    raise ConfigError(msg)
+    raise ConfigError(f"{who} {host}, open to others, and there is no API key: {mend}`disco config set api.key SECRET`")
 
 
 async def _bind(host: str, port: int, maybe: str = "is a daemon running already? (--port)") -> list[socket.socket]:
@@ -106,8 +105,7 @@ async def _bind(host: str, port: int, maybe: str = "is a daemon running already?
         for made in found:
             made.close()
         why = "its name is not found in time" if isinstance(e, TimeoutError) else e.strerror or e
-        msg = f"cannot listen on {host}:{port}: {why}; {maybe}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"cannot listen on {host}:{port}: {why}; {maybe}") from e
     return found
 
 

@@ -174,8 +174,7 @@ class StreamSink:
                 await (response.write_eof(data) if last else response.write(data))
             return response
         except TimeoutError as e:
-            msg = f"the client has not read for {READER_TIMEOUT_S:g} s"
-            raise ReaderGone(msg) from e
+            raise ReaderGone(f"the client has not read for {READER_TIMEOUT_S:g} s") from e
         except ConnectionError as e:
             raise ReaderGone("the client has left") from e
         finally:

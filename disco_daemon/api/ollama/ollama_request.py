@@ -331,5 +331,4 @@ def _url(image: str) -> str:
 
 
 def _refuse(where: str, expected: str) -> NoReturn:
-    msg = f"Invalid value for '{where}': expected {expected}."
-    raise RequestError(msg, param=where, code="invalid_type")
+    raise RequestError(f"Invalid value for '{where}': expected {expected}.", param=where, code="invalid_type")

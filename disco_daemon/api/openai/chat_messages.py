@@ -55,8 +55,7 @@ def _check_calls(index: int, message: dict[str, Any]) -> None:
 
 
 def _refuse(where: str, expected: str) -> NoReturn:
-    msg = f"Invalid value for '{where}': expected {expected}."
-    raise RequestError(msg, param=where, code="invalid_type")
+    raise RequestError(f"Invalid value for '{where}': expected {expected}.", param=where, code="invalid_type")
 
 
 def flattened(message: dict[str, Any]) -> dict[str, Any]:

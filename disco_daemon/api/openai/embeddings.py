@@ -42,8 +42,7 @@ def parse(raw: dict[str, Any]) -> tuple[EmbeddingsRequest, list[Given]]:
     if any(text == "" for text in inputs):
         raise RequestError("'input' cannot be an empty string.", param="input")
     if len(inputs) > MAX_INPUTS:
-        msg = f"At most {MAX_INPUTS} inputs a request are supported, got {len(inputs)}."
-        raise RequestError(msg, param="input")
+        raise RequestError(f"At most {MAX_INPUTS} inputs a request are supported, got {len(inputs)}.", param="input")
     return request, inputs
 
 
@@ -60,8 +59,7 @@ def _inputs(given: Any) -> list[Given]:
             case [list(), *_]:
                 return list(msgspec.convert(given, list[_Ids]))
     except msgspec.ValidationError as e:
-        msg = f"Invalid value for 'input': {e}"
-        raise RequestError(msg, param="input", code="invalid_type") from e
+        raise RequestError(f"Invalid value for 'input': {e}", param="input", code="invalid_type") from e
     msg = "Invalid value for 'input': expected text, token ids, or an array of one or the other, and not an empty one."
     raise RequestError(msg, param="input", code="invalid_type")
 

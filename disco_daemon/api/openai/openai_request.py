@@ -140,8 +140,7 @@ def parse_completion(raw: dict[str, Any]) -> tuple[CompletionRequest, dict[str, 
     for name, trivial in _TRIVIAL.items():
         value = getattr(request, name)
         if not any(type(value) is type(nothing) and value == nothing for nothing in trivial):
-            msg = f"'{name}' is not supported for text completions."
-            raise RequestError(msg, param=name, code="unsupported_value")
+            raise RequestError(f"'{name}' is not supported for text completions.", param=name, code="unsupported_value")
     return request, extra
 
 
@@ -149,8 +148,7 @@ def read(raw: dict[str, Any], kind: type[_A]) -> tuple[_A, dict[str, Any]]:
     """Check a request; return it with the fields that it does not have. Raises RequestError."""
     request = convert(raw, kind)
     if len(_stop(request)) > MAX_STOP:
-        msg = f"At most {MAX_STOP} stop sequences are supported, got {len(_stop(request))}."
-        raise RequestError(msg, param="stop")
+        raise RequestError(f"At most {MAX_STOP} stop sequences are supported, got {len(_stop(request))}.", param="stop")
     for name in ("max_tokens", "max_completion_tokens"):
         if getattr(request, name, None) == 0:
             msg = f"'{name}' must be at least 1, or {NO_LIMIT} for no limit."

@@ -212,8 +212,7 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
             msg = f"Invalid '{where}': its content must be in it (image_url, file_data), since no file is stored here."
             raise RequestError(msg, param=where, code="unsupported_value")
     known = "input_text, output_text, refusal, input_image, input_file or input_audio, with its content"
-    msg = f"Invalid '{where}': expected {known}."
-    raise RequestError(msg, param=where, code="invalid_value")
+    raise RequestError(f"Invalid '{where}': expected {known}.", param=where, code="invalid_value")
 
 
 def item_of(raw: Mapping[str, Any], kind: type[_S], where: str) -> _S:
@@ -223,5 +222,4 @@ def item_of(raw: Mapping[str, Any], kind: type[_S], where: str) -> _S:
     except msgspec.ValidationError as e:
         found = invalid(e)
         param = f"{where}.{found.param}" if found.param else where
-        msg = f"Invalid value for '{param}': {e}"
-        raise RequestError(msg, param=param, code=found.code) from e
+        raise RequestError(f"Invalid value for '{param}': {e}", param=param, code=found.code) from e

@@ -133,8 +133,7 @@ def _refuse_stored(asked: ResponsesRequest) -> None:
     """Raise RequestError for what can be done only where answers are stored."""
     for name, why in _STORED.items():
         if getattr(asked, name):
-            msg = f"'{name}' is not supported: {why}."
-            raise RequestError(msg, param=name, code="unsupported_parameter")
+            raise RequestError(f"'{name}' is not supported: {why}.", param=name, code="unsupported_parameter")
 
 
 def _others(where: str, given: Mapping[str, Any], known: Iterable[str]) -> list[str]:

@@ -95,8 +95,7 @@ def _target(reading: SchemaReading, schema: Schema, keyword: str) -> tuple[Schem
     if document.is_own(reference, document.base(schema)):
         why = f"is {reference[:80]!r}, which is not in the schema: put what it names into $defs."
         if not reading.forgets:
-            msg = f"'{keyword}' in the JSON schema{reading.place(schema)} {why}"
-            raise GrammarError(msg)
+            raise GrammarError(f"'{keyword}' in the JSON schema{reading.place(schema)} {why}")
         return None, why
     return None, f"is {reference[:80]!r}, which is in another document: put what it names into $defs."
 
@@ -108,8 +107,7 @@ def listed(reading: SchemaReading, schema: Schema, keyword: str) -> list[SchemaP
     if not isinstance(schema[keyword], list):
         raise _malformed(reading, schema, keyword, "a list of schemas")
     if not schema[keyword] and keyword != "allOf":
-        msg = f"The JSON schema has an '{keyword}' of no values{reading.place(schema)}: {_NOTHING}"
-        raise GrammarError(msg)
+        raise GrammarError(f"The JSON schema has an '{keyword}' of no values{reading.place(schema)}: {_NOTHING}")
     return [part_of(reading, schema, keyword, inner) for inner in schema[keyword]]
 
 
@@ -172,8 +170,7 @@ def plain_of(reading: SchemaReading, schema: Schema) -> Iterator[ValueShape]:
         if not isinstance(schema["enum"], list):
             raise _malformed(reading, schema, "enum", "a list")
         if not schema["enum"]:
-            msg = f"The JSON schema has an 'enum' of no values{reading.place(schema)}: {_NOTHING}"
-            raise GrammarError(msg)
+            raise GrammarError(f"The JSON schema has an 'enum' of no values{reading.place(schema)}: {_NOTHING}")
         yield of_values(schema["enum"], fractions(schema["enum"]))
     if "const" in schema:
         yield of_values([schema["const"]], fractions([schema["const"]]))

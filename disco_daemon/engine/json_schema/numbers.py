@@ -85,8 +85,7 @@ def _usual(numbers: Numbers) -> Numbers:
     most = 10**MAX_DIGITS
     for name, bound, way in (("minimum", numbers.low, 1), ("maximum", numbers.high, -1)):
         if bound is not None and bound * way >= most:
-            msg = f"'{name}' is {_show(bound)}: at most {MAX_DIGITS} digits are possible."
-            raise NumberError(msg)
+            raise NumberError(f"'{name}' is {_show(bound)}: at most {MAX_DIGITS} digits are possible.")
         if bound is not None and bound * way <= -most:
             numbers = replace(numbers, low=None) if way > 0 else replace(numbers, high=None)
     return numbers

@@ -66,8 +66,7 @@ class _Reader:
     def _alternatives(self, rest: Expression) -> Expression:
         self._depth += 1
         if self._depth > MAX_NESTED:
-            msg = f"'pattern' nests more than {MAX_NESTED} groups: make it simpler."
-            raise PatternError(msg)
+            raise PatternError(f"'pattern' nests more than {MAX_NESTED} groups: make it simpler.")
         found = [self._sequence(rest)]
         while self._take("|"):
             found.append(self._sequence(rest))
@@ -132,8 +131,7 @@ class _Reader:
         if self._take("."):
             return texts.one_of(other(of_text("\n") if self._is_wide else _LINE_ENDS))
         if self._peek() in ("*", "+", "?"):
-            msg = f"'pattern' has a {self._peek()} with nothing before it: put \\ before it."
-            raise PatternError(msg)
+            raise PatternError(f"'pattern' has a {self._peek()} with nothing before it: put \\ before it.")
         c = self._peek()
         self._at += 1
         return texts.one_of(self._escape() if c == "\\" else of_text(c))
@@ -145,8 +143,7 @@ class _Reader:
             self._at = self._pattern.find(">", self._at) + 1
             if self._at:
                 return
-        msg = f"(?{self._peek(2)}"
-        raise _meaningless(msg)
+        raise _meaningless(f"(?{self._peek(2)}")
 
     def _repeated(self, found: Expression) -> Expression:
         least, most = 1, 1
@@ -162,8 +159,7 @@ class _Reader:
             return found
         self._take("?")  # the shortest text, or the longest: all are texts
         if self._peek() in ("*", "+", "?"):
-            msg = f"'pattern' repeats a repetition by {self._peek()}: put it into a group."
-            raise PatternError(msg)
+            raise PatternError(f"'pattern' repeats a repetition by {self._peek()}: put it into a group.")
         most = most_or_none if most_or_none is not None else least
         if max(least, most) > MAX_COUNT:
             msg = f"'pattern' repeats something {max(least, most)} times; at most {MAX_COUNT} is possible."
@@ -202,8 +198,7 @@ class _Reader:
         if c in ("x", "u"):
             return self._by_number(c)
         if not c or c.isalnum() or c == "_":
-            msg = f"\\{c}"
-            raise _meaningless(msg)
+            raise _meaningless(f"\\{c}")
         return of_text(c)
 
     def _by_number(self, kind: str) -> Ranges:
@@ -217,8 +212,7 @@ class _Reader:
             if len(digits) < n:
                 digits = ""
         if not digits or not all(c in "0123456789abcdefABCDEF" for c in digits) or len(digits) > 6:
-            msg = f"\\{kind}"
-            raise _meaningless(msg)
+            raise _meaningless(f"\\{kind}")
         code = int.from_bytes(bytes.fromhex(digits.zfill(8)))
         if 0xD800 <= code <= 0xDBFF and self._peek(2) == "\\u":
             low = self._peek(6)[2:]

@@ -84,8 +84,7 @@ class SchemaReading:
         if isinstance(schema, bool):
             return (ANY,) if schema is not part.is_not else ()
         if part in self._open:
-            msg = f"The JSON schema refers to itself without an end{self.place(schema)}: {_ENDLESS}"
-            raise GrammarError(msg)
+            raise GrammarError(f"The JSON schema refers to itself without an end{self.place(schema)}: {_ENDLESS}")
         self._open.add(part)
         try:
             return self._contrary(self, schema) if part.is_not else self._shapes_of(self, schema)
@@ -347,7 +346,7 @@ class SchemaReading:
     def leave_out(self, keyword: str, why: str, place: str = "") -> None:
         """Read without a keyword, where that may be. Raises GrammarError."""
         if not self._lenient:
-            raise GrammarError(f"'{keyword}' in the JSON schema{place} {why}")  # noqa: EM102
+            raise GrammarError(f"'{keyword}' in the JSON schema{place} {why}")
         self.loosened[keyword] = None
 
     def written(self, schema: Schema, beside: Mapping[str, Any]) -> SchemaPart:

@@ -94,8 +94,7 @@ class Rules:
     def write(self, parts: Parts) -> None:
         """Write the rules of a whole answer."""
         if not self.reading.is_possible(parts):
-            msg = f"No answer could hold to the JSON schema: {_IMPOSSIBLE}"
-            raise GrammarError(msg)
+            raise GrammarError(f"No answer could hold to the JSON schema: {_IMPOSSIBLE}")
         self.found["root"] = self._body(parts, "v", is_root=True)
 
     # --- names ----------------------------------------------------------------------
@@ -158,8 +157,7 @@ class Rules:
             return self.shared("value")
         kept = {kind: type_ for kind, type_ in kinds.items() if kind == BLANK[type_] or BLANK[type_] not in kinds}
         if not kept:
-            msg = f"No answer could hold to the JSON schema: {_IMPOSSIBLE}"
-            raise GrammarError(msg)
+            raise GrammarError(f"No answer could hold to the JSON schema: {_IMPOSSIBLE}")
         return " | ".join(dict.fromkeys(self._kind(kind, name) for kind in kept))
 
     def _kind(self, kind: Kind, name: str) -> str:
@@ -211,8 +209,7 @@ class Rules:
     def _object(self, kind: Objects) -> str:
         plan = planned(self.reading, kind)
         if plan is None:
-            msg = f"No object could hold to the JSON schema: {_IMPOSSIBLE}"
-            raise GrammarError(msg)
+            raise GrammarError(f"No object could hold to the JSON schema: {_IMPOSSIBLE}")
         space = self.shared("space")
         members = _MemberRules(self, plan).first()
         return " ".join(filter(None, ['"{"', space, members, '"}"']))

@@ -65,8 +65,7 @@ class Adapters:
         if name not in self._loaded:
             there = ", ".join(self._loaded) or "none"
             reason = f" ({self.refused[name]})" if name in self.refused else ""
-            msg = f"The device has no adapter '{name}'{reason}. There are: {there}."
-            raise AdapterError(msg)
+            raise AdapterError(f"The device has no adapter '{name}'{reason}. There are: {there}.")
         return self._loaded[name].number * n_tokens
 
     def apply(self, ctx: Any, name: str) -> None:
@@ -80,8 +79,7 @@ class Adapters:
         handles = (llama_cpp.llama_adapter_lora_p_ctypes * len(one))(*(adapter.handle for adapter in one))
         scales = (ctypes.c_float * len(one))(*(adapter.scale for adapter in one))
         if llama_cpp.llama_set_adapters_lora(ctx, handles, len(one), scales) != 0:
-            msg = f"llama.cpp cannot apply the adapter {name!r}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"llama.cpp cannot apply the adapter {name!r}")
         self._ctx, self._applied = ctx, name
 
 
@@ -95,11 +93,9 @@ def _load(model: Any, path: str, log: Any) -> Any:
     try:
         n_bytes, free = os.stat(path).st_size, available_bytes()  # noqa: PTH116
     except OSError as e:
-        msg = f"{path}: {e.strerror}"
-        raise AdapterError(msg) from e
+        raise AdapterError(f"{path}: {e.strerror}") from e
     if n_bytes > free:
-        msg = f"{path} needs {n_bytes / GIB:.1f} GiB of memory, and {free / GIB:.1f} GiB are free"
-        raise AdapterError(msg)
+        raise AdapterError(f"{path} needs {n_bytes / GIB:.1f} GiB of memory, and {free / GIB:.1f} GiB are free")
     said: list[str] = []
     listen = llama_cpp.llama_log_callback(
         lambda level, text, _: said.append(text.decode("utf-8", "replace")) if level == _ERROR else None
@@ -111,8 +107,7 @@ def _load(model: Any, path: str, log: Any) -> Any:
         llama_cpp.llama_log_set(log, ctypes.c_void_p(0))
     if not handle:
         reason = "".join(said[-1:]).rpartition("lora adapter: ")[-1].strip()
-        msg = f"llama.cpp cannot use {path} with this model: {reason or 'no reason given'}"
-        raise AdapterError(msg)
+        raise AdapterError(f"llama.cpp cannot use {path} with this model: {reason or 'no reason given'}")
     if llama_cpp.llama_adapter_get_alora_n_invocation_tokens(handle):
         llama_cpp.llama_adapter_lora_free(handle)
         msg = f"{path} is an activated LoRA (aLoRA), which begins in the middle of a prompt: not supported"

@@ -63,11 +63,9 @@ class DraftModel:
         try:
             size = os.stat(self._path).st_size  # noqa: PTH116
         except OSError as e:
-            msg = f"device.draft_model {self._path} cannot be read: {e.strerror}"
-            raise ModelError(msg) from e
+            raise ModelError(f"device.draft_model {self._path} cannot be read: {e.strerror}") from e
         if not (n_gpu_layers or llama_cpp.llama_supports_gpu_offload()) and (why := too_large(size, available_bytes())):
-            msg = f"device.draft_model {self._path}: {why}"
-            raise ModelError(msg)
+            raise ModelError(f"device.draft_model {self._path}: {why}")
         model = llama_cpp.llama_model_load_from_file(os.fsencode(self._path), params)
         if not model:
             msg = f"llama.cpp cannot load device.draft_model {self._path}: no GGUF model it knows, or not enough memory"

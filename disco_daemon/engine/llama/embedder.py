@@ -175,8 +175,7 @@ class Embeddings:
                 text.n_past, text.total = 0, 0.0
             return
         if rc != 0:
-            msg = f"llama_decode returned {rc}"
-            raise EmbeddingError(msg)
+            raise EmbeddingError(f"llama_decode returned {rc}")
         text.n_past, text.total = end, text.total + vector
         if end == len(text.tokens):
             del self._texts[text.id]

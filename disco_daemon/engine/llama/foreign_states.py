@@ -29,8 +29,7 @@ def check_state(data: State, layers: LayerRange, start: int, end: int) -> None:
     if pieces is None:
         pieces = [Piece(start, end, data)]
     if not pieces or (pieces[0].start, pieces[-1].end) != (start, end):
-        msg = f"it is not of the cells from {start} to {end}"
-        raise StateFormatError(msg)
+        raise StateFormatError(f"it is not of the cells from {start} to {end}")
     shapes: dict[int, tuple[int, ...]] = {}  # by the number of a section
     at = start
     for piece in pieces:
@@ -43,8 +42,7 @@ def check_state(data: State, layers: LayerRange, start: int, end: int) -> None:
             raise StateFormatError("a saved sequence ends within its numbers") from e
         n_all = sum(one.n_layers for one in found)
         if n_all > n_layers or (n_all < n_layers and all(one.positions for one in found)):
-            msg = f"the layers {layers} were saved with {n_all} layers"
-            raise StateFormatError(msg)
+            raise StateFormatError(f"the layers {layers} were saved with {n_all} layers")
         for number, one in enumerate(found):
             if one.positions and shapes.setdefault(number, one.shape) != one.shape:
                 raise StateFormatError("its pieces have rows of different kinds")
@@ -65,7 +63,6 @@ def _sections(data: memoryview) -> list[Section]:
 def _check_positions(one: Section, piece: Piece) -> None:
     wanted = range(piece.start, piece.end)
     if len(set(one.positions)) < len(one.positions) or not all(position in wanted for position in one.positions):
-        msg = f"it has other cells than those from {piece.start} to {piece.end}"
-        raise StateFormatError(msg)
+        raise StateFormatError(f"it has other cells than those from {piece.start} to {piece.end}")
     if any(not 0 <= kind < MAX_TYPE for kind in one.shape[1::2]):
         raise StateFormatError("its rows are of a type that there is not")

@@ -77,8 +77,7 @@ class HiddenRows:
             return np.ctypeslib.as_array(_get(context, self._layer), (n, self._n_embd)).copy()
         rows = b"".join(self._watch.take())
         if len(rows) != 4 * n * self._n_embd:
-            msg = f"llama.cpp does not show the rows after layer {self._layer - 1} of this model"
-            raise ValueError(msg)
+            raise ValueError(f"llama.cpp does not show the rows after layer {self._layer - 1} of this model")
         return np.frombuffer(rows, np.float32).reshape(n, self._n_embd)
 
 

@@ -69,8 +69,7 @@ class LayerState:
         """Return the part of these layers. Raises ValueError if they are not all here."""
         own = self.layers
         if not (own.first <= layers.first and layers.last <= own.last and layers.of == own.of):
-            msg = f"the layers {layers} of {layers.of} are not all among {own} of {own.of}"
-            raise ValueError(msg)
+            raise ValueError(f"the layers {layers} of {layers.of} are not all among {own} of {own.of}")
         wanted = slice(layers.first - own.first, layers.last - own.first)
         return replace(self, layers=layers, keys=self.keys[wanted], values=self.values[wanted])
 
@@ -119,11 +118,9 @@ def joined(parts: Sequence[LayerState]) -> LayerState:
         raise StateFormatError("there are no parts to join")
     for a, b in pairwise(parts):
         if (a.layers.last, a.layers.of) != (b.layers.first, b.layers.of):
-            msg = f"behind the layers {a.layers} come {b.layers}"
-            raise StateFormatError(msg)
+            raise StateFormatError(f"behind the layers {a.layers} come {b.layers}")
         if (a.mark, a.positions, a.is_transposed) != (b.mark, b.positions, b.is_transposed):
-            msg = f"the layers {a.layers} and {b.layers} have saved different cells"
-            raise StateFormatError(msg)
+            raise StateFormatError(f"the layers {a.layers} and {b.layers} have saved different cells")
     first, last = parts[0], parts[-1]
     return replace(
         first,

@@ -80,8 +80,7 @@ class Llama(Sequences):
         params.n_gpu_layers = load.n_gpu_layers or 0
         params.use_extra_bufts = use_extra_buffers(load)
         if not load.n_gpu_layers and (why := _too_large(load.model_path)):
-            msg = f"{load.model_path}: {why}"
-            raise ModelError(msg)
+            raise ModelError(f"{load.model_path}: {why}")
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
         if not self._model:
             msg = f"llama.cpp cannot load {load.model_path}: not a GGUF model it knows, or not enough memory"
@@ -382,5 +381,4 @@ def requantize(source: str, target: str, n_threads: int) -> None:
     params.allow_requantize = True
     params.nthread = n_threads
     if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) != 0:
-        msg = f"llama.cpp cannot requantise {source}"
-        raise ModelError(msg)
+        raise ModelError(f"llama.cpp cannot requantise {source}")

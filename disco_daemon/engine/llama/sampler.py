@@ -133,8 +133,7 @@ class Sampler:
         """Make a sampler of the grammar. Raises FormatError."""
         made = llama_cpp.llama_sampler_init_grammar(self._vocab, self._grammar.encode(), b"root")
         if not made:
-            msg = f"llama.cpp does not understand the grammar of {self._kind.whose}."
-            raise self._kind(msg)
+            raise self._kind(f"llama.cpp does not understand the grammar of {self._kind.whose}.")
         self.meter = GrammarMeter(self._n_vocab, self._grammar, self._kind)
         return made
 
@@ -241,8 +240,7 @@ class Sampler:
             if self._constraint is not None and not self._allows(self._constraint, token):
                 # llama.cpp would end the process
                 if self.mark is None:
-                    msg = f"The answer so far does not hold to {self._kind.whose}."
-                    raise self._kind(msg)
+                    raise self._kind(f"The answer so far does not hold to {self._kind.whose}.")
                 self._remove(0)  # what began like a call is none
                 self._constraint = self.meter = None
             llama_cpp.llama_sampler_accept(self.chain, token)

@@ -94,8 +94,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         if len(source) > MAX_SOURCE:
-            msg = f"it has {len(source)} characters; at most {MAX_SOURCE} are possible"
-            raise TooMuch(msg)
+            raise TooMuch(f"it has {len(source)} characters; at most {MAX_SOURCE} are possible")
         tree: nodes.Template = _Watched().visit(super()._parse(source, name, filename))
         tree.set_environment(self)
         return tree
@@ -181,27 +180,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _step(self) -> None:
         self._steps += 1
         if self._steps % _LOOK_EVERY == 0 and time.thread_time() > self._until:
-            msg = f"it takes more than {RENDER_S:g} s"
-            raise TooMuch(msg)
+            raise TooMuch(f"it takes more than {RENDER_S:g} s")
         if self._steps > MAX_STEPS:
-            msg = f"it takes more than {MAX_STEPS} steps"
-            raise TooMuch(msg)
+            raise TooMuch(f"it takes more than {MAX_STEPS} steps")
 
     def _affordable(self, name: str, given: tuple[Any, ...]) -> None:
         """Refuse a call that can make too much of its arguments. Raises TooMuch."""
         for value in given:
             if isinstance(value, int) and abs(value) > MAX_NUMBER:
-                msg = f"it asks for {name or 'something'} of more than {MAX_NUMBER}"
-                raise TooMuch(msg)
+                raise TooMuch(f"it asks for {name or 'something'} of more than {MAX_NUMBER}")
         if name not in _GROWS:
             return
         if name in ("%", "format", "format_map") and isinstance(given[0], str) and _is_wide(given[0]):
-            msg = f"it asks for {name} of a width beyond all bounds"
-            raise TooMuch(msg)
+            raise TooMuch(f"it asks for {name} of a width beyond all bounds")
         sizes = sorted((_weigh(value) for value in given), reverse=True)[:2]
         if len(sizes) == 2 and sizes[0] * max(1, sizes[1]) > 8 * MAX_TEXT:
-            msg = f"it makes too long a text by {name}"
-            raise TooMuch(msg)
+            raise TooMuch(f"it makes too long a text by {name}")
 
     def _times(self, left: Any, right: Any) -> None:
         """`left * right`."""
@@ -214,8 +208,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _room(self, kind: Any, n: int) -> None:
         most = MAX_TEXT if isinstance(kind, str) else MAX_ITEMS
         if n > most:
-            msg = f"it makes {'a text' if isinstance(kind, str) else 'a list'} of more than {most}"
-            raise TooMuch(msg)
+            raise TooMuch(f"it makes {'a text' if isinstance(kind, str) else 'a list'} of more than {most}")
 
     def _check_size(self, value: Any) -> Any:
         """Return a result, unless it is too large. Raises TooMuch."""

@@ -48,8 +48,7 @@ class SegmentModel(Sequences):
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
             llama_cpp.llama_model_free(self._model)
-            msg = f"llama.cpp cannot make a context of {load.n_ctx} tokens for the layers {layers}"
-            raise ModelError(msg)
+            raise ModelError(f"llama.cpp cannot make a context of {load.n_ctx} tokens for the layers {layers}")
         self._attach(context)
         if self._hidden is not None:
             self._hidden.begin(context)
@@ -92,8 +91,7 @@ class SegmentModel(Sequences):
     def _decode(self, rows: Sequence[Row], hidden: FloatRows | None) -> None:
         rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows, hidden))
         if rc != 0:
-            msg = f"llama.cpp cannot compute the layers {self.layers} (it returned {rc})"
-            raise ModelError(msg)
+            raise ModelError(f"llama.cpp cannot compute the layers {self.layers} (it returned {rc})")
         llama_cpp.llama_synchronize(self._ctx)
 
     def _wanted(self, rows: Sequence[Row]) -> FloatRows:

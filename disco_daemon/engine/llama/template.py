@@ -61,8 +61,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source or PLAIN_TEMPLATE)
         except _FAULTS as e:
-            msg = f"the model's chat template does not compile: {writable_text(str(e))}"
-            raise TemplateUnfit(msg) from e
+            raise TemplateUnfit(f"the model's chat template does not compile: {writable_text(str(e))}") from e
         self._bos, self._eos = bos, eos
 
     def render(self, messages: Messages, args: Mapping[str, Any] = _NO_ARGS, tools: Tools = None) -> str:
@@ -110,8 +109,7 @@ class ChatTemplate:
             msg = f"the model's chat template refuses these messages, for it takes more than it may: {e}"
             raise TemplateUnfit(msg) from e
         except _FAULTS as e:
-            msg = f"the model's chat template refuses these messages: {writable_text(str(e))}"
-            raise TemplateError(msg) from e
+            raise TemplateError(f"the model's chat template refuses these messages: {writable_text(str(e))}") from e
 
     def try_out(self) -> None:
         """Render two messages. Raises TemplateUnfit if that takes too much; a template may refuse them."""
@@ -185,8 +183,7 @@ def _split(part: tuple[str, bool], mark: str, content: str) -> list[tuple[str, b
 def _check_args(args: Mapping[str, Any], control: Sequence[str]) -> None:
     """Refuse arguments that a client may not give. Raises TemplateError."""
     if ours := sorted(_OURS & args.keys()):
-        msg = f"chat_template_kwargs cannot set {', '.join(ours)}"
-        raise TemplateError(msg)
+        raise TemplateError(f"chat_template_kwargs cannot set {', '.join(ours)}")
     if any(c in text for text in _texts(args) for c in control):
         raise TemplateError("chat_template_kwargs cannot spell control tokens")
 

@@ -289,8 +289,7 @@ class Vocabulary:
     def check_ids(self, ids: Sequence[int]) -> list[int]:
         """Return the same ids. Raises PromptError if one is not in this vocabulary."""
         if ids and not (min(ids) >= 0 and max(ids) < self.n_tokens):
-            msg = f"A token id is not in the model's vocabulary of {self.n_tokens} tokens."
-            raise PromptError(msg)
+            raise PromptError(f"A token id is not in the model's vocabulary of {self.n_tokens} tokens.")
         return list(ids)
 
     def answer_tokens(self, text: str, ids: Sequence[int] = ()) -> list[int]:

@@ -40,8 +40,7 @@ def read_packed(path: Path, header: Header, tensor: Tensor) -> bytes:
         file.seek(header.data_at + tensor.offset)
         data = file.read(n_bytes)
     if len(data) != n_bytes or not data:
-        msg = f"{path.name} ends within its weights, or has some that cannot be read"
-        raise ModelError(msg)
+        raise ModelError(f"{path.name} ends within its weights, or has some that cannot be read")
     return data
 
 
@@ -49,16 +48,14 @@ def read_weights(path: Path, header: Header, name: str) -> FloatRows:
     """Return a tensor of a model, with the shape's longest stride first. Raises ModelError if it is not there."""
     tensor = find_weights(header, name)
     if tensor is None or tensor.n_bytes is None:
-        msg = f"{path.name} has no weights {name} that can be read"
-        raise ModelError(msg)
+        raise ModelError(f"{path.name} has no weights {name} that can be read")
     data = read_packed(path, header, tensor)
     shape = tensor.shape[::-1]
     if tensor.packing == F32:
         return np.frombuffer(data, np.float32).reshape(shape)
     traits = _base.ggml_get_type_traits(tensor.packing).contents
     if not traits.to_float:
-        msg = f"llama.cpp does not unpack the weights {name} of {path.name}"
-        raise ModelError(msg)
+        raise ModelError(f"llama.cpp does not unpack the weights {name} of {path.name}")
     found = np.empty(tensor.n_numbers, np.float32)
     traits.to_float(data, found.ctypes.data, tensor.n_numbers)
     return found.reshape(shape)

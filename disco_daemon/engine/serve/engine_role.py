@@ -36,8 +36,7 @@ def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None, *, war
 
     parts = load.ranges
     if len(parts) < 3:
-        msg = f"the model is in {len(parts)} ranges, where home and one host have three"
-        raise ModelError(msg)
+        raise ModelError(f"the model is in {len(parts)} ranges, where home and one host have three")
     openers = [partial(hosts.open, number) for number in range(MAX_NUMBER + 1)]
     began = time.perf_counter()
     home = HomeLlama(msgspec.structs.replace(load, ranges=()), ends_of(parts), abort, openers)
@@ -63,8 +62,7 @@ def make_batcher(
             return Batcher(llama, post, admission, remote=FleetHome())
         if llama.layers is None:
             return Batcher(llama, post, admission)
-        msg = f"the layers {llama.layers} are of no use without a way to the others"
-        raise ValueError(msg)
+        raise ValueError(f"the layers {llama.layers} are of no use without a way to the others")
     if llama.layers is None or not llama.layers.is_last:  # a small model drafts, or the lower layers with their exit
         drafting = EdgeDrafting(llama, None if load.exit is None else ExitDrafter(load.exit))
         absence = PartnerAbsence(load.patience_s)

@@ -77,8 +77,7 @@ class RemoteLayers:
 
     def obey(self, order: wire.ToFleet) -> None:
         """Carry out an order about layers or answers of a fleet. Raises TypeError for a model that is none."""
-        msg = f"{type(order).__name__} is for a fleet's home"
-        raise TypeError(msg)
+        raise TypeError(f"{type(order).__name__} is for a fleet's home")
 
     def usage(self) -> RemoteUsage:
         """Return what was guessed so far, and what was done elsewhere, of hosts since the last call."""
