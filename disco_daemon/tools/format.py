@@ -7,6 +7,7 @@ text that a parser is given has the model's control tokens in it as text, at lea
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -97,48 +98,34 @@ class ToolParser(Protocol):
         ...
 
 
-class ToolFormat(Protocol):
-    """How some models write calls."""
+class ToolFormat(ABC):
+    """How some models write calls: `name` is how users are told of it."""
 
-    @property
-    def name(self) -> str:
-        """How users are told of it."""
-        ...
+    name: str
+    marks: tuple[str, ...] = ()  # texts that the parser has to see even if they are control tokens of the model
+    opening: tuple[str, ...] = ()  # marks at which a call, and the lazy grammar, begins, wherever they stand
+    opening_at_start: tuple[str, ...] = ()  # those that are one only where an answer begins, but for white space
 
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """Texts that the parser has to see even if they are control tokens of the model."""
-        ...
-
-    @property
-    def opening(self) -> tuple[str, ...]:
-        """Marks at which a call, and the lazy grammar, begins, wherever they stand in an answer."""
-        ...
-
-    @property
-    def opening_at_start(self) -> tuple[str, ...]:
-        """Marks that are one only where an answer begins with them, but for white space."""
-        ...
-
+    @abstractmethod
     def begin(self, tools: Sequence[Tool]) -> str:
         """Return a text with which a forced call of these tools may be begun; with one tool its name is in it."""
-        ...
 
+    @abstractmethod
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> Grammar:
         """Return what an answer may be from an opening mark on: one call, or with `parallel` one or more."""
-        ...
 
+    @abstractmethod
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """Return a parser for one answer; only calls of these tools are calls."""
-        ...
 
+    @abstractmethod
     def write(self, calls: Sequence[WrittenCall]) -> str:
         """Write calls of one turn, for a template that does not write those of the history itself."""
-        ...
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """Return what the model has to be told of the tools; empty where the template does that."""
-        ...
+        del tools
+        return ""
 
 
 # --- a request's tools -------------------------------------------------------------------------------------------

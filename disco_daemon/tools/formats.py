@@ -7,13 +7,12 @@ from .gemma import Gemma
 from .gpt_oss import GptOss
 from .json_calls import Generic, Hermes, Llama3
 from .lfm2 import Lfm2
-from .mistral import Mistral, MistralList
+from .mistral import Mistral, MistralList, MistralWithIds
 from .qwen_coder import QwenCoder
 
 GENERIC: ToolFormat = Generic()
 LFM2: ToolFormat = Lfm2()
 FORMATS: tuple[ToolFormat, ...] = (
-    Hermes(), QwenCoder(), Llama3(), MistralList(), Mistral(), Mistral("mistral-id", has_id=True), Gemma(), GptOss(),
-    LFM2,
+    Hermes(), QwenCoder(), Llama3(), MistralList(), Mistral(), MistralWithIds(), Gemma(), GptOss(), LFM2,
 )  # fmt: skip
 BY_NAME = {known.name: known for known in (*FORMATS, GENERIC)}

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from .format import Tool, ToolParser, WrittenCall
+from .format import Tool, ToolFormat, ToolParser, WrittenCall
 from .grammar import (
     Either,
     Grammar,
@@ -41,14 +40,12 @@ MAX_ITEMS = 2000  # of a list that a grammar counts, as llama.cpp's MAX_REPETITI
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 
 
-@dataclass(frozen=True, slots=True)
-class Gemma:
+class Gemma(ToolFormat):
     """Keys without quotes, texts between `<|"|>`, all else as in JSON."""
 
-    name: str = "gemma"
-    marks: tuple[str, ...] = (OPEN, CLOSE, RESPONSE, QUOTE, CHANNEL, END_CHANNEL)
-    opening: tuple[str, ...] = (OPEN,)
-    opening_at_start: tuple[str, ...] = ()
+    name = "gemma"
+    marks = (OPEN, CLOSE, RESPONSE, QUOTE, CHANNEL, END_CHANNEL)
+    opening = (OPEN,)
 
     def begin(self, tools: Sequence[Tool]) -> str:
         return f"{OPEN}call:{tools[0].name}{{" if len(tools) == 1 else f"{OPEN}call:"
@@ -68,9 +65,6 @@ class Gemma:
 
     def write(self, calls: Sequence[WrittenCall]) -> str:
         return "".join(f"{OPEN}call:{call.name}{_written(call.arguments)}{CLOSE}" for call in calls)
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return ""
 
 
 def _written(value: object) -> str:

@@ -6,11 +6,10 @@ Source: openai/harmony, its page "Harmony response format".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import regex
 
-from .format import Tool, ToolParser, WrittenCall
+from .format import Tool, ToolFormat, ToolParser, WrittenCall
 from .grammar import Either, Grammar, JsonValue, Literal, Node, RuleOf, in_order, optional
 from .json_calls import as_json
 from .reading import CallReader, NoCall, Steps
@@ -27,14 +26,13 @@ _HEADER = regex.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GptOss:
+class GptOss(ToolFormat):
     """Behind `<|start|>assistant`: ` to=functions.NAME<|channel|>commentary json<|message|>{…}<|call|>`."""
 
-    name: str = "gpt-oss"
-    marks: tuple[str, ...] = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
-    opening: tuple[str, ...] = (f"{START}assistant{TO}", f"{CHANNEL}commentary{TO}", f"{CHANNEL}analysis{TO}")
-    opening_at_start: tuple[str, ...] = (TO,)
+    name = "gpt-oss"
+    marks = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+    opening = (f"{START}assistant{TO}", f"{CHANNEL}commentary{TO}", f"{CHANNEL}analysis{TO}")
+    opening_at_start = (TO,)
 
     def begin(self, tools: Sequence[Tool]) -> str:
         return f"{TO}{tools[0].name}{CHANNEL}commentary json{MESSAGE}" if len(tools) == 1 else TO
@@ -66,9 +64,6 @@ class GptOss:
         return f"{CALL}{START}assistant".join(
             f"{TO}{call.name}{CHANNEL}commentary json{MESSAGE}{as_json(call.arguments)}" for call in calls
         )
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return ""
 
 
 class _GptOssReader(CallReader):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from .format import Tool, ToolParser, WrittenCall
+from .format import Tool, ToolFormat, ToolParser, WrittenCall
 from .grammar import NOTHING, SPACE, Either, Grammar, JsonValue, Literal, Node, calls, in_order, optional
 from .reading import MarkedReader, NoCall, Steps
 from .schemas import Property
@@ -103,17 +102,15 @@ def header(tools: Sequence[Tool]) -> str:
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-@dataclass(frozen=True, slots=True)
-class Hermes:
+class Hermes(ToolFormat):
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, each call in a pair of its own.
 
     Source: NousResearch/Hermes-Function-Calling, README.md.
     """
 
-    name: str = "hermes"
-    marks: tuple[str, ...] = (OPEN, CLOSE)
-    opening: tuple[str, ...] = (OPEN,)
-    opening_at_start: tuple[str, ...] = ()
+    name = "hermes"
+    marks = (OPEN, CLOSE)
+    opening = (OPEN,)
 
     def begin(self, tools: Sequence[Tool]) -> str:
         return f"{OPEN}\n{header(tools)}"
@@ -127,9 +124,6 @@ class Hermes:
 
     def write(self, calls: Sequence[WrittenCall]) -> str:
         return "\n".join(f"{OPEN}\n{written(call)}\n{CLOSE}" for call in calls)
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return ""
 
 
 class _HermesReader(ObjectReader):
@@ -145,17 +139,16 @@ class _HermesReader(ObjectReader):
 PYTHON_TAG = "<|python_tag|>"
 
 
-@dataclass(frozen=True, slots=True)
-class Llama3:
+class Llama3(ToolFormat):
     """`{"name": …, "parameters": {…}}` as the whole answer, perhaps behind `<|python_tag|>`.
 
     Source: the templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-3B-Instruct, which ask for this object.
     """
 
-    name: str = "llama-3"
-    marks: tuple[str, ...] = (PYTHON_TAG,)
-    opening: tuple[str, ...] = (PYTHON_TAG,)
-    opening_at_start: tuple[str, ...] = ('{"name": "',)
+    name = "llama-3"
+    marks = (PYTHON_TAG,)
+    opening = (PYTHON_TAG,)
+    opening_at_start = ('{"name": "',)
 
     def begin(self, tools: Sequence[Tool]) -> str:
         return header(tools)
@@ -169,9 +162,6 @@ class Llama3:
 
     def write(self, calls: Sequence[WrittenCall]) -> str:
         return "; ".join(written(call, "parameters") for call in calls)
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return ""
 
 
 class _Llama3Reader(ObjectReader):
@@ -190,14 +180,11 @@ class _Llama3Reader(ObjectReader):
 # --- models whose template knows no tools -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Generic:
+class Generic(ToolFormat):
     """A JSON object for each call, and nothing else in the answer: for calls that are forced."""
 
-    name: str = "generic"
-    marks: tuple[str, ...] = ()
-    opening: tuple[str, ...] = ()
-    opening_at_start: tuple[str, ...] = ('{"name": "',)
+    name = "generic"
+    opening_at_start = ('{"name": "',)
 
     def begin(self, tools: Sequence[Tool]) -> str:
         return header(tools)

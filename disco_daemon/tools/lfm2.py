@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from .format import Tool, ToolParser, WrittenCall
+from .format import Tool, ToolFormat, ToolParser, WrittenCall
 from .grammar import SPACE, Either, Grammar, Literal, Node, calls, in_order, members
 from .json_calls import json_or_python
 from .reading import MarkedReader, NoCall, Steps, quoted
@@ -25,14 +24,12 @@ _CODES = {"x": 2, "u": 4, "U": 8}  # digits behind an escape
 _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
 
 
-@dataclass(frozen=True, slots=True)
-class Lfm2:
+class Lfm2(ToolFormat):
     """All calls of a turn as a list of Python's; `true`, `false` and `null` are known as well."""
 
-    name: str = "lfm2"
-    marks: tuple[str, ...] = (OPEN, CLOSE)
-    opening: tuple[str, ...] = (OPEN,)
-    opening_at_start: tuple[str, ...] = ()
+    name = "lfm2"
+    marks = (OPEN, CLOSE)
+    opening = (OPEN,)
 
     def begin(self, tools: Sequence[Tool]) -> str:
         return f"{OPEN}[{tools[0].name}(" if len(tools) == 1 else f"{OPEN}["
@@ -59,9 +56,6 @@ class Lfm2:
             for call in calls
         ]
         return f"{OPEN}[{', '.join(listed)}]{CLOSE}"
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return ""
 
 
 def _written(value: object) -> str:

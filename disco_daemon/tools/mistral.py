@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from .format import Tool, ToolParser, WrittenCall
+from .format import Tool, ToolFormat, ToolParser, WrittenCall
 from .grammar import (
     SPACE,
     Either,
@@ -28,17 +27,15 @@ _ID_CHARACTER = OneOf("[a-zA-Z0-9]")
 N_ID = 9  # characters of an id, which Mistral's templates check
 
 
-@dataclass(frozen=True, slots=True)
-class MistralList:
+class MistralList(ToolFormat):
     """`[TOOL_CALLS][{"name": …, "arguments": {…}, "id": …}]`.
 
     Source: mistralai/mistral-common, the tokenizers v2 to v7; the template of Mistral-Nemo-Instruct-2407.
     """
 
-    name: str = "mistral-list"
-    marks: tuple[str, ...] = (OPEN,)
-    opening: tuple[str, ...] = (OPEN,)
-    opening_at_start: tuple[str, ...] = ()
+    name = "mistral-list"
+    marks = (OPEN,)
+    opening = (OPEN,)
 
     def begin(self, tools: Sequence[Tool]) -> str:
         return f"{OPEN}[{header(tools)}"
@@ -54,23 +51,18 @@ class MistralList:
     def write(self, calls: Sequence[WrittenCall]) -> str:
         return f"{OPEN}[{', '.join(map(written, calls))}]"
 
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return ""
 
-
-@dataclass(frozen=True, slots=True)
-class Mistral:
+class Mistral(ToolFormat):
     """`[TOOL_CALLS]NAME[ARGS]{…}` for each call, with `[CALL_ID]` and an id behind the name where `has_id`.
 
     Source: mistralai/mistral-common, the tokenizers v11 (with an id) and v13; the templates of
     Mistral-Small-3.2-24B-Instruct-2506 (with an id), Devstral-Small-2507 and Ministral-3-14B-Reasoning-2512.
     """
 
-    name: str = "mistral"
-    has_id: bool = False
-    marks: tuple[str, ...] = (OPEN, ID, ARGS)
-    opening: tuple[str, ...] = (OPEN,)
-    opening_at_start: tuple[str, ...] = ()
+    name = "mistral"
+    has_id = False
+    marks = (OPEN, ID, ARGS)
+    opening = (OPEN,)
 
     def begin(self, tools: Sequence[Tool]) -> str:
         return f"{OPEN}{tools[0].name}{ID if self.has_id else ARGS}" if len(tools) == 1 else OPEN
@@ -91,8 +83,12 @@ class Mistral:
             for call, call_id in zip(calls, ids, strict=True)
         )
 
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return ""
+
+class MistralWithIds(Mistral):
+    """As `Mistral`, with an id for each call."""
+
+    name = "mistral-id"
+    has_id = True
 
 
 class _MistralReader(ObjectReader):

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from .format import Tool, ToolParser, WrittenCall
+from .format import Tool, ToolFormat, ToolParser, WrittenCall
 from .grammar import SPACE, Either, Grammar, InOrder, Literal, Node, Until, calls, in_order, optional
 from .json_calls import CLOSE, OPEN, as_json, json_or_python
 from .reading import MarkedReader, NoCall, Steps, quoted
@@ -21,14 +20,12 @@ _BEHIND = (PARAMETER, END_FUNCTION, CLOSE)  # tags, an argument's closing one
 _WORDS = {"True": "true", "False": "false", "None": "null"}  # the template writes values of a history as Python does
 
 
-@dataclass(frozen=True, slots=True)
-class QwenCoder:
+class QwenCoder(ToolFormat):
     """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, a line for each tag."""
 
-    name: str = "qwen3-coder"
-    marks: tuple[str, ...] = (OPEN, CLOSE)
-    opening: tuple[str, ...] = (OPEN,)
-    opening_at_start: tuple[str, ...] = ()
+    name = "qwen3-coder"
+    marks = (OPEN, CLOSE)
+    opening = (OPEN,)
 
     def begin(self, tools: Sequence[Tool]) -> str:
         return f"{OPEN}\n{FUNCTION}{tools[0].name}>\n" if len(tools) == 1 else f"{OPEN}\n{FUNCTION}"
@@ -51,9 +48,6 @@ class QwenCoder:
 
     def write(self, calls: Sequence[WrittenCall]) -> str:
         return "\n".join(map(_written, calls))
-
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        return ""
 
 
 def _value(each: Property) -> Node:
