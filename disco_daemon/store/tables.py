@@ -11,6 +11,8 @@ import json
 from dataclasses import asdict, fields
 from datetime import datetime
 
+import msgspec
+
 from disco_daemon.types import Attempt, Delivery, LedgerEntry, Outcome, Reading, Side, finite
 
 Row = dict[str, object]
@@ -149,7 +151,7 @@ def rows_of(item: Outcome | LedgerEntry, keep_text: bool) -> tuple[Row, list[Row
 
 
 def _request_row(outcome: Outcome, keep_text: bool) -> Row:
-    reading = dict.fromkeys(_READING) if outcome.reading is None else outcome.reading.to_json()
+    reading = dict.fromkeys(_READING) if outcome.reading is None else msgspec.to_builtins(outcome.reading)
     return reading | {
         "request_id": text_of(outcome.request_id),
         "created": outcome.created,

@@ -6,12 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from ...errors import DiscoError
 from ...types import CallPart, FinishReason, ObjectScan, Outcome, Side, Token
 from ..http.events import KEEP_ALIVE, named_event
-from ..openai.shapes import AnswerShape, Ids
+from ..openai.shapes import AnswerShape, Ids, arguments_of
 
 Event = dict[str, Any]
 _STOP_REASONS: dict[str | None, str] = {
@@ -77,13 +75,7 @@ class _Block:
     def whole(self) -> Event:
         """Return it as a body has it; the arguments of a call are an object, empty where they are no JSON."""
         text = "".join(self.pieces)
-        if self.call is None:
-            return self.head | {self.key: text}
-        try:
-            given = msgspec.json.decode(text or "{}")
-        except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
-            given = None
-        return self.head | {"input": given if isinstance(given, dict) else {}}
+        return self.head | ({self.key: text} if self.call is None else {"input": arguments_of(text)})
 
 
 class _Blocks:
@@ -240,7 +232,7 @@ def _end(outcome: Outcome) -> dict[str, Any]:
 def _usage(outcome: Outcome) -> dict[str, Any]:
     """Return Anthropic's usage, in which tokens that came from a cache are not among the input's."""
     prompt, completion = outcome.billed
-    cached, written = outcome.cached_tokens, outcome.cache_write_tokens
+    cached, written = outcome.used.cached_tokens, outcome.used.cache_write_tokens
     return _counts(max(0, prompt - cached - written), completion, cached, written)
 
 

@@ -120,10 +120,10 @@ class InfillShape(AnswerShape):
 def _timings(outcome: Outcome) -> dict[str, float]:
     """Return how long it took; the wait for the first token counts as the prompt's time."""
     n_prompt, n_answer = outcome.billed
-    n_read = n_prompt - outcome.cached_tokens
+    n_read = n_prompt - outcome.used.cached_tokens
     prompt_s = outcome.duration_s if outcome.ttft_s is None else outcome.ttft_s
     return {
-        "cache_n": outcome.cached_tokens,
+        "cache_n": outcome.used.cached_tokens,
         **_rate("prompt", n_read, prompt_s),
         **_rate("predicted", n_answer, max(0.0, outcome.duration_s - prompt_s)),
     }

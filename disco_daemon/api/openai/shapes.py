@@ -195,6 +195,15 @@ def joined_calls(deltas: Iterable[Delta]) -> list[CallPart]:
     ]
 
 
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return a call's arguments as an object; empty where they are no JSON."""
+    try:
+        found = msgspec.json.decode(text or "{}")
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _delta(delta: Delta) -> dict[str, Any]:
     """Return what a token has beside its text, as a chat's chunks have it."""
     found: dict[str, Any] = {"reasoning_content": delta.thought} if delta.thought else {}
@@ -233,15 +242,15 @@ def _joined_logprobs(tokens: Sequence[Token]) -> dict[str, Any] | None:
 def _usage(outcome: Outcome) -> dict[str, Any]:
     """Return OpenAI's usage block."""
     prompt, completion = outcome.billed
-    written, cost = outcome.cache_write_tokens, outcome.told_cost
+    used = outcome.used
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": outcome.cached_tokens}
-        | ({"cache_write_tokens": written} if written else {}),
-        "completion_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
-    } | ({} if cost is None else {"cost": cost})
+        "prompt_tokens_details": {"cached_tokens": used.cached_tokens}
+        | ({"cache_write_tokens": used.cache_write_tokens} if used.cache_write_tokens else {}),
+        "completion_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
+    } | ({} if used.cost is None else {"cost": used.cost})
 
 
 def _grown(old: Any, more: Any) -> Any:

@@ -129,14 +129,14 @@ def _status(outcome: Outcome) -> str:
 def _usage(outcome: Outcome) -> dict[str, Any]:
     """Return this API's usage block."""
     prompt, completion = outcome.billed
-    cost = outcome.told_cost
+    used = outcome.used
     return {
         "input_tokens": prompt,
         "input_tokens_details": {
-            "cached_tokens": outcome.cached_tokens,
-            "cache_write_tokens": outcome.cache_write_tokens,
+            "cached_tokens": used.cached_tokens,
+            "cache_write_tokens": used.cache_write_tokens,
         },
         "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
         "total_tokens": prompt + completion,
-    } | ({} if cost is None else {"cost": cost})
+    } | ({} if used.cost is None else {"cost": used.cost})
