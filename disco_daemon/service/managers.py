@@ -93,6 +93,10 @@ class Manager(ABC):
             except OSError as e:
                 raise ServiceError(f"{path} cannot be written: {e.strerror}") from e
 
+    def _require_installed(self) -> None:
+        if not self.installed_files():
+            raise ServiceError("the service is not installed: `disco service install`")
+
 
 class Systemd(Manager):
     """The systemd of the user; `folder` has its units."""
@@ -104,15 +108,12 @@ class Systemd(Manager):
         self._folder = folder or base / "systemd" / "user"
 
     def files(self, spec: Spec) -> dict[Path, str]:
-        """See `Manager`."""
         return {self._folder / name: text for name, text in systemd.units(spec).items()}
 
     def installed_files(self) -> list[Path]:
-        """See `Manager`."""
         return [path for name in (systemd.SOCKET, systemd.SERVICE) if (path := self._folder / name).exists()]
 
     def install(self, spec: Spec) -> None:
-        """See `Manager`."""
         self._require()
         gone = [path for path in self.installed_files() if path not in self.files(spec)]
         self.write(spec)
@@ -125,7 +126,6 @@ class Systemd(Manager):
         self._ctl("restart", *sorted(names, key=lambda name: name != systemd.SOCKET))
 
     def uninstall(self) -> list[Path]:
-        """See `Manager`."""
         there = self.installed_files()
         if there:
             self._ctl("disable", "--now", *(path.name for path in there), check=False)
@@ -137,22 +137,19 @@ class Systemd(Manager):
         return there
 
     def start(self) -> None:
-        """See `Manager`."""
         self._require_installed()
         self._ctl("start", *(path.name for path in self.installed_files()))
 
     def stop(self) -> None:
-        """See `Manager`. Stops the socket too, or the next client would start the service again."""
+        """Stops the socket too, or the next client would start the service again."""
         self._require_installed()
         self._ctl("stop", *(path.name for path in self.installed_files()))
 
     def restart(self) -> None:
-        """See `Manager`."""
         self._require_installed()
         self._ctl("restart", systemd.SERVICE)
 
     def status(self) -> ServiceStatus:
-        """See `Manager`."""
         if not self.installed_files():
             return ServiceStatus(False, "not-installed")
         wanted = "ActiveState,SubState,MainPID,Result,NRestarts,StatusText"
@@ -169,11 +166,10 @@ class Systemd(Manager):
         return ServiceStatus(True, state, pid or None, detail)
 
     def logs(self, follow: bool) -> list[str]:
-        """See `Manager`."""
         return ["journalctl", "--user", "-u", systemd.SERVICE, "-n", str(LOG_LINES), *(["-f"] if follow else [])]
 
     def differs(self, spec: Spec) -> str:
-        """See `Manager`. The unit has the listening addresses, which stay when a setting changes."""
+        """The unit has the listening addresses, which stay when a setting changes."""
         if self._folder / systemd.SERVICE not in self.installed_files():
             return ""
         try:
@@ -188,12 +184,8 @@ class Systemd(Manager):
         set_to = wanted[0] if wanted else "a free port"
         return f"its unit listens on {' and '.join(there) or 'nothing'}, the settings say {set_to}"
 
-    def _require_installed(self) -> None:
-        if not self.installed_files():
-            raise ServiceError("the service is not installed: `disco service install`")
-
     def answers(self) -> bool:
-        """See `Manager`: a user manager runs while the user is logged in."""
+        """Whether it answers: a user manager runs while the user is logged in."""
         return self._ctl("show-environment", check=False).returncode == 0
 
     def _require(self) -> None:
@@ -225,22 +217,18 @@ class Launchd(Manager):
         return self._folder / launchd.FILE
 
     def files(self, spec: Spec) -> dict[Path, str]:
-        """See `Manager`."""
         return {self._path: launchd.property_list(spec)}
 
     def installed_files(self) -> list[Path]:
-        """See `Manager`."""
         return [self._path] if self._path.exists() else []
 
     def install(self, spec: Spec) -> None:
-        """See `Manager`."""
         self._ctl("bootout", self._target, check=False)
         spec.log.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.write(spec)
         self._ctl("bootstrap", self._domain, str(self._path))
 
     def uninstall(self) -> list[Path]:
-        """See `Manager`."""
         there = self.installed_files()
         if there:
             self._ctl("bootout", self._target, check=False)
@@ -249,25 +237,21 @@ class Launchd(Manager):
         return there
 
     def start(self) -> None:
-        """See `Manager`."""
         self._require_installed()
         if not self.status().pid:
             self._ctl("bootstrap", self._domain, str(self._path), check=False)
             self._ctl("kickstart", self._target)
 
     def stop(self) -> None:
-        """See `Manager`."""
         self._require_installed()
         self._ctl("bootout", self._target, check=False)
 
     def restart(self) -> None:
-        """See `Manager`."""
         self._require_installed()
         self._ctl("bootstrap", self._domain, str(self._path), check=False)
         self._ctl("kickstart", "-k", self._target)
 
     def status(self) -> ServiceStatus:
-        """See `Manager`."""
         if not self.installed_files():
             return ServiceStatus(False, "not-installed")
         said = self._ctl("print", self._target, check=False)
@@ -280,12 +264,7 @@ class Launchd(Manager):
         return ServiceStatus(True, "running" if pid else "failed" if ended else "stopped", pid, "" if pid else ended)
 
     def logs(self, follow: bool) -> list[str]:
-        """See `Manager`."""
         return ["tail", "-n", str(LOG_LINES), *(["-F"] if follow else []), str(log_folder() / f"{NAME}.log")]
-
-    def _require_installed(self) -> None:
-        if not self.installed_files():
-            raise ServiceError("the service is not installed: `disco service install`")
 
     def _ctl(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return _call(["launchctl", *words], check=check)

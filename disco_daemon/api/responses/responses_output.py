@@ -72,7 +72,6 @@ class TextItem(OutputItem):
         yield self._of_part(f"response.{kind}.delta", delta=text, **more)
 
     def finish(self) -> Iterator[Event]:
-        """Yield the end of the open part."""
         if not self._parts or not self._pieces:
             return
         part = self._parts[-1]
@@ -99,7 +98,6 @@ class MessageItem(TextItem):
     """What the model says: text, or why it does not want to say any."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as it is now."""
         content = [dict(part) for part in self._parts]
         return {"id": self.name, "type": "message", "status": self.status, "role": "assistant", "content": content}
 
@@ -112,7 +110,6 @@ class ThoughtItem(TextItem):
         self._carries = carries
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as it is now."""
         content = [dict(part) for part in self._parts]
         found = {"id": self.name, "type": "reasoning", "status": self.status, "summary": [], "content": content}
         if self._carries and not self.is_open:
@@ -134,7 +131,6 @@ class CallItem(OutputItem):
         return "".join(self._pieces)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as it is now."""
         given = {"arguments": "" if self.is_open else self.arguments}
         return {"id": self.name, "type": "function_call", "status": self.status} | self._call | given
 
@@ -144,7 +140,6 @@ class CallItem(OutputItem):
         yield self.event("response.function_call_arguments.delta", delta=arguments)
 
     def finish(self) -> Iterator[Event]:
-        """Yield all of its JSON."""
         yield self.event("response.function_call_arguments.done", name=self._call["name"], arguments=self.arguments)
 
 
@@ -162,7 +157,6 @@ class CustomCallItem(CallItem):
         return text if isinstance(text, str) else self.arguments
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as it is now."""
         given = {"input": "" if self.is_open else self.input}
         return {"id": self.name, "type": "custom_tool_call", "status": self.status} | self._call | given
 
@@ -172,7 +166,6 @@ class CustomCallItem(CallItem):
         yield from ()
 
     def finish(self) -> Iterator[Event]:
-        """Yield the text."""
         yield self.event("response.custom_tool_call_input.delta", delta=self.input)
         yield self.event("response.custom_tool_call_input.done", input=self.input)
 
