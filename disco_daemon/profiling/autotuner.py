@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 
 from ..clock import Clock
-from ..engine.measure.tune_messages import Tuned, TuneJob, decode_message, encode
+from ..engine.measure.job_replies import encode
+from ..engine.measure.tune_messages import Tuned, TuneJob, decode_message
 from ..errors import DiscoError
 from ..system.idle import IDLE_S, is_machine_quiet, unless, until_idle
 from ..system.process import run_job

@@ -17,7 +17,8 @@ from ..llama import model as llama
 from ..llama.library import FAULT
 from ..llama.memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
 from ..llama.metadata import KV_BYTES
-from .checkup_messages import Bindings, CheckupReply, CheckupRequest, Confined, Fit, decode_request, encode
+from .checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_request
+from .job_replies import reply
 
 
 def bindings() -> Bindings:
@@ -58,16 +59,11 @@ def main() -> None:
     asked = decode_request(sys.stdin.buffer.readline())
     confinement = confine(Access(), gpu.free_bytes)
     end_with_stdin()
-    _report(Confined(confinement.in_force, confinement.missing, try_forbidden()))
+    reply(Confined(confinement.in_force, confinement.missing, try_forbidden()))
     found = bindings()
-    _report(found)
+    reply(found)
     if asked is not None:
-        _report(fit(asked, available_bytes(), found.gpu_bytes))
-
-
-def _report(message: CheckupReply) -> None:
-    sys.stdout.buffer.write(encode(message) + b"\n")
-    sys.stdout.buffer.flush()
+        reply(fit(asked, available_bytes(), found.gpu_bytes))
 
 
 if __name__ == "__main__":

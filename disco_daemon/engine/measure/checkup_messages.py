@@ -63,7 +63,5 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
     problem: str = ""
 
 
-CheckupReply = Confined | Bindings | Fit
-encode = msgspec.json.Encoder().encode
 decode_request = msgspec.json.Decoder(CheckupRequest | None).decode
-decode_reply = msgspec.json.Decoder(CheckupReply).decode
+decode_reply = msgspec.json.Decoder(Confined | Bindings | Fit).decode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .job_replies import JobFailed, JobProgress
 from .split_messages import SplitRange
 
 
@@ -31,12 +32,6 @@ class ExitJob(msgspec.Struct, frozen=True):
 
 
 FAITHFUL = 0.95  # ROUGE-L to the whole model's answers: an exit below it claims no coverage
-
-
-class ExitProgress(msgspec.Struct, tag=True, frozen=True):
-    """A line for the user on what is being computed."""
-
-    text: str
 
 
 class ExitFigures(msgspec.Struct, frozen=True):
@@ -74,13 +69,5 @@ class ExitTrained(msgspec.Struct, tag=True, frozen=True):
     file: str
 
 
-class ExitFailed(msgspec.Struct, tag=True, frozen=True):
-    """Why no exit could be trained, fit for a user."""
-
-    message: str
-
-
-ExitReply = ExitProgress | ExitTrained | ExitFailed
-encode = msgspec.json.Encoder().encode
 decode_job = msgspec.json.Decoder(ExitJob).decode
-decode_reply = msgspec.json.Decoder(ExitReply).decode
+decode_reply = msgspec.json.Decoder(JobProgress | ExitTrained | JobFailed).decode

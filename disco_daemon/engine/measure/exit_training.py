@@ -1,6 +1,6 @@
 """`python -m disco_daemon.engine.measure.exit_training`: train an exit of a model, in a process of its own.
 
-An ExitJob comes on standard input; ExitProgress lines, then ExitTrained or ExitFailed go to standard output, as JSON.
+An ExitJob comes on standard input; JobProgress lines, then ExitTrained or JobFailed go to standard output, as JSON.
 """
 
 from __future__ import annotations
@@ -32,17 +32,9 @@ from ..llama.template import TemplateError
 from ..llama.weights import find_weights, read_output, read_packed, read_weights
 from ..wire import Load
 from .exit_alone import write_alone
-from .exit_messages import (
-    ExitFailed,
-    ExitFigures,
-    ExitJob,
-    ExitProgress,
-    ExitReply,
-    ExitTrained,
-    decode_job,
-    encode,
-)  # fmt: skip
+from .exit_messages import ExitFigures, ExitJob, ExitTrained, decode_job
 from .exit_rows import CELLS, ExitRows, RowCollector
+from .job_replies import JobFailed, JobProgress, reply
 
 SHARE = 12  # of the tokens to train on, one part each to calibrate and to judge
 AT_ONCE = 512  # rows whose logits are in memory at a time
@@ -62,11 +54,11 @@ class Trainer:
         self._cut = job.ranges[0].last
         with self._whole.open("rb") as file:
             _, self._header = read_file_header(file)
-        _say(ExitProgress(f"loading {self._whole.name}"))
+        reply(JobProgress(f"loading {self._whole.name}"))
         lower, upper = ((_load(job, r.path), LayerRange(r.first, r.last, job.n_layers)) for r in job.ranges)
         self._teacher = Teacher(LowerRange(*lower), UpperRange(*upper, attended=self._attends()))
         self._output = read_output(self._whole, self._header)
-        self._rows = RowCollector(self._teacher, Path(job.folder), job.patterns, lambda text: _say(ExitProgress(text)))
+        self._rows = RowCollector(self._teacher, Path(job.folder), job.patterns, lambda text: reply(JobProgress(text)))
 
     def run(self) -> ExitTrained:
         """Carry out the job. Raises ModelError, and ValueError if there is too little text."""
@@ -85,11 +77,11 @@ class Trainer:
         calibration = calibrate(*self._verdicts(head, kept))
         found, agrees = self._verdicts(head, judged)
         confidence = calibration.confidence(found)
-        _say(ExitProgress("letting the exit write alone"))
+        reply(JobProgress("letting the exit write alone"))
         alone = write_alone(
             self._teacher, self._rows, head, calibration, self._output, job.patterns, len(judged.labels)
         )
-        _say(ExitProgress(f"done in {time.process_time():.0f} s of processor time since the latest start"))
+        reply(JobProgress(f"done in {time.process_time():.0f} s of processor time since the latest start"))
         file = f"{self._cut}-{name}.npz"
         self._save(Path(job.folder) / file, head, calibration)
         figures = ExitFigures(
@@ -133,7 +125,7 @@ class Trainer:
 
     def _start(self, rows: ExitRows, kept: ExitRows, block: FfnBlock | None) -> ExitHead:
         """Return a head whose map is the one in closed form."""
-        _say(ExitProgress("fitting a map in closed form"))
+        reply(JobProgress("fitting a map in closed form"))
         d = len(self._output[0])
         plain = ExitHead(np.ones(d, np.float32), np.eye(d, dtype=np.float32), _eps(self._header), block)
         sample = plain.features(rows.rows[:: max(1, len(rows.rows) // 4096)])
@@ -149,7 +141,7 @@ class Trainer:
 
     def _trained(self, head: ExitHead, rows: ExitRows, what: str) -> ExitHead:
         def report(epoch: int, of: int, loss: float) -> None:
-            _say(ExitProgress(f"training {what}: {epoch} of {of} times through the text, loss {loss:.3f}"))
+            reply(JobProgress(f"training {what}: {epoch} of {of} times through the text, loss {loss:.3f}"))
 
         return train(head, rows.rows, rows.finals, rows.labels, self._output, report)
 
@@ -224,17 +216,12 @@ def main() -> None:
     quiet()
     try:
         trainer = Trainer(job)
-        _say(trainer.run())
+        reply(trainer.run())
         trainer.close()
     except (ModelError, TemplateError, ValueError) as e:
-        _say(ExitFailed(str(e)))
+        reply(JobFailed(str(e)))
     except OSError as e:
-        _say(ExitFailed(f"the rows cannot be kept in {job.folder}: {e.strerror or e}"))
-
-
-def _say(message: ExitReply) -> None:
-    sys.stdout.buffer.write(encode(message) + b"\n")
-    sys.stdout.buffer.flush()
+        reply(JobFailed(f"the rows cannot be kept in {job.folder}: {e.strerror or e}"))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from ..wire import Load
-from .split_messages import SplitCompared, SplitFailed, SplitJob, SplitProgress, SplitReply, decode_job, encode
+from .job_replies import JobFailed, JobProgress, reply
+from .split_messages import SplitCompared, SplitJob, decode_job
 
 N_SHORT = 15  # shorter sequences beside it
 N_STEPS = 48  # batches of one to sixteen rows behind the prompts
@@ -95,14 +96,14 @@ def play(model: SegmentModel, steps: Sequence[CheckBatch], given: Sequence[Float
 def compare(job: SplitJob) -> SplitCompared:
     """Compute the script with the whole model and with the chain. Raises ModelError, and ValueError."""
     whole = LayerRange(0, job.n_layers, job.n_layers)
-    _report(SplitProgress("the whole model"))
+    reply(JobProgress("the whole model"))
     began = time.perf_counter()
     steps, wanted = _whole(job, whole)
     whole_s = time.perf_counter() - began
     given: list[FloatRows | None] = [None] * len(steps)
     for part in job.ranges:
         layers = LayerRange(part.first, part.last, job.n_layers)
-        _report(SplitProgress(f"layers {layers} of {job.n_layers}"))
+        reply(JobProgress(f"layers {layers} of {job.n_layers}"))
         model = SegmentModel(_load(job, part.path), layers)
         try:
             given = list(play(model, steps, given))
@@ -150,14 +151,9 @@ def main() -> None:
     end_with_stdin()
     quiet()
     try:
-        _report(compare(job))
+        reply(compare(job))
     except (ModelError, ValueError) as e:
-        _report(SplitFailed(str(e)))
-
-
-def _report(message: SplitReply) -> None:
-    sys.stdout.buffer.write(encode(message) + b"\n")
-    sys.stdout.buffer.flush()
+        reply(JobFailed(str(e)))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .job_replies import JobFailed, JobProgress
+
 
 class SplitRange(msgspec.Struct, frozen=True):
     """The file of a range, and its layers from `first` to `last` (exclusive)."""
@@ -30,12 +32,6 @@ class SplitJob(msgspec.Struct, frozen=True):
     repack: bool = True
 
 
-class SplitProgress(msgspec.Struct, tag=True, frozen=True):
-    """A line for the user on what is being computed."""
-
-    text: str
-
-
 class SplitCompared(msgspec.Struct, tag=True, frozen=True):
     """The logits of the chain of ranges beside the whole model's, over `n_rows` rows of `n_tokens` tokens computed.
 
@@ -58,13 +54,5 @@ class SplitCompared(msgspec.Struct, tag=True, frozen=True):
         return self.worst == 0.0 and self.agreement == 1.0
 
 
-class SplitFailed(msgspec.Struct, tag=True, frozen=True):
-    """Why the comparison could not be made, fit for a user."""
-
-    message: str
-
-
-SplitReply = SplitProgress | SplitCompared | SplitFailed
-encode = msgspec.json.Encoder().encode
 decode_job = msgspec.json.Decoder(SplitJob).decode
-decode_reply = msgspec.json.Decoder(SplitReply).decode
+decode_reply = msgspec.json.Decoder(JobProgress | SplitCompared | JobFailed).decode

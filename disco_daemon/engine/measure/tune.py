@@ -1,6 +1,6 @@
 """`python -m disco_daemon.engine.measure.tune`: measures a model on this machine, in a process of its own.
 
-A TuneJob comes on standard input; TuneProgress lines, then Tuned or TuneRefused go to standard output, as JSON.
+A TuneJob comes on standard input; JobProgress lines, then Tuned or JobFailed go to standard output, as JSON.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.template import TemplateError
 from ..wire import Generate, Load
+from .job_replies import JobFailed, JobProgress, reply
 from .search import N_SAMPLES, Search
-from .tune_messages import Knobs, Message, Speed, Tuned, TuneJob, TuneProgress, TuneRefused, decode_job, encode
+from .tune_messages import Knobs, Speed, Tuned, TuneJob, decode_job
 
 N_ANSWERS = 8  # written at a time, beside one alone: the engine does both
 N_PROMPT = 64  # tokens that an answer has in front of it while it is measured
@@ -179,7 +180,7 @@ def _with(load: Load, knobs: Knobs, n_gpu_layers: int | None = None) -> Load:
 def run_job(job: TuneJob) -> Tuned:
     """Carry out a job. Raises ModelError."""
     started = time.perf_counter()
-    _say(TuneProgress(f"loading {os.path.basename(job.model_path)}"))  # noqa: PTH119
+    reply(JobProgress(f"loading {os.path.basename(job.model_path)}"))  # noqa: PTH119
     bench = TuneBench(job)
     loaded = time.perf_counter()  # the budget is for what is measured, or a slow disk would leave nothing of it
     last = [""]
@@ -188,7 +189,7 @@ def run_job(job: TuneJob) -> Tuned:
         seconds = bench.measure(knobs, work, busy)
         if (text := _line(knobs, work, busy)) != last[0]:
             last[0] = text
-            _say(TuneProgress(text))
+            reply(JobProgress(text))
         return seconds
 
     search = Search(measure, lambda: time.perf_counter() - loaded > job.budget_s)
@@ -207,7 +208,7 @@ def run_job(job: TuneJob) -> Tuned:
 
 def _compare(job: TuneJob, bench: TuneBench) -> tuple[Speed, float | None]:
     """Measure another file at `job.start`, and its share of next tokens in common; None for another vocabulary."""
-    _say(TuneProgress(f"measuring {os.path.basename(job.compare)}"))  # noqa: PTH119
+    reply(JobProgress(f"measuring {os.path.basename(job.compare)}"))  # noqa: PTH119
     ours, n_vocab = bench.next_tokens(), bench.llama.vocabulary.n_tokens
     bench.llama.close()  # there may not be memory for two
     start = replace(job.start, repack=True)  # how the other file is packed is another matter
@@ -230,11 +231,6 @@ def _line(knobs: Knobs, work: str, busy: bool) -> str:
     return f"{shown}{flash}{layout}{', beside a busy process' if busy else ''}"
 
 
-def _say(message: Message) -> None:
-    sys.stdout.buffer.write(encode(message) + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def main() -> None:
     """Do the job on standard input."""
     job = decode_job(sys.stdin.buffer.readline())
@@ -242,9 +238,9 @@ def main() -> None:
     confine(Access(read=with_shards(Path(p) for p in (job.model_path, job.compare) if p)), gpu.free_bytes)
     end_with_stdin()
     try:
-        _say(run_job(job))
+        reply(run_job(job))
     except (ModelError, TemplateError) as e:
-        _say(TuneRefused(str(e)))
+        reply(JobFailed(str(e)))
 
 
 if __name__ == "__main__":

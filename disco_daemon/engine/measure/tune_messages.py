@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .job_replies import JobFailed, JobProgress
+
 
 class Knobs(msgspec.Struct, frozen=True, omit_defaults=True):
     """The settings that decide how fast a model is on a CPU.
@@ -57,12 +59,6 @@ class TuneRow(msgspec.Struct, frozen=True):
     busy: bool = False
 
 
-class TuneProgress(msgspec.Struct, tag=True, frozen=True):
-    """A line for the user."""
-
-    text: str
-
-
 class Tuned(msgspec.Struct, tag=True, frozen=True):
     """The fastest knobs, their speed and that of `start`; `complete` is False if the time ran out before the end.
 
@@ -81,13 +77,5 @@ class Tuned(msgspec.Struct, tag=True, frozen=True):
     agreement: float | None = None
 
 
-class TuneRefused(msgspec.Struct, tag=True, frozen=True):
-    """The model cannot be measured; the message is fit for a user."""
-
-    message: str
-
-
-Message = TuneProgress | Tuned | TuneRefused
-encode = msgspec.json.Encoder().encode
 decode_job = msgspec.json.Decoder(TuneJob).decode
-decode_message = msgspec.json.Decoder(Message).decode
+decode_message = msgspec.json.Decoder(JobProgress | Tuned | JobFailed).decode

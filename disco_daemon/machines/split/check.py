@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ...config.layers import data_path
 from ...config.schema import Config
-from ...engine.measure.split_messages import SplitCompared, SplitJob, SplitRange, decode_reply, encode
+from ...engine.measure.job_replies import encode
+from ...engine.measure.split_messages import SplitCompared, SplitJob, SplitRange, decode_reply
 from ...errors import ConfigError, DiscoError
 from ...models.fingerprint import fingerprint
 from ...models.segment_files import SegmentFiles, read_head

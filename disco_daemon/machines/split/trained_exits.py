@@ -19,13 +19,8 @@ import numpy as np
 
 from ...config.layers import data_path
 from ...config.schema import Config
-from ...engine.measure.exit_messages import (
-    ExitFigures,
-    ExitJob,
-    ExitTrained,
-    decode_reply,
-    encode,
-)
+from ...engine.measure.exit_messages import ExitFigures, ExitJob, ExitTrained, decode_reply
+from ...engine.measure.job_replies import encode
 from ...engine.measure.split_messages import SplitRange
 from ...engine.wire import ExitCalibration
 from ...errors import ConfigError, DiscoError
