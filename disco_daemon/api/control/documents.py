@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -153,18 +153,14 @@ async def _settings(request: web.Request) -> web.Response:
 async def _change(request: web.Request) -> web.Response:
     """PATCH /disco/v1/settings: Write settings, such as `{"device.usd_per_kwh": 2.5}`: all that it names, or none."""
     changes = parse_settings(await body(request))
-    try:
+    with settings_at_fault():
         return as_json(await request.app[DOCUMENTS].change(changes))
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting") from e
 
 
 async def _reload(request: web.Request) -> web.Response:
     """POST /disco/v1/reload: Read config.toml again; the next request goes by it."""
-    try:
+    with settings_at_fault():
         return as_json(await request.app[DOCUMENTS].reload())
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting") from e
 
 
 async def _plan(request: web.Request) -> web.Response:
@@ -196,6 +192,15 @@ def _amount(request: web.Request, name: str, most: float) -> float:
     if not (0 <= amount <= most and amount < math.inf):
         raise RequestError(f"{name} must be a number from 0{f' to {most:g}' if most < math.inf else ' on'}", param=name)
     return amount
+
+
+@contextmanager
+def settings_at_fault(param: str | None = None) -> Iterator[None]:
+    """Make a RequestError, which has the mend, of settings that cannot be read, written or carried out."""
+    try:
+        yield
+    except ConfigError as e:
+        raise RequestError(str(e), code="invalid_setting", param=param) from e
 
 
 def as_json(payload: Any) -> web.Response:

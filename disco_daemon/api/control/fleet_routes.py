@@ -8,10 +8,9 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from ...errors import ConfigError, RequestError
 from ..http.bodies import convert, decoded
 from ..http.connections import body
-from .documents import DOCUMENTS, as_json
+from .documents import DOCUMENTS, as_json, settings_at_fault
 
 
 class DrainWish(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +48,5 @@ async def _drain(request: web.Request) -> web.Response:
 
 
 def _steered(request: web.Request, order: str, host: str = "") -> web.Response:
-    try:
+    with settings_at_fault("host" if host else None):
         return as_json(request.app[DOCUMENTS].steer_fleet(order, host))
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting", param="host" if host else None) from e

@@ -9,11 +9,10 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from ...errors import ConfigError, RequestError
 from ...link.trust.roles import Role
 from ..http.bodies import convert, decoded
 from ..http.connections import body
-from .documents import DOCUMENTS, as_json
+from .documents import DOCUMENTS, as_json, settings_at_fault
 
 
 class PairWish(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,15 +74,11 @@ async def _listed(request: web.Request, role: Role) -> web.Response:
 async def _code_made(request: web.Request, role: Role) -> web.Response:
     given = await body(request)
     wish = convert(decoded(given), PairWish) if given else PairWish()
-    try:
+    with settings_at_fault():
         return as_json(await request.app[DOCUMENTS].new_code(role, wish.address.strip()))
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting") from e
 
 
 async def _revoked(request: web.Request, role: Role) -> web.Response:
     wish = convert(decoded(await body(request)), RevokeWish)
-    try:
+    with settings_at_fault("name"):
         return as_json(await request.app[DOCUMENTS].revoke(role, wish.name))
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting", param="name") from e

@@ -6,16 +6,13 @@ A key that comes in here goes only to its server and into its file: no response 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any
 
 from aiohttp import web
 
-from ...errors import ConfigError, RequestError
 from ..doors import fit, may_control
 from ..http.connections import body
 from .control_requests import parse_device, parse_server
-from .documents import DOCUMENTS, as_json
+from .documents import DOCUMENTS, as_json, settings_at_fault
 
 
 def add_routes(app: web.Application) -> None:
@@ -28,7 +25,8 @@ def add_routes(app: web.Application) -> None:
 
 async def _providers(request: web.Request) -> web.Response:
     """GET /disco/v1/providers: List the known servers, and the models on this machine."""
-    known = await _with_config_errors(asyncio.to_thread(request.app[DOCUMENTS].providers))
+    with settings_at_fault():
+        known = await asyncio.to_thread(request.app[DOCUMENTS].providers)
     if not may_control(request):  # shown is whether there is a key, not where
         rows = [row | {"key": "set" if row.get("key") else ""} for row in known.get("providers", ())]
         known = known | {"providers": rows}
@@ -38,25 +36,21 @@ async def _providers(request: web.Request) -> web.Response:
 async def _check(request: web.Request) -> web.Response:
     """POST /disco/v1/server/check: Test a server, `{base_url, api_key?, model?}`; with a model it may cost a little."""
     wish = parse_server(await body(request))
-    asked = request.app[DOCUMENTS].check_server(wish.base_url, wish.api_key or "", wish.model or "")
-    return as_json(await _with_config_errors(asked))
+    with settings_at_fault():
+        key, model = wish.api_key or "", wish.model or ""
+        return as_json(await request.app[DOCUMENTS].check_server(wish.base_url, key, model))
 
 
 async def _set(request: web.Request) -> web.Response:
     """PUT /disco/v1/server: Write a server down and use it, `{base_url, api_key?, model?}`; "" takes it away."""
     wish = parse_server(await body(request))
-    asked = request.app[DOCUMENTS].set_server(wish.base_url, wish.api_key or "", wish.model or "")
-    return as_json(await _with_config_errors(asked))
+    with settings_at_fault():
+        key, model = wish.api_key or "", wish.model or ""
+        return as_json(await request.app[DOCUMENTS].set_server(wish.base_url, key, model))
 
 
 async def _set_device(request: web.Request) -> web.Response:
     """PUT /disco/v1/device: Use another local model, `{model}`, one that `GET /disco/v1/providers` lists."""
-    return as_json(await _with_config_errors(request.app[DOCUMENTS].set_device(parse_device(await body(request)))))
-
-
-async def _with_config_errors(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Await a result; a configuration that cannot be read or written becomes the request's error, with its mend."""
-    try:
-        return await work
-    except ConfigError as e:
-        raise RequestError(str(e), code="invalid_setting") from e
+    model = parse_device(await body(request))
+    with settings_at_fault():
+        return as_json(await request.app[DOCUMENTS].set_device(model))

@@ -94,18 +94,15 @@ class OllamaModels:
 
     def _details(self, card: dict[str, Any]) -> dict[str, Any]:
         file = self._file_of(card)
-        if file is None:
-            return {
-                "parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "",
-                "quantization_level": "",
-            }  # fmt: skip
+        family = "" if file is None else file.architecture
+        n_parameters = None if file is None else file.n_parameters
         return {
             "parent_model": "",
-            "format": "gguf",
-            "family": file.architecture,
-            "families": [file.architecture],
-            "parameter_size": "" if file.n_parameters is None else parameter_size(file.n_parameters),
-            "quantization_level": file.packing,
+            "format": "" if file is None else "gguf",
+            "family": family,
+            "families": [] if file is None else [family],
+            "parameter_size": "" if n_parameters is None else parameter_size(n_parameters),
+            "quantization_level": "" if file is None else file.packing,
         }
 
     def _capabilities(self, card: dict[str, Any]) -> list[str]:

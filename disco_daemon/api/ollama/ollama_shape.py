@@ -12,7 +12,7 @@ import msgspec
 from ...errors import DiscoError
 from ...types import Delta, FinishReason, Outcome, Side, Token
 from ..openai.embeddings import Vectors, floats
-from ..openai.shapes import AnswerShape, Ids, joined_calls
+from ..openai.shapes import AnswerShape, Ids, arguments_of, joined_calls
 
 NS = 1_000_000_000  # in a second
 _encode = msgspec.json.Encoder().encode
@@ -40,7 +40,7 @@ def _line(document: Any) -> bytes:
 def _calls(deltas: Iterable[Delta]) -> list[dict[str, Any]]:
     """Return all calls, their arguments as objects: empty where they are no JSON."""
     return [
-        {"id": call.id, "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+        {"id": call.id, "function": {"name": call.name, "arguments": arguments_of(call.arguments)}}
         for call in joined_calls(deltas)
     ]
 
@@ -154,14 +154,6 @@ def _ends(outcome: Outcome) -> dict[str, Any]:
 def _likelihoods(tokens: Sequence[Token]) -> dict[str, Any]:
     found = [one for token in tokens if token.logprobs for one in token.logprobs.get("content") or ()]
     return {"logprobs": found} if found else {}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode(text or "{}")
-    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 # --- vectors --------------------------------------------------------------------------------------------------------

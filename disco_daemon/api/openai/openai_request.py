@@ -185,23 +185,16 @@ def to_generation(
             raise RequestError("There is no message before the one to continue.", param="messages")
         if n_choices(extra) > 1:
             raise RequestError("An answer that is begun is gone on with once: 'n' must be 1.", param="n")
-    return GenerationRequest(
-        request_id=request_id,
+    return _generation(
+        request,
+        extra,
+        request_id,
+        limit,
+        allowed,
         messages=tuple(messages),
-        sampling=_sampling(request, limit),
-        extra=extra,
-        drawing=_drawing(extra, limit),
-        allowed=_allowed(request.options, allowed),
         text_only=all(has_text_only(m) for m in messages),
         max_tokens_key="max_completion_tokens" if request.max_completion_tokens else "max_tokens",
         answer_so_far=answer_so_far,
-        delivery=_delivery(request),
-        pace_tps=request.options.pace_tps,
-        private=request.options.private,
-        split=SplitWish(request.options.split_mode, request.options.theta),
-        prefers=_preferred(request.options),
-        max_cost_usd=request.options.max_cost_usd,
-        whole_schema=request.options.whole_schema,
     )
 
 
@@ -224,21 +217,33 @@ def raw_generation(
         msg = "Text completions are served by the device only: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
     limit = _limit(request.max_tokens)
+    return _generation(request, extra, request_id, limit, sides & allowed, messages=(), prompt=prompt)
+
+
+def _generation(
+    request: AnswerRequest,
+    extra: dict[str, Any],
+    request_id: str,
+    limit: int | None,
+    allowed: frozenset[Side],
+    **own: Any,
+) -> GenerationRequest:
+    """Return a request with what chats and raw prompts have alike, and its `own` fields. Raises RequestError."""
+    options = request.options
     return GenerationRequest(
         request_id=request_id,
-        messages=(),
         sampling=_sampling(request, limit),
         extra=extra,
         drawing=_drawing(extra, limit),
-        allowed=_allowed(request.options, sides & allowed),
-        prompt=prompt,
+        allowed=_allowed(options, allowed),
         delivery=_delivery(request),
-        pace_tps=request.options.pace_tps,
-        private=request.options.private,
-        split=SplitWish(request.options.split_mode, request.options.theta),
-        prefers=_preferred(request.options),
-        max_cost_usd=request.options.max_cost_usd,
-        whole_schema=request.options.whole_schema,
+        pace_tps=options.pace_tps,
+        private=options.private,
+        split=SplitWish(options.split_mode, options.theta),
+        prefers=_preferred(options),
+        max_cost_usd=options.max_cost_usd,
+        whole_schema=options.whole_schema,
+        **own,
     )
 
 
