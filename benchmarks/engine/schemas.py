@@ -41,8 +41,9 @@ from pathlib import Path
 from typing import Any
 
 from disco_daemon.engine.json_schema.numbers import exactly
+from disco_daemon.engine.json_schema.reading import GrammarError
 from disco_daemon.engine.json_schema.unenforced import left_out, narrowed
-from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
+from disco_daemon.engine.llama.grammar import grammar_of
 from tests.fixtures.gbnf import Language
 from tests.fixtures.token_draws import TokenDraws, default_vocabulary
 

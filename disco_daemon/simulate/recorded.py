@@ -27,9 +27,7 @@ from ..types import Attempt, Delivery, Outcome, Side
 
 MIN_REQUESTS = 20  # of fewer, the slowest decide everything
 MIN_SEEN = 10  # TTFTs of the server: a curve needs some
-FITTED_ON = (
-    2000  # newest TTFTs of the server that the policy is fitted to; a fit to more takes longer, and says the same
-)
+FITTED_ON = 2000  # newest TTFTs of the server that the policy is fitted to; more take longer, and say the same
 LEARNED_FROM = 1000  # newest requests that teach the device's speed and the answers' lengths; both forget sooner
 MIN_ANSWER = 8  # tokens of an answer that says how fast the device writes
 MIN_SPEEDS = 3  # and so many such answers

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 Ranges = tuple[tuple[int, int], ...]  # from the first to the last, in order, without overlaps
 
 LAST = 0x10FFFF
-SURROGATES = (0xD800, 0xDFFF)  # no characters
 EVERY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
 CONTROLS: Ranges = ((0, 0x1F),)
 _SHORT = {0x22: '"', 0x5C: "\\", 0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r"}  # JSON's escapes
@@ -57,20 +56,15 @@ def in_json(some: Ranges) -> str:
     if only := single(some):
         return literal(json.dumps(only, ensure_ascii=False)[1:-1])
     plain = both(some, other(_ESCAPED))
-    found = [_class(plain)] if plain else []
+    found = [plainly(plain)] if plain else []
     if short := [sign for code, sign in _SHORT.items() if _has(some, code)]:
-        found.append(f'"\\\\" {_class(of_text(short))}')
+        found.append(f'"\\\\" {plainly(of_text(short))}')
     rare = [code for code in range(0x20) if code not in _SHORT and _has(some, code)]
     if len(rare) == 0x20 - 5:
         found.append('"\\\\u00" [01] [0-9a-fA-F]')
     elif rare:
         found.append('"\\\\u00" (' + " | ".join(f'"{code:02x}"' for code in rare) + ")")
     return found[0] if len(found) == 1 and plain else f"({' | '.join(found)})"
-
-
-def plainly(some: Ranges) -> str:
-    """Write one character of a set as it is."""
-    return _class(some)
 
 
 def single(some: Ranges) -> str:
@@ -82,7 +76,8 @@ def _has(some: Ranges, code: int) -> bool:
     return any(first <= code <= last for first, last in some)
 
 
-def _class(some: Ranges) -> str:
+def plainly(some: Ranges) -> str:
+    """Write one character of a set as it is."""
     if only := single(some):
         return literal(only)
     return "[" + "".join(_sign(a) + (f"-{_sign(b)}" if b > a + 1 else _sign(b) * (b > a)) for a, b in some) + "]"

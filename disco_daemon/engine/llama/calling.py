@@ -15,9 +15,10 @@ from ...tools.gemma import Gemma
 from ...tools.gpt_oss import GptOss
 from ...tools.mistral import N_ID, Mistral, MistralList
 from ...types import ToolUse
+from ..json_schema.reading import GrammarError
 from ..tool_rules import callable_tools, offered
 from .calls import CallingText, OpeningMark
-from .grammar import GrammarError, grammar_of_calls, strange_schemas
+from .grammar import grammar_of_calls, strange_schemas
 from .refusals import ToolsError
 from .text import TextStream
 

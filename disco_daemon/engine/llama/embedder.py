@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from .. import wire
 from .memory import available_bytes, require, work_bytes
 from .metadata import Metadata
+from .refusals import PromptError
 from .rows import ABORTED, Rows
-from .vocabulary import PromptError
 
 PIECE = 128  # tokens of one llama_decode; larger ones are hardly faster, and answers have to wait for them
 LEAST_CELLS = 512  # of the context, which grows with the texts: most are short

@@ -10,7 +10,7 @@ from typing import Any
 from ...tools.grammar import Grammar, gbnf
 from ..constraints import SchemaError, check
 from ..json_schema.characters import literal
-from ..json_schema.reading import GrammarError as GrammarError  # where everybody looks for it
+from ..json_schema.reading import GrammarError
 from ..json_schema.rules import MAX_GRAMMAR as MAX_GRAMMAR
 from ..json_schema.rules import SHARED, rules_of
 from .ambiguity import MAX_READINGS, counted_anew, noted, readings

@@ -12,25 +12,26 @@ import msgspec
 import numpy as np
 
 from ...types import LayerRange, Likelihood, ToolUse
+from ..json_schema.reading import GrammarError
 from ..wire import Generate, Load
 from . import gpu
 from .adapters import AdapterError, Adapters
 from .build_features import changes, skip_s
 from .context import context_params
 from .embedder import EmbeddingContext, EmbeddingError
-from .grammar import GrammarError, grammar_of
+from .grammar import grammar_of
 from .hidden import FloatRows, HiddenRows
 from .library import kernels, show_errors, usable_threads
 from .likelihood import likeliest, log_probabilities
 from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
 from .metadata import Metadata
 from .numa import use_nodes
-from .refusals import FormatError, ModelError, ToolsError
+from .refusals import FormatError, ModelError, PromptError, ToolsError
 from .rounding import use_extra_buffers
 from .rows import Row, Rows
 from .sampler import Sampler
 from .sequences import N_SEQS_MAX, Sequences
-from .vocabulary import PromptError, Vocabulary
+from .vocabulary import Vocabulary
 
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 # What a model is thought to take before anything is measured; the first iteration sets the scale of both.

@@ -21,8 +21,7 @@ from ..wire import Count, Generate
 from .calling import Calling
 from .calls import OpeningMark
 from .infill import InfillTokens
-from .refusals import DrawingError, PromptTooLong
-from .refusals import PromptError as PromptError  # where everybody looks for it
+from .refusals import DrawingError, PromptError, PromptTooLong
 from .template import ChatTemplate, TemplateError
 from .text import TextStream
 from .thinking import NO_THOUGHT, OPEN, TAGS, ThinkingText, is_answer, opens_thought, within

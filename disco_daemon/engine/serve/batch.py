@@ -16,9 +16,8 @@ from ...scheduler.prompt_rows import prompt_rows, rests
 from ...scheduler.timeline import Timeline
 from .. import wire
 from ..llama.model import N_BATCH, Llama
-from ..llama.refusals import PromptTooLong
+from ..llama.refusals import PromptError, PromptTooLong
 from ..llama.rows import ABORTED, NO_KV_SLOT, Row
-from ..llama.vocabulary import PromptError
 from ..speculation.speculate import Speculator
 from .adapter_round_robin import AdapterRoundRobin
 from .admission import Admission

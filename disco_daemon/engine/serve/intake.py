@@ -19,9 +19,8 @@ from ..kv.cells import Cells
 from ..llama.adapters import prefix_key
 from ..llama.embedder import Embeddings
 from ..llama.model import AbortFlag, Llama
-from ..llama.refusals import PromptTooLong
+from ..llama.refusals import PromptError, PromptTooLong
 from ..llama.template import TemplateError
-from ..llama.vocabulary import PromptError
 from .batch import Batcher
 from .prepare import prepare
 

@@ -27,7 +27,8 @@ from ...link.protocol import (
 from ...link.rows.content import ContentChange, ContentManager
 from ...link.rows.pending import Content, ContentKey
 from .. import wire
-from ..llama.grammar import GrammarError, grammar_of_others
+from ..json_schema.reading import GrammarError
+from ..llama.grammar import grammar_of_others
 from ..llama.hidden import FloatRows
 from ..llama.refusals import FormatError
 from ..speculation.speculate import draw_run

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct, structs
+
 from ...exits.calibrate import Doubles
 from ...link.protocol import DraftVerdict, DrawRules
 from ...link.rows.edge_rows import EdgeAnswer, VerdictTaken
@@ -16,8 +18,7 @@ GONE = "partner_gone"  # the reason of an answer that fails with its partner
 ALONE = "alone"  # the mode of an answer that the exit makes, without the partner
 
 
-@dataclass(slots=True)
-class SplitCounts:
+class SplitCounts(Struct):
     """What both machines did, for one answer or for all: see `wire.SplitUsage`."""
 
     edge_rows: int = 0
@@ -35,21 +36,7 @@ class SplitCounts:
 
     def usage(self, alone_from: int | None = None) -> wire.SplitUsage:
         """Return it as a message's part."""
-        return wire.SplitUsage(
-            edge_rows=self.edge_rows,
-            partner_rows=self.partner_rows,
-            round_trips=self.round_trips,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
-            partner_s=self.partner_s,
-            prompt_rows=self.prompt_rows,
-            partner_prompt_s=self.partner_prompt_s,
-            n_left=self.n_left,
-            n_alone=self.n_alone,
-            alone_from=alone_from,
-        )
+        return wire.SplitUsage(**structs.asdict(self), alone_from=alone_from)
 
     def take(self, verdict: DraftVerdict, n_judged: int, n_right: int) -> None:
         """Count a verdict on `n_judged` rows, of whose drafts `n_right` were right."""
@@ -63,7 +50,7 @@ class SplitCounts:
 
     def add(self, other: SplitCounts) -> None:
         """Add what was done for another answer."""
-        for name in self.__slots__:
+        for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.llama.model import AbortFlag, Llama
-from disco_daemon.engine.llama.vocabulary import PromptError
+from disco_daemon.engine.llama.refusals import PromptError
 from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.models.default import default_model_path

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from benchmarks.engine.tool_schemas import TOOLS as REAL
 from disco_daemon.engine import wire
+from disco_daemon.engine.json_schema.reading import GrammarError
 from disco_daemon.engine.llama.calling import Calling
 from disco_daemon.engine.llama.calls import CallingText, OpeningMark
-from disco_daemon.engine.llama.grammar import GrammarError, grammar_of_calls
+from disco_daemon.engine.llama.grammar import grammar_of_calls
 from disco_daemon.engine.llama.refusals import FormatError, ToolsError
 from disco_daemon.engine.llama.sampler import Sampler
 from disco_daemon.engine.llama.template import ChatTemplate

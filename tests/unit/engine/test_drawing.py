@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
+from disco_daemon.engine.json_schema.reading import GrammarError
+from disco_daemon.engine.llama.grammar import grammar_of
 from disco_daemon.engine.llama.refusals import DrawingError, FormatError
 from disco_daemon.engine.llama.sampler import Sampler
 from disco_daemon.engine.llama.vocabulary import Vocabulary

@@ -20,7 +20,8 @@ from disco_daemon.engine.constraints import (
 )
 from disco_daemon.engine.json_schema.expressions import Texts
 from disco_daemon.engine.json_schema.patterns import PatternError, pattern_of
-from disco_daemon.engine.llama.grammar import MAX_GRAMMAR, GrammarError, grammar_of
+from disco_daemon.engine.json_schema.reading import GrammarError
+from disco_daemon.engine.llama.grammar import MAX_GRAMMAR, grammar_of
 from tests.fixtures.gbnf import Language
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

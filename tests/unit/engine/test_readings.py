@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from disco_daemon.engine.json_schema.reading import GrammarError
 from disco_daemon.engine.llama.ambiguity import MAX_READINGS, readings
-from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
+from disco_daemon.engine.llama.grammar import grammar_of
 from tests.unit.engine.test_grammar import schema
 
 SELF = {"$ref": "#/properties/n"}

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from benchmarks.engine.tool_schemas import TOOLS, problems
 from disco_daemon.engine import wire
+from disco_daemon.engine.json_schema.reading import GrammarError
 from disco_daemon.engine.json_schema.rules import rules_of
 from disco_daemon.engine.llama.ambiguity import noted, readings
-from disco_daemon.engine.llama.grammar import GrammarError, grammar_of, grammar_of_calls
+from disco_daemon.engine.llama.grammar import grammar_of, grammar_of_calls
 from disco_daemon.engine.llama.recursion import LEAST_LEVELS, LEVELS, MAX_WRITTEN, bounded
 from disco_daemon.engine.llama.sampler import Sampler
 from disco_daemon.engine.llama.vocabulary import Vocabulary

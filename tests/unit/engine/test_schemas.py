@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from disco_daemon.engine.json_schema.reading import GrammarError
 from disco_daemon.engine.json_schema.unenforced import left_out, narrowed
-from disco_daemon.engine.llama.grammar import GrammarError, grammar_of
+from disco_daemon.engine.llama.grammar import grammar_of
 from disco_daemon.engine.llama.vocabulary import Vocabulary
 from tests.fixtures.gbnf import Language
 from tests.fixtures.token_draws import TokenDraws

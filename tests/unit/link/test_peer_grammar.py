@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disco_daemon.engine.json_schema.reading import GrammarError
 from disco_daemon.engine.llama.ambiguity import noted, readings
-from disco_daemon.engine.llama.grammar import GrammarError, grammar_of, grammar_of_calls, grammar_of_others
+from disco_daemon.engine.llama.grammar import grammar_of, grammar_of_calls, grammar_of_others
 from disco_daemon.link.protocol import AnswerFailed, BadFrameError, BeginDrawing, DrawRules, OpenAnswer, decode, frame
 from disco_daemon.link.rows.content import ContentManager, credits_for
 from disco_daemon.link.rows.gbnf import MAX_GRAMMAR, MAX_NESTED, check_grammar
