@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench import engine
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.bench.engine import (
-    LONG_CONTEXT,
     OURS,
     RUNNING,
     Bench,
@@ -28,22 +28,33 @@ from disco_daemon.bench.engine import (
     Progress,
     Start,
     about,
+    begin,
     behind,
     breaks_off,
     measure,
-    measure_long,
     open_doors,
     table,
     up,
-    with_long_contexts,
 )
 from disco_daemon.bench.engine_chats import Count
 from disco_daemon.bench.streamed import Chat, Door
 from disco_daemon.models.default import fetch_default_model
 
 from .. import llama_server
+from ..command import run_script
 
 PEER = "peer"
+
+
+def with_long_contexts(setup: EngineSetup) -> EngineSetup:
+    """Return the setup of `measure_long`: cells for as many answers as run at a time, and for as many ended ones."""
+    return replace(setup, n_cells=2 * max(setup.concurrent) * (engine.LONG_CONTEXT + setup.max_tokens))
+
+
+async def measure_long(bench: Bench) -> dict[str, Any]:
+    """Measure answers behind long prompts, LONG_CONTEXT tokens each, at servers that have cells for them."""
+    await begin(bench)
+    return {str(n): await bench.throughput(n, engine.LONG_CONTEXT) for n in bench.setup.concurrent}
 
 
 def counter(door: Door) -> Count:
@@ -109,7 +120,7 @@ async def _model(setup: EngineSetup, progress: Progress) -> Path:
 def table_long(figures: dict[str, Any]) -> str:
     """Return the ratios of `bench_long`, one a line."""
     ratios = figures["throughput_ratio_long"]
-    return "\n".join(f"{n} answers{behind(LONG_CONTEXT)}: {ratio:.3f}" for n, ratio in ratios.items())
+    return "\n".join(f"{n} answers{behind(engine.LONG_CONTEXT)}: {ratio:.3f}" for n, ratio in ratios.items())
 
 
 def main(argv: list[str] | None = None) -> int:

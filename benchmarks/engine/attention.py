@@ -13,11 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from disco_daemon.bench.command import at_least, print_figures, progress, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.model import AbortFlag, Llama, build
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.models.default import default_model_path
+
+from ..command import run_script
 
 CONTEXT, CHUNK, N_TEXTS = 1024, 64, 4
 WAYS = {"exact": True, "fast": False}

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from disco_daemon.bench.command import Figures, at_least, positive, print_figures, progress, run_script
+from disco_daemon.bench.command import Figures, at_least, print_figures, progress
 from disco_daemon.engine import wire
 from disco_daemon.engine.hosts.home import Ends, HomeLlama
 from disco_daemon.engine.kv.cells import MAX_SAVED_BYTES, Cells
@@ -45,6 +45,7 @@ from disco_daemon.scheduler.latency import IterationLatency
 from disco_daemon.types import Drawing, LayerRange
 from tests.fixtures.tiny_models import MODELS, tiny_model
 
+from ..command import positive, run_script
 from ..fleet.local_hosts import LocalHosts
 
 N_CELLS = 768

@@ -25,9 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from disco_daemon.bench.command import at_least, print_figures, progress, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress
 from disco_daemon.system.program import SPINS
 
+from ..command import run_script
 from .ggml import Ggml, Graph
 from .kernel_attention import Attention
 from .kernel_products import Products

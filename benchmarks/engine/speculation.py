@@ -24,12 +24,14 @@ import aiohttp
 import tomlkit
 
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import print_figures, progress, run_measurement
 from disco_daemon.bench.demo import PASSAGE
 from disco_daemon.bench.streamed import Chat, Door, StreamedAnswer, ask, at_rest, device_state
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.system.control_groups import n_processors
 from disco_daemon.system.program import verb
+
+from ..command import run_script
 
 ON, OFF = "auto", "off"
 REQUEST_S = 300.0  # one answer, s

@@ -28,10 +28,11 @@ import tomlkit
 from openai import AsyncOpenAI
 
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.system.program import verb
 
+from ..command import run_script
 from .tool_schemas import TOOLS, problems
 
 MAX_TOKENS = 1500  # of a call: a small model may go round within what a schema leaves open

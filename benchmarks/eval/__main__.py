@@ -17,13 +17,13 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from disco_daemon.bench.command import run_script
 from disco_daemon.cli.terminal import make_console
 from disco_daemon.errors import ConfigError
 from disco_daemon.simulate.figures import require_plots
 from disco_daemon.simulate.recorded import Phone
 from disco_daemon.types import Side
 
+from ..command import run_script
 from . import chats, handoff_report, report
 from .convert import RECORDED
 from .evaluate import PHONES, Cell, EvaluationSetup, as_json, evaluate

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.bench.command import print_figures, run_script
+from disco_daemon.bench.command import print_figures
 from disco_daemon.errors import ConfigError
 from disco_daemon.estimation.server_ttft import ServerTtft
-from disco_daemon.simulate.figures import align, number
+from disco_daemon.simulate.figures import align
 
+from ..command import run_script
+from ..formatting import number
 from .published import PEARSON, PREDICTORS, SERVICES
 
 N_AVERAGED = 10  # TTFTs of the moving average

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from disco_daemon.arrays import FloatArray, IntArray
 from disco_daemon.dispatch.optimal import Optimal
 from disco_daemon.dispatch.planner import Planned, Planner
-from disco_daemon.simulate.figures import align, number
+from disco_daemon.simulate.figures import align
 from disco_daemon.simulate.recorded import Phone
 from disco_daemon.types import Attempt, Outcome, Readiness, Side, Usage
+
+from ..formatting import number
 
 LAPTOP = Phone("laptop", prefill_tps=400.0, decode_tps=30.0)
 SERVER_MEDIAN_S, SERVER_SIGMA = 0.9, 0.5  # lognormal, each TTFT for itself

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from disco_daemon.bench.command import progress, run_script
+from disco_daemon.bench.command import progress
 from disco_daemon.errors import ConfigError
+
+from ..command import run_script
 
 RECORDED = Path(__file__).parent / "recorded"
 KEPT = {"ttft_llmperf.csv": "ttft_s", "ttft_llmdrift.csv": "latency_s", "ttft_thefastest.csv": "ttft_s"}

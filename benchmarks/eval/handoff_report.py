@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from disco_daemon.simulate.figures import align, label, mean, number, panels, require_plots, save, unique
+from disco_daemon.simulate.figures import align, label, panels, require_plots, save
 from disco_daemon.types import Side
 
+from ..formatting import mean, number, unique
 from .evaluate import Cell
 from .handoff import VARIANTS, savings
 from .published import DELAYED, MOST_SAVED, SERVICES

@@ -22,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from disco_daemon.bench.command import at_least, print_figures, progress, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress
 from disco_daemon.dispatch.optimal import Optimal
-from disco_daemon.simulate.figures import align, number
+from disco_daemon.simulate.figures import align
 from disco_daemon.types import Side
 
+from ..command import run_script
+from ..formatting import number
 from .bootstrap import interval
 from .constants import ASKED, BUDGETS, SELECT, fitted_half
 from .evaluate import (

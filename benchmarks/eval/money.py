@@ -27,10 +27,12 @@ import aiohttp
 import tomlkit
 
 from disco_daemon.bench.child import LOG_TAIL, BenchError, child, child_env, start
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.script import Exchange, text_of
 from disco_daemon.system.program import verb
+
+from ..command import run_script
 
 INPUT_USD, OUTPUT_USD = 2.5, 10.0  # per million tokens: gpt-4o
 PROMPT_WORDS, ANSWER_TOKENS = (20, 200), (5, 60)  # of three letters and a blank: a token to the server, and to us

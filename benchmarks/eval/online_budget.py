@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.bench.command import at_least, print_figures, progress, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress
 from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.pacer import SLACK, WINDOW
 from disco_daemon.simulate.figures import align
 from disco_daemon.types import Side
 
+from ..command import run_script
 from .bootstrap import interval
 from .evaluate import PHONES
 from .kept import KeptResults, add_arguments, check_arguments, of_part

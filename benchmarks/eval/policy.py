@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_daemon.bench.command import at_least, print_figures, progress, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress
 from disco_daemon.dispatch.optimal import Optimal
 from disco_daemon.dispatch.paper import Paper
 from disco_daemon.dispatch.planner import Planner
@@ -30,6 +30,7 @@ from disco_daemon.estimation.ttft_context import estimate_contexts
 from disco_daemon.simulate.figures import require_plots
 from disco_daemon.types import Attempt, Outcome, Plan, Readiness, Side, Usage
 
+from ..command import run_script
 from ..yardstick import yardstick_us
 from . import report
 from .published import REFIT_MS

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from disco_daemon.simulate.figures import align, label, mean, number, panels, require_plots, save, unique
+from disco_daemon.simulate.figures import align, label, panels, require_plots, save
 from disco_daemon.types import Side
 
+from ..formatting import mean, number, unique
 from .bootstrap import interval
 from .evaluate import LIMITS, MIN_TESTED, POLICIES, Cell
 from .published import REDUCTIONS, REFIT_MS, SERVICES

@@ -238,7 +238,7 @@ def _write(tokens: list[Token]) -> None:
 
 def _read_bodies(data: bytes) -> None:
     for parse in (
-        openai_request.parse,
+        lambda given: openai_request.parse_chat(bodies.decoded(given)),
         lambda given: openai_request.parse_completion(bodies.decoded(given)),
         control_requests.parse_adjustment,
         control_requests.parse_server,

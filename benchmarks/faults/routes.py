@@ -24,10 +24,11 @@ import aiohttp
 import tomlkit
 
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.system.program import verb
 
+from ..command import run_script
 from . import route_bodies, route_cancels, route_texts
 
 PARTS = {"cancels": route_cancels, "texts": route_texts, "bodies": route_bodies}

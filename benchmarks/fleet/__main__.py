@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from disco_daemon.bench.command import Figures, print_figures, progress, run_script
+from disco_daemon.bench.command import Figures, print_figures, progress
 from disco_daemon.system.control_groups import n_processors
 
+from ..command import run_script
 from .decisions import decision_ms
 from .figures import ASKED, simulate
 from .fleet_constants import MOVED_SEEDS, SEEDS

@@ -26,10 +26,11 @@ from typing import Any
 import aiohttp
 
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.models.default import fetch_default_model
 
 from .. import llama_server
+from ..command import run_script
 from .daemons import (
     CONCURRENT,
     LIVE_ANSWERS,

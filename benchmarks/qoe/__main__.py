@@ -35,7 +35,7 @@ import msgspec
 import tomlkit
 
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import at_least, positive, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.bench.engine_chats import story
 from disco_daemon.bench.streamed import Door, StreamedAnswer, ask, at_rest, device_state
 from disco_daemon.models.default import fetch_default_model
@@ -43,6 +43,7 @@ from disco_daemon.simulate.figures import require_plots
 from disco_daemon.system.program import verb
 
 from .. import llama_server
+from ..command import positive, run_script
 from . import report
 from . import simulation as simulated
 from .figures import FCFS, PACE_TPS, PAPER, PEER, Curve, Served, measure, rate_between, summary, table

@@ -19,9 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from disco_daemon.bench.command import print_figures, progress, run_script
+from disco_daemon.bench.command import print_figures, progress
 from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.types import Delivery, Token
+
+from ..command import run_script
 
 PACE_TPS = 4.8  # a reader's, token/s
 GENERATED_TPS = 20.0  # what the sources of the paced streams make, token/s

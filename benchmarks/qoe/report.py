@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disco_daemon.errors import ConfigError
-from disco_daemon.simulate.figures import align, number, panels, require_plots, save, unique
+from disco_daemon.simulate.figures import align, panels, require_plots, save
+
+from ..formatting import number, unique
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.bench.command import print_figures, run_script
+from disco_daemon.bench.command import print_figures
 from disco_daemon.scheduler.andes import HORIZON_S, STALL_SHARE, Andes, horizon_s
 from disco_daemon.scheduler.jobs import Capacity, Job
 from disco_daemon.scheduler.latency import Coefficients, IterationLatency
 from disco_daemon.scheduler.timeline import Readers, Timeline
 
+from ..command import run_script
 from ..yardstick import yardstick_us
 
 LIMITS_US = {"64": 100.0, "1000": 1000.0}  # one decision

@@ -27,9 +27,11 @@ import aiohttp
 
 import disco_daemon
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.bench.relay import PAIR_TOKENS, AskedWay, cpu_s_of, daemon_argv, door, rates, ttfts
 from disco_daemon.system.program import command
+
+from ..command import run_script
 
 WARMUP = 50  # rounds
 SAMPLES = 2000  # of the bootstrap

@@ -16,15 +16,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from disco_daemon.bench.command import at_least, print_figures, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, run_measurement
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.models.default import default_model_path
-from disco_daemon.simulate.figures import align, number
+from disco_daemon.simulate.figures import align
 from disco_daemon.types import GenerationRequest, Sampling
 
+from ..command import run_script
 from ..eval.published import COLD_STARTS
+from ..formatting import number
 
 PROMPT = "How to use GitHub?"  # the paper's
 N_RUNS, N_WARM = 10, 2  # the paper's

@@ -37,10 +37,11 @@ import aiohttp
 
 import disco_daemon
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.bench.relay import AskedWay, cpu_s_of, daemon_argv, door, rate, state_of
 from disco_daemon.system.program import command
 
+from ..command import run_script
 from ..yardstick import yardstick_us
 from .against import packages
 

@@ -34,7 +34,7 @@ import psutil
 from aiohttp import web
 
 from disco_daemon.bench.child import BenchError, child, child_env, end, start
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.relay import (
     PAIR_TOKENS,
@@ -51,6 +51,8 @@ from disco_daemon.bench.relay import (
 )  # fmt: skip
 from disco_daemon.bench.script import Exchange, text_of
 from tests.fixtures.installing import install_python
+
+from ..command import run_script
 
 HERE = Path(__file__).parent.parent
 VENV = HERE.parent / ".venv-peers"

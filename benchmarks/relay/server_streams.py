@@ -35,11 +35,13 @@ from disco_daemon.api.ollama.ollama_shape import ChatLines
 from disco_daemon.api.openai.shapes import AnswerShape, ChatShape, TextShape
 from disco_daemon.api.responses.responses_request import ResponsesAsked
 from disco_daemon.api.responses.responses_shape import ResponsesShape
-from disco_daemon.bench.command import Figures, at_least, print_figures, run_measurement, run_script
+from disco_daemon.bench.command import Figures, at_least, print_figures, run_measurement
 from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import Finish, GenerationRequest, Outcome, Plan, Side, Token, Usage
 from tests.fixtures.floods import FLOODS, OPEN, much
+
+from ..command import run_script
 
 FOLDER = Path(__file__).parents[2] / "tests/fixtures/recorded/streams"
 MAX_SHOWN = 5  # differences that are printed

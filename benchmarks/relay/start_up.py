@@ -28,10 +28,11 @@ import psutil
 
 import disco_daemon
 from disco_daemon.bench.child import BenchError, child
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.models.default import default_model_path
 from disco_daemon.system.program import command, verb
 
+from ..command import run_script
 from .against import packages
 
 GOALS = {"listens_s": 0.5, "daemon_mb": 90.0, "ready_s": 1.0}

@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 
+from ..command import run_script
 from .run import SoakSetup, bench_soak, table
 
 

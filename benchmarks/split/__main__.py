@@ -30,7 +30,7 @@ from typing import Any
 import aiohttp
 
 from disco_daemon.bench.child import BenchError
-from disco_daemon.bench.command import Figures, at_least, positive, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import Figures, at_least, print_figures, progress, run_measurement
 from disco_daemon.config.layers import data_path
 from disco_daemon.link.protocol import IDS
 from disco_daemon.machines.split.cut_plan import describe_cuts
@@ -42,6 +42,7 @@ from disco_daemon.models.segment_files import read_head
 from disco_daemon.models.segments import NotCuttableError
 from disco_daemon.models.segments import n_layers as n_layers_of
 
+from ..command import positive, run_script
 from .ablations import ablation_table, measure_ablations
 from .asked import asked_table
 from .daemons import JoinedMachines, TwoMachines, joined_machines, kept_exits

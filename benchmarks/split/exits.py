@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from disco_daemon.bench.child import BenchError
-from disco_daemon.bench.command import Figures, at_least, print_figures, progress, run_script
+from disco_daemon.bench.command import Figures, at_least, print_figures, progress
 from disco_daemon.config.layers import data_path
 from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.teacher import LowerRange, UpperRange
@@ -35,6 +35,7 @@ from disco_daemon.machines.split.trained_exits import KeptExit, KeptExits
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.system.control_groups import n_processors
 
+from ..command import run_script
 from .exit_answers import N_BESIDE, RangesInStep, WrittenAnswer, judged
 from .exit_figures import (
     ASKED_ERROR,

@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from disco_daemon.bench.command import at_least, positive, print_figures, progress, run_measurement, run_script
+from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
 from disco_daemon.link.protocol import (
     FRAMES,
     Build,
@@ -43,6 +43,7 @@ from disco_daemon.link.relay.relay_process import RelayProcess
 from disco_daemon.link.trust.certificates import new_request
 from disco_daemon.link.trust.pairing import Issuer
 
+from ..command import positive, run_script
 from .proxy import SlowLine, proxy_process
 
 LIMITS = {"added_ms": 1.0}  # of the median round trip: the bar

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import signal
 import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
-
-from disco_daemon.errors import DiscoError
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,17 +28,6 @@ def at_least(least: int) -> Callable[[str], int]:
         return value
 
     return count
-
-
-def positive(text: str) -> float:
-    """Read a finite number above 0. Raises ArgumentTypeError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError("must be a number above 0")
-    return value
 
 
 def progress(line: str) -> None:
@@ -74,14 +60,3 @@ def print_figures(figures: Figures | None, table: Callable[[Figures], str], *, a
         return 1
     print(json.dumps(figures) if as_json else table(figures))
     return 0
-
-
-def run_script(main: Callable[[], int]) -> int:
-    """Run the `main` of a script as `disco` runs a verb: an error is one line on stderr, and exit code 1."""
-    try:
-        return main()
-    except DiscoError as e:
-        progress(str(e))
-        return 1
-    except KeyboardInterrupt:
-        return 130

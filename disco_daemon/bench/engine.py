@@ -17,7 +17,7 @@ import statistics
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -302,26 +302,15 @@ def about(setup: EngineSetup, model: Path) -> dict[str, Any]:
     return {"host": host, **settings}
 
 
-async def _begin(bench: Bench) -> None:
+async def begin(bench: Bench) -> None:
     """Send each server a first request, which loads, compiles and maps what that does."""
     for door in bench.doors.values():
         await ask(door, story(next(bench.fresh)), TTFT_TOKENS)
 
 
-def with_long_contexts(setup: EngineSetup) -> EngineSetup:
-    """Return the setup of `measure_long`: cells for as many answers as run at a time, and for as many ended ones."""
-    return replace(setup, n_cells=2 * max(setup.concurrent) * (LONG_CONTEXT + setup.max_tokens))
-
-
-async def measure_long(bench: Bench) -> dict[str, Any]:
-    """Measure answers behind long prompts, LONG_CONTEXT tokens each, at servers that have cells for them."""
-    await _begin(bench)
-    return {str(n): await bench.throughput(n, LONG_CONTEXT) for n in bench.setup.concurrent}
-
-
 async def measure(bench: Bench) -> dict[str, Any]:
-    """Run all measurements but `measure_long`, after a first request."""
-    await _begin(bench)
+    """Run all measurements with short prompts, after a first request."""
+    await begin(bench)
     rates = {str(n): await bench.throughput(n) for n in bench.setup.concurrent}
     ttfts = {str(n): await bench.ttft(n) for n in bench.setup.lengths}
     turn, gap = await bench.second_turn(), await bench.worst_tbt()

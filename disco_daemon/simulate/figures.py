@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,22 +16,6 @@ if TYPE_CHECKING:
 DPI = 150
 PANEL = (2.7, 2.1)  # inches
 LEGEND_ENTRY = 1.7  # inches: the longest name of a policy with its line
-
-
-def unique(names: Iterable[str]) -> list[str]:
-    """Each name once, in the order of its first place."""
-    return list(dict.fromkeys(names))
-
-
-def mean(values: Iterable[float]) -> float:
-    """The arithmetic mean; NaN of nothing, or where a value is not defined."""
-    numbers = list(values)
-    return math.fsum(numbers) / len(numbers) if numbers else math.nan
-
-
-def number(value: float, digits: int, sign: str = "") -> str:
-    """Format a number with `digits` digits, "-" where it is not defined."""
-    return "-" if math.isnan(value) else f"{value:{sign}z.{digits}f}"
 
 
 def align(head: Sequence[str], rows: Sequence[Sequence[str]], n_left: int = 1) -> str:

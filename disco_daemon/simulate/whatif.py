@@ -19,13 +19,11 @@ one. Moves to the server, which few servers can continue, are not played.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..arrays import BoolArray, FloatArray, IndexArray
-from ..dispatch.make import make_policy
 from ..dispatch.migrate import (
     LATE,
     MAX_RESERVE,
@@ -43,7 +41,7 @@ from ..dispatch.policy import Policy, PolicyInput
 from ..dispatch.table import Table
 from ..money.exchange import threshold
 from ..money.prices import J_PER_WH, Prices
-from ..types import Outcome, Side
+from ..types import Side
 from .recorded import Recorded
 
 READER_TPS = 4.8  # token/s, reading; Andes §2.2
@@ -114,18 +112,6 @@ class _Race:
     device_won: BoolArray
     server_ran: BoolArray
     lead_s: FloatArray
-
-
-def whatif(
-    requests: Sequence[Outcome],
-    settings: Sequence[WhatIfSetting],
-    terms: WhatIfTerms,
-    policy: str = "optimal",
-    seed: int = 0,
-) -> list[WhatIfPoint]:
-    """One cell per setting. Raises ConfigError where the history says too little, ValueError for an unknown policy."""
-    model = WhatIf(Recorded.of(requests, seed), terms, make_policy(policy))
-    return [model.predict(setting.usd_per_kwh, setting.budget) for setting in settings]
 
 
 class WhatIf:

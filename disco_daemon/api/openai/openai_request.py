@@ -22,7 +22,7 @@ from ...types import (
     n_choices,
 )
 from ...types.drawing import WishError, drawing_of
-from ..http.bodies import convert, decoded, invalid
+from ..http.bodies import convert, invalid
 from .chat_messages import begun_text, check_message, flattened, has_text_only
 
 MAX_INT = 2**63 - 1  # of a signed number with 64 bits, as the engine's wire format has them
@@ -114,11 +114,6 @@ _TRIVIAL: dict[str, tuple[Any, ...]] = {
 
 
 # --- in -----------------------------------------------------------------------------------------------------------
-
-
-def parse(body: bytes) -> tuple[ChatRequest, dict[str, Any]]:
-    """Decode a chat, and check it. Raises RequestError."""
-    return parse_chat(decoded(body))
 
 
 def parse_chat(raw: dict[str, Any]) -> tuple[ChatRequest, dict[str, Any]]:

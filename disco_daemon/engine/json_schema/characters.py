@@ -9,7 +9,6 @@ Ranges = tuple[tuple[int, int], ...]  # from the first to the last, in order, wi
 
 LAST = 0x10FFFF
 EVERY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
-CONTROLS: Ranges = ((0, 0x1F),)
 _SHORT = {0x22: '"', 0x5C: "\\", 0x08: "b", 0x09: "t", 0x0A: "n", 0x0C: "f", 0x0D: "r"}  # JSON's escapes
 _ESCAPED: Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 

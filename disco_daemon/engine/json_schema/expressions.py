@@ -14,7 +14,6 @@ from .characters import EVERY, LAST, Ranges
 
 START, END = LAST + 1, LAST + 2  # what stands before and behind a text: `^` and `$` are these
 MAX_WORK = 60_000  # expressions looked at for one automaton; 0.3 s at most, and a usual one takes some hundred
-_ALL: Ranges = (*EVERY, (START, END))
 
 
 class Expression:

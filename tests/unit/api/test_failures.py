@@ -22,6 +22,7 @@ from disco_daemon.api.openai.shapes import ChatShape
 from disco_daemon.clock import SystemClock
 from disco_daemon.errors import DiscoError, EndpointError, RequestError, Unavailable
 from disco_daemon.types import BOTH, Side, Token
+from tests.fixtures import chat_bodies
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ async def test_a_stream_that_breaks_unexpectedly_says_so_in_band(
         raise ZeroDivisionError("of ours, with a secret")
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        asked, extra = openai_request.parse(
+        asked, extra = chat_bodies.parse(
             b'{"model": "disco", "stream": true, "messages": [{"role": "user", "content": "Hi"}]}'
         )
         return await answering.answer(

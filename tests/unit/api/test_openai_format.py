@@ -34,6 +34,7 @@ from disco_daemon.types import (
     is_text,
     top_logprobs,
 )
+from tests.fixtures import chat_bodies
 
 HI = [{"role": "user", "content": "Hi"}]
 BEGUN = {"role": "assistant", "content": "Once", "prefix": True}
@@ -46,7 +47,7 @@ def body(**more: Any) -> bytes:
 
 
 def generation(**more: Any) -> GenerationRequest:
-    return openai_request.to_generation(*openai_request.parse(body(**more)), "r", BOTH)
+    return openai_request.to_generation(*chat_bodies.parse(body(**more)), "r", BOTH)
 
 
 def raw(**more: Any) -> GenerationRequest:
@@ -132,7 +133,7 @@ def whole(*tokens: Token, reason: str | None = "stop") -> dict[str, Any]:
 )  # fmt: skip
 def test_a_wrong_request_is_refused_and_the_parameter_named(data: bytes, param: str | None) -> None:
     with pytest.raises(RequestError) as caught:
-        openai_request.parse(data)
+        chat_bodies.parse(data)
     assert caught.value.param == param
     assert error_body(caught.value)["error"]["type"] == "invalid_request_error"
     assert str(caught.value)
@@ -187,7 +188,7 @@ valid = st.fixed_dictionaries(
 def test_whatever_comes_is_a_request_or_refused(value: Any) -> None:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     try:
-        request, extra = openai_request.parse(data)
+        request, extra = chat_bodies.parse(data)
         found = openai_request.to_generation(request, extra, "r", BOTH)
     except RequestError:
         return
@@ -202,7 +203,7 @@ def test_whatever_comes_is_a_request_or_refused(value: Any) -> None:
 def test_every_request_that_is_let_in_fits_through_the_engines_door(value: dict[str, Any]) -> None:
     data = json.dumps(value).encode()
     try:
-        found = openai_request.to_generation(*openai_request.parse(data), "r", BOTH)
+        found = openai_request.to_generation(*chat_bodies.parse(data), "r", BOTH)
     except RequestError:
         return
     s, sent = found.sampling, [dict(m) for m in found.messages]
@@ -219,7 +220,7 @@ def test_text_parts_become_one_text_and_other_parts_stay() -> None:
 
 
 def test_extra_is_what_a_server_gets_as_it_is() -> None:
-    _, extra = openai_request.parse(body(tools=[], logit_bias={"1": 2}, seed=1, disco={}, n=1, return_token_ids=True))
+    _, extra = chat_bodies.parse(body(tools=[], logit_bias={"1": 2}, seed=1, disco={}, n=1, return_token_ids=True))
     assert extra == {"tools": [], "logit_bias": {"1": 2}, "n": 1}
 
 
@@ -241,10 +242,10 @@ def test_a_route_and_privacy_restrict_who_may_serve() -> None:
 
 
 def test_sides_are_told_only_where_they_are_asked_for() -> None:
-    assert openai_request.parse(body())[0].options.sides is False
-    assert openai_request.parse(body(disco={"sides": True}))[0].options.sides is True
+    assert chat_bodies.parse(body())[0].options.sides is False
+    assert chat_bodies.parse(body(disco={"sides": True}))[0].options.sides is True
     with pytest.raises(RequestError, match=r"disco\.sides"):
-        openai_request.parse(body(disco={"sides": 1}))
+        chat_bodies.parse(body(disco={"sides": 1}))
 
 
 def test_an_answer_to_continue_is_taken_off_the_messages() -> None:

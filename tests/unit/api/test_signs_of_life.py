@@ -25,6 +25,7 @@ from disco_daemon.api.openai.shapes import ChatShape
 from disco_daemon.clock import Clock, SystemClock
 from disco_daemon.errors import RequestError
 from disco_daemon.types import BOTH, Outcome, Plan, Side, Token
+from tests.fixtures import chat_bodies
 from tests.fixtures.clock import StoppedClock
 from tests.fixtures.jumping import JumpingLoop
 
@@ -61,7 +62,7 @@ async def serving(clock: Clock) -> AsyncIterator[Serve]:
             return await run(sink)
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            asked, extra = openai_request.parse(CHAT)
+            asked, extra = chat_bodies.parse(CHAT)
             generation = openai_request.to_generation(asked, extra, "r", BOTH)
             return await answering.answer(request, asked, generation, kind("r", 0, "disco"))
 

@@ -16,10 +16,10 @@ import pytest
 from aiohttp import web
 
 from benchmarks import llama_server
+from benchmarks.command import run_script
 from benchmarks.engine.__main__ import PEER
 from disco_daemon.bench import engine, engine_chats, streamed
 from disco_daemon.bench.child import BenchError
-from disco_daemon.bench.command import run_script
 from disco_daemon.bench.engine import OURS, Bench, EngineSetup
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.script import Exchange

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from benchmarks.command import run_script
 from benchmarks.eval.__main__ import main
 from benchmarks.eval.chats import (
     KINDS,
@@ -18,7 +19,6 @@ from benchmarks.eval.chats import (
     play_chats,
     summary,
 )
-from disco_daemon.bench.command import run_script
 from disco_daemon.dispatch.planner import Planner
 
 LONG, SHORT = KINDS

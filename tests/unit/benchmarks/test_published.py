@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.command import run_script
 from benchmarks.eval.__main__ import main
 from benchmarks.eval.evaluate import PHONES, EvaluationSetup
 from benchmarks.eval.handoff import NONE, evaluate_handoffs, savings
@@ -22,7 +23,6 @@ from benchmarks.eval.published import (
 )
 from benchmarks.eval.traces import LatencyTrace, Requests
 from benchmarks.relay import cold_start
-from disco_daemon.bench.command import run_script
 from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.types import Side
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from benchmarks.command import run_script
 from benchmarks.eval.__main__ import main
 from benchmarks.eval.evaluate import LIMITS, POLICIES, Cell, EvaluationSetup, evaluate
 from benchmarks.eval.handoff import VARIANTS, evaluate_handoffs
@@ -18,7 +19,6 @@ from benchmarks.eval.handoff_report import draw_handoff, handoff_summary
 from benchmarks.eval.published import MOST_SAVED, SERVICES
 from benchmarks.eval.report import STYLES, draw, draw_overhead, summary
 from benchmarks.eval.traces import read_requests, read_traces
-from disco_daemon.bench.command import run_script
 from disco_daemon.errors import ConfigError
 from disco_daemon.simulate.figures import require_plots
 

@@ -47,6 +47,7 @@ from disco_daemon.types import (
     Token,
     Usage,
 )
+from tests.fixtures import chat_bodies
 
 PRICE = Price(0.15, 0.075, 0.6)
 N_PROMPT = 40
@@ -272,10 +273,10 @@ async def test_the_limit_that_the_rest_buys_is_sent_and_one_of_the_client_is_lef
 def test_an_amount_that_is_none_is_refused_with_its_name(wrong: object) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "disco": {"max_cost_usd": wrong}}
     with pytest.raises(RequestError) as raised:
-        openai_request.parse(json.dumps(body).encode())
+        chat_bodies.parse(json.dumps(body).encode())
     assert raised.value.param == "disco.max_cost_usd"
 
 
 def test_an_amount_reaches_the_conductor() -> None:
     body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "disco": {"max_cost_usd": 0.01}}'
-    assert openai_request.to_generation(*openai_request.parse(body), "r", BOTH).max_cost_usd == 0.01
+    assert openai_request.to_generation(*chat_bodies.parse(body), "r", BOTH).max_cost_usd == 0.01

@@ -43,6 +43,7 @@ from disco_daemon.types import (
     together,
     wanted,
 )
+from tests.fixtures import chat_bodies
 from tests.fixtures.clock import StoppedClock
 from tests.fixtures.upstream import Upstream
 
@@ -71,7 +72,7 @@ some = st.builds(
 
 def asked(**more: Any) -> GenerationRequest:
     data = json.dumps({"model": "disco", "messages": HI} | more).encode()
-    return openai_request.to_generation(*openai_request.parse(data), "r", BOTH)
+    return openai_request.to_generation(*chat_bodies.parse(data), "r", BOTH)
 
 
 def context(**sides: Capabilities) -> AnswerContext:

@@ -20,6 +20,7 @@ from disco_daemon.link.rows.edge_rows import MAX_HELD, EdgeAnswer
 from disco_daemon.machines.split.split_device import PartnerEnergy
 from disco_daemon.machines.split.split_rules import LEAST_COVERAGE, SplitRules, resolve, why_not
 from disco_daemon.types import BOTH, GenerationRequest, Refusal, Side, SplitMode, SplitWish
+from tests.fixtures import chat_bodies
 
 GOOD = 0.4  # of the tokens may leave
 ASKED = GenerationRequest("r", ({"role": "user", "content": "Hi"},))
@@ -97,7 +98,7 @@ def test_a_private_request_is_alone_or_refused_whatever_it_asks_for(mode: SplitM
 
 def parsed(**options: object) -> GenerationRequest:
     body = {"model": "disco", "messages": [{"role": "user", "content": "Hi"}], "disco": options}
-    chat, extra = openai_request.parse(json.dumps(body).encode())
+    chat, extra = chat_bodies.parse(json.dumps(body).encode())
     return openai_request.to_generation(chat, extra, "r", BOTH)
 
 

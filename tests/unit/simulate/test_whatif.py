@@ -24,7 +24,7 @@ from disco_daemon.money.exchange import MAX_USD_PER_KWH, MIN_USD_PER_KWH, thresh
 from disco_daemon.money.prices import J_PER_KWH, Prices
 from disco_daemon.simulate import recorded as recorded_module
 from disco_daemon.simulate.recorded import MIN_REQUESTS, MIN_SEEN, Recorded
-from disco_daemon.simulate.whatif import WhatIf, WhatIfPoint, WhatIfSetting, WhatIfTerms, whatif
+from disco_daemon.simulate.whatif import WhatIf, WhatIfPoint, WhatIfSetting, WhatIfTerms
 from disco_daemon.simulate.whatif_report import Findings, as_json, draw, pareto, picture, summary
 from disco_daemon.store import History
 from disco_daemon.store.migrations import migrate
@@ -498,9 +498,10 @@ def test_a_setting_out_of_range_is_refused(optimal: WhatIf, setting: tuple[float
 
 def test_whatif_is_one_cell_per_setting_and_repeats_itself() -> None:
     past, wanted = history(100), [NOW, WhatIfSetting(300.0, 0.2)]
-    cells = whatif(past, wanted, WhatIfTerms(PRICES))
+    first, second = (WhatIf(Recorded.of(past, 0), WhatIfTerms(PRICES), make_policy("optimal")) for _ in range(2))
+    cells = [first.predict(setting.usd_per_kwh, setting.budget) for setting in wanted]
     assert [(c.usd_per_kwh, c.budget, c.constrained) for c in cells] == [(0.3, 0.5, "server"), (300.0, 0.2, "device")]
-    assert cells == whatif(past, wanted, WhatIfTerms(PRICES))
+    assert cells == [second.predict(setting.usd_per_kwh, setting.budget) for setting in wanted]
 
 
 @pytest.mark.parametrize("side", list(Side))

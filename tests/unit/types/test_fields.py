@@ -43,6 +43,7 @@ from disco_daemon.types import (
     response_format,
 )
 from disco_daemon.types.drawing import BREAKERS, MAX_IDS, Wishes
+from tests.fixtures import chat_bodies
 
 HI = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -91,7 +92,7 @@ EACH = [pytest.param(row, id=row.name) for row in EXTRA]
 
 def asked(**more: Any) -> GenerationRequest:
     data = json.dumps({"model": "disco", "messages": HI} | more).encode()
-    return openai_request.to_generation(*openai_request.parse(data), "r", BOTH)
+    return openai_request.to_generation(*chat_bodies.parse(data), "r", BOTH)
 
 
 def asks(row: Field) -> GenerationRequest:
