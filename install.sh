@@ -510,9 +510,9 @@ install() {
   local disco=disco
   if [ -n "$PREFIX" ]; then disco=$(printf %q "$BIN/disco"); fi
   say 'done. Next:'
-  note "$disco demo"
-  if [ "$SERVICE" = 1 ]; then note "$disco service status"; else note "$disco up"; fi
-  note "$disco chat \"hello\""
+  note "$disco tui     # ask something: it starts what it needs"
+  note "$disco setup   # add a server with its key, or a better model"
+  if [ "$SERVICE" = 1 ]; then note "$disco service status"; else note "$disco demo    # half a minute: what this is for"; fi
   if [ "$NEW_SHELL" = 1 ]; then note "Open a new shell first, so that it finds disco (or now: export PATH=\"\$HOME/.local/bin:\$PATH\")."; fi
 }
 

@@ -15,13 +15,16 @@ import aiohttp
 import tomlkit
 
 from disco_daemon.bench.child import LOG_TAIL, BenchError, child
-from disco_daemon.bench.demo import PASSAGE, PRICES, WATTS
+from disco_daemon.bench.demo import PASSAGE
 from disco_daemon.system.control_groups import n_processors
 from disco_daemon.system.program import verb
 
 from .. import llama_server
 from .seams import Heard
 
+# Of the hosted model that the server stands for (gpt-4o-mini), and of a laptop that computes.
+PRICES = {"input_usd_per_mtok": 0.15, "output_usd_per_mtok": 0.60}
+WATTS = 15.0
 OWN, LLAMA = "disco", "llama-server"  # servers that the benchmark starts itself
 N_PROMPTS = 40
 CUTS = (3, 12)  # tokens after which an answer is moved

@@ -1,14 +1,26 @@
-"""`disco demo`: the main job, with no key and no network; both sides are real."""
+"""`disco demo`: what disco is for, in half a minute, without a key or a network."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import sys
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .terminal import make_console, progress
+
+if TYPE_CHECKING:
+    from rich.live import Live as LiveLines
+    from rich.table import Table
+    from rich.text import Text
+
+MARKS = {"device": "◆", "server": "◇"}
+STYLES = {"device": "green", "server": "cyan"}
+DOES = {"device": "reads the question", "server": "was asked"}
+WIDTH = 96  # of answers, columns; a narrower terminal has its own
+ROOM = 8  # columns left at the end of a line: a word comes in several pieces
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Race a dozen prompts and print the table."""
+    """Show all acts and the table."""
     import asyncio
 
     from ..bench.demo import Live, run_demo
@@ -33,62 +45,163 @@ def run(args: argparse.Namespace) -> int:
         if not key and not os.environ.get("OPENAI_BASE_URL"):
             raise ConfigError("--live needs OPENAI_API_KEY (and OPENAI_BASE_URL for another server than OpenAI's)")
         live = Live(os.environ.get("OPENAI_BASE_URL", "https://api.openai.com/v1"), args.live_model, key)
-    result = asyncio.run(run_demo(live=live, say=progress, show=_show if not args.json else _ignore))
     if args.json:
-        print(json.dumps(result))
-    else:
-        _table(result)
+        print(json.dumps(asyncio.run(run_demo(Quiet(), progress, live=live))))
+        return 0
+    screen = Screen()
+    _introduce(screen, live)
+    try:
+        _conclude(screen, asyncio.run(run_demo(screen, progress, live=live)))
+    finally:
+        screen.ended()
     return 0
 
 
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+class Quiet:
+    """Shows the story's lines on stderr, and no answers."""
+
+    def say(self, line: str, *, title: bool = False) -> None:
+        """Show a line."""
+        progress(line if title else f"   {line}")
+
+    def asked(self, question: str, sides: Sequence[str]) -> None:
+        """Show nothing."""
+
+    def piece(self, text: str, side: str) -> None:
+        """Show nothing."""
+
+    def ended(self) -> None:
+        """Show nothing."""
 
 
-def _ignore(text: str) -> None:
-    del text
+class Screen:
+    """Shows the story at a terminal, with lines that move; elsewhere, and without colours, line by line."""
+
+    def __init__(self) -> None:
+        self._console = make_console(highlight=False)
+        self._moves = self._console.is_terminal and not self._console.no_color
+        self._lines: LiveLines | None = None
+        self._sides: Sequence[str] = ()
+        self._asked = 0.0
+        self._writes: str | None = None  # the side of the latest piece
+        self._column = 0
+
+    def say(self, line: str, *, title: bool = False) -> None:
+        """Print a line; a title stands apart."""
+        from rich.text import Text
+
+        if title:
+            self._console.print()
+        self._console.print(Text(line if title else f"  {line}", "bold" if title else "dim"))
+
+    def show(self, table: Table) -> None:
+        """Print a table."""
+        self._console.print(table)
+
+    def asked(self, question: str, sides: Sequence[str]) -> None:
+        """Print the question, and have a line for each side that was asked, until `piece`."""
+        from rich.live import Live as LiveLines
+        from rich.text import Text
+
+        self._console.print(Text(f"> {question}"))
+        self._sides, self._asked, self._writes, self._column = sides, time.monotonic(), None, 0
+        if self._moves:
+            self._lines = LiveLines(
+                get_renderable=self._race, console=self._console, refresh_per_second=10, transient=True
+            )
+            self._lines.start()
+        else:
+            self._console.print(self._race())
+
+    def piece(self, text: str, side: str) -> None:
+        """Print a piece in the colour of its side: the first one ends the race, a mark shows where the side changes."""
+        from rich.text import Text
+
+        if self._writes is None:
+            self._stop()
+            self._console.print(self._race(side))
+        elif side != self._writes:
+            self._print(Text(f" ⇢{MARKS[side]}", "bold"))
+        self._writes = side
+        limit = min(WIDTH, self._console.width) - ROOM
+        if "\n" in text or (text[:1].isspace() and self._column + len(text) > limit):
+            self._console.print()
+            text, self._column = text.strip(), 0
+        self._print(Text(text, STYLES[side]))
+
+    def ended(self) -> None:
+        """End the line of the answer, and what moves."""
+        self._stop()
+        if self._column:
+            self._console.print()
+        self._column = 0
+
+    def _stop(self) -> None:
+        if self._lines is not None:
+            self._lines.stop()
+            self._lines = None
+
+    def _print(self, text: Text) -> None:
+        self._column += text.cell_len
+        self._console.print(text, end="", soft_wrap=True)
+
+    def _race(self, winner: str | None = None) -> Text:
+        """Return a line for each side; the winner's is reversed."""
+        from rich.text import Text
+
+        elapsed_s = time.monotonic() - self._asked
+        bar = "▰" * min(20, int(elapsed_s * 10)) if self._moves and winner is None else ""
+        lines = []
+        for side in self._sides:
+            told = DOES[side] + (f" {bar} {elapsed_s:.1f} s" if bar else " …")
+            if winner is not None:
+                told = f"has the first word, after {elapsed_s:.2f} s" if side == winner else "is not needed"
+            lines.append(Text(f"{MARKS[side]} {told}", f"{STYLES[side]}{' bold reverse' * (side == winner)}"))
+        return Text("\n").join(lines)
 
 
-def _table(result: dict[str, Any]) -> None:
+def _introduce(screen: Screen, live: object) -> None:
+    from ..bench.demo import SERVICE, SOURCE
+    from ..models.default import DEFAULT_MODEL
+
+    screen.say("disco asks this machine and a server, and gives you one answer", title=True)
+    screen.say(f"{MARKS['device']} this machine computes, with {DEFAULT_MODEL.split('.')[0]}: a small stand-in")
+    if live is None:
+        screen.say(f"{MARKS['server']} the server is played, so that no second engine takes these processors:")
+        screen.say(f"  times of {SERVICE} ({SOURCE}),")
+        screen.say("  and recorded words of the model that answers here")
+    else:
+        screen.say(f"{MARKS['server']} the server is yours, and costs money")
+
+
+def _conclude(screen: Screen, result: Mapping[str, Any]) -> None:
+    from ..bench.demo import SERVICE, first_words, usd
+
+    s = result["summary"]
+    screen.say(f"{s['of']} questions, each asked three times; the first word came after", title=True)
+    _table(screen, s)
+    screen.say("In short", title=True)
+    screen.say(f"first word  {first_words(s['mean'])}")
+    if result["moved"]:
+        one, thousand = usd(s["saved_usd"]), usd(1000 * s["saved_usd"])
+        screen.say(f"saved {one} on the answer that moved, {thousand} on 1,000, at the price of {SERVICE}")
+    if result["killed"]:
+        screen.say(f"a dead server cost {result['killed']['pause_s']:.2f} s, and no word")
+    screen.say("Next", title=True)
+    screen.say("disco tui                 ask it something yourself")
+    screen.say("disco setup               add your own server and key (in the window: F5)")
+    screen.say("disco models recommend    get a real model that fits this machine")
+
+
+def _table(screen: Screen, summary: Mapping[str, Any]) -> None:
     from rich.table import Table
 
-    table = Table(title="Who answered, and when the first token came (ms)", title_justify="left", box=None)
-    for column in (
-        "prompt tokens",
-        "started",
-        "won",
-        "answer",
-        "device alone",
-        "server alone",
-        "tokens d/s",
-        "cost µ$",
-    ):
-        table.add_column(column, justify="right")
-    for row in result["requests"]:
-        ms = [f"{row[key] * 1e3:.0f}" for key in ("ttft_s", "device_ttft_s", "server_ttft_s")]
-        style = "green" if row["winner"] == "device" else "cyan"
-        started = " ".join(
-            f"{side[0]}+{row['plan'][f'{side}_s'] * 1e3:.0f}"
-            for side in ("device", "server")
-            if row["plan"][f"{side}_s"] is not None
-        )
-        tokens = f"{row['tokens']['device']}/{row['tokens']['server']}"
-        table.add_row(
-            str(row["prompt_tokens"]),
-            started,
-            f"[{style}]{row['winner']}[/]",
-            *ms,
-            tokens,
-            f"{row['cost_usd'] * 1e6:.1f}",
-        )
-    console = make_console()
-    console.print(table)
-    s = result["summary"]
-    console.print(
-        f"\nMean time to first token: disco {s['mean_ttft_s'] * 1e3:.0f} ms, device alone "
-        f"{s['mean_device_ttft_s'] * 1e3:.0f} ms, server alone {s['mean_server_ttft_s'] * 1e3:.0f} ms. "
-        f"Device won {s['wins']['device']}, server {s['wins']['server']}; no loser made more than "
-        f"{s['max_loser_tokens']} tokens.\nNext: `disco up`, then point any OpenAI client at http://127.0.0.1:4747/v1.",
-        highlight=False,
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("", "disco", "this machine alone", "server alone"):
+        table.add_column(column, justify="right" if column else "left")
+    rows = {"short question": "mean_short", "long question": "mean_long", "both": "mean", "both, median": "median"}
+    for name, key in rows.items():
+        table.add_row(f"  {name}", *(f"{seconds:.2f} s" for seconds in summary[key].values()))
+    wins = summary["wins"]
+    table.add_row("  first", "", f"{wins['device']} times", f"{wins['server']} times")
+    screen.show(table)

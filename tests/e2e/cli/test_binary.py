@@ -63,11 +63,9 @@ def test_the_demo_runs_with_an_empty_home_and_no_python(tmp_path: Path) -> None:
     done = disco({"HOME": str(tmp_path), "PATH": ""}, "demo", "--json", timeout_s=DEMO_S)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert len(figures["requests"]) == 12
-    assert all(sum(row["tokens"].values()) > 0 for row in figures["requests"])
-    models = [path.name for path in tmp_path.rglob("*.gguf")]
-    assert DEFAULT_MODEL in models
-    assert len(models) == 2, "the default one, and the server's"
+    assert sum(figures["summary"]["wins"].values()) == len(figures["requests"]) >= 4
+    assert figures["killed"]["device_text"]
+    assert [path.name for path in tmp_path.rglob("*.gguf")] == [DEFAULT_MODEL]
 
 
 def test_it_tells_its_version_and_its_verbs(env: dict[str, str]) -> None:

@@ -212,7 +212,8 @@ def test_with_a_prefix_from_a_killed_run_to_nothing(sandbox: Sandbox) -> None:
     first = sandbox.run("--prefix", str(prefix))
     assert first.returncode == 0, first.stderr
     assert "removing a half-finished environment" in first.stdout
-    assert "demo" in first.stdout.splitlines()[-3]
+    next_steps = first.stdout[first.stdout.index("Next:") :]
+    assert [f"disco {verb} " in next_steps for verb in ("tui", "setup", "demo")] == [True] * 3
     assert (base / "models" / DEFAULT_MODEL).is_file()
     assert not (base / ".install.lock").exists()
     loose = [path for path in base.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022]
