@@ -34,19 +34,20 @@ from .loopback import LoopbackServer
 from .script import Exchange, text_of
 
 SERVICE, TRACE = "OpenAI's gpt-3.5-turbo", "gpt-3.5-turbo.csv"
-SOURCE = "measured by thefastest.ai in April and May 2024, MIT licence"
+SOURCE = "measured by thefastest.ai, April to May 2024, MIT"
 PRICES = {"input_usd_per_mtok": 0.5, "output_usd_per_mtok": 1.5}  # as OpenAI lists it: profiles/servers/openai.toml
 SHORT, LONG = "What is the capital of France?", "Summarise this text in one sentence."
 DEAR, KILLED = "Why do we dream?", "What is a rainbow?"
-LENGTHS = {SHORT: 24, LONG: 64, DEAR: 112, KILLED: 96}  # of the answers, tokens
+LENGTHS = {SHORT: 24, LONG: 64, DEAR: 160, KILLED: 96}  # of the answers, tokens
 SYSTEM = "You are a helpful assistant."  # of the answers that are shown to their end
-NAMES = {"device": "this machine", "server": "the server"}
+MARKS = {"device": "◆", "server": "◇"}
 TIMES = ("ttft_s", "device_ttft_s", "server_ttft_s")  # of disco, and of either side alone
 ALONE_TOKENS = 2  # of the answers that are only timed
 KILL_AFTER = 14  # pieces of an answer: in the middle of its first sentence
 # A text that this machine reads for LONG_S; the service takes half a second. One that it reads in DEAR_S leaves it
 # enough of the answer to take over.
-LONG_S, DEAR_S, N_WORDS = 1.2, 0.5, (60, 2000)
+LONG_S, DEAR_S, N_WORDS = 1.2, 0.4, (60, 2000)
+N_LEAST, N_AROUND = 10, 40  # words of the latter; what the rest of that conversation is worth of words
 ROUNDS, ROUNDS_S = (
     (2, 5),
     12.0,
@@ -87,9 +88,9 @@ def chat(system: str, question: str, n_words: int = 0) -> list[dict[str, str]]:
     return [{"role": "system", "content": system}, {"role": "user", "content": f"{question}\n\n{text}".strip()}]
 
 
-def longer_chat(n_words: int, answer: str) -> list[dict[str, str]]:
+def longer_chat(n_words: int) -> list[dict[str, str]]:
     """Return the messages of a conversation about a text, which comes to another question."""
-    more = [{"role": "assistant", "content": answer}, {"role": "user", "content": DEAR}]
+    more = [{"role": "assistant", "content": "It is about a lighthouse."}, {"role": "user", "content": DEAR}]
     return chat(SYSTEM, LONG, n_words) + more
 
 
@@ -210,21 +211,23 @@ class Demo:
             await self._ask(f"disco/{side}", self._fresh("Hello!"), ALONE_TOKENS)
         began, n_words = time.perf_counter(), len(PASSAGE.split())
         read_s = (await self._ask("disco/device", self._fresh(LONG, n_words), ALONE_TOKENS)).ttft_s
-        n_long, n_dear = (max(N_WORDS[0], min(N_WORDS[1], round(n_words * s / read_s))) for s in (LONG_S, DEAR_S))
+        n_long = max(N_WORDS[0], min(N_WORDS[1], round(n_words * LONG_S / read_s)))
+        n_dear = max(N_LEAST, min(N_WORDS[1], round(n_words * DEAR_S / read_s)) - N_AROUND)
         say = self._stage.say
         say("1. A short question, asked of both sides: the first word wins", title=True)
         rows = [await self._race(SHORT, 0, 0)]
         say(f"2. The same with a text of {n_long} words, which this machine takes longer to read", title=True)
         rows.append(await self._race(LONG, n_long, 0))
-        say("3. Both questions again, with the next recorded times, and each side alone beside it", title=True)
+        say("3. Both again by the next recorded times, with each side alone beside it", title=True)
         for number in range(1, ROUNDS[1]):
             if number >= ROUNDS[0] and time.perf_counter() - began > ROUNDS_S:
                 break
             rows += [await self._race(SHORT, 0, number), await self._race(LONG, n_long, number)]
         moved = killed = None
         if self._played is not None:
-            say("4. The server is first, but each of its words costs: the answer moves", title=True)
-            moved = await self._move(self._played, longer_chat(n_dear, "".join(recorded_answers()[LONG])))
+            price = f"${PRICES['output_usd_per_mtok']:.2f} a million tokens"
+            say(f"4. The server is first, but costs {price}, as listed: the answer moves", title=True)
+            moved = await self._move(self._played, longer_chat(n_dear))
             say("5. Only the server is asked, and killed in mid-sentence", title=True)
             killed = await self._kill(self._played)
         took_s = round(time.perf_counter() - began, 1)
@@ -254,7 +257,7 @@ class Demo:
             "tokens": raced.disco["tokens"],
             "cost_usd": raced.disco["cost_usd"],
         }
-        self._stage.say(f"{NAMES[row['winner']]} won: {first_words(row)}")
+        self._stage.say(f"{MARKS[row['winner']]} {first_words(row)}")
         return row
 
     async def _move(self, played: PlayedServer, messages: list[dict[str, str]]) -> dict[str, Any]:
@@ -263,18 +266,17 @@ class Demo:
         self._stage.asked(DEAR, ("device", "server"))
         heard = await self._ask("disco", messages, LENGTHS[DEAR], shown=True, delivery="reserve")
         self._stage.ended()
-        found, price = heard.disco, PRICES["output_usd_per_mtok"] / 1e6
-        wrote = found["tokens"] if found["winner"] == "server" else {"device": 0, "server": 0}
-        unmoved_usd = found["server_usd"] + wrote["device"] * price
-        saved_usd = unmoved_usd - found["cost_usd"] if found["handoffs"] else 0.0
+        found, wrote = heard.disco, heard.disco["tokens"]
+        n, n_prompt = wrote["device"] + wrote["server"], found["prompt_tokens"]
+        unmoved_usd = (n_prompt * PRICES["input_usd_per_mtok"] + n * PRICES["output_usd_per_mtok"]) / 1e6
+        saved_usd = unmoved_usd - found["cost_usd"] if found["winner"] == "server" and found["handoffs"] else 0.0
         if saved_usd > 0:
-            n = wrote["device"] + wrote["server"]
             self._stage.say(
-                f"this machine wrote {wrote['device']} of {n} tokens: {usd(found['cost_usd'])} with the power for it, "
-                f"in place of {usd(unmoved_usd)}"
+                f"{MARKS['device']} wrote {wrote['device']} of {n} tokens: {usd(found['cost_usd'])}, "
+                f"its power included, not {usd(unmoved_usd)}"
             )
         else:
-            self._stage.say("it did not move this time: this machine was first, or too busy to catch up")
+            self._stage.say("it stayed: this machine was first, or reads too slowly to catch up")
         return {"tokens": found["tokens"], "handoffs": found["handoffs"], "saved_usd": saved_usd, "usd": unmoved_usd}
 
     async def _kill(self, played: PlayedServer) -> dict[str, Any]:
@@ -288,7 +290,7 @@ class Demo:
         server, device, pause_s = heard.by("server"), heard.by("device"), heard.pause_s
         if pause_s is None:
             raise BenchError("the server was killed, and its answer ended with it")
-        self._stage.say(f"the server is dead; this machine went on from its last letter, {pause_s:.2f} s later")
+        self._stage.say(f"the server is dead; {MARKS['device']} went on from its last letter {pause_s:.2f} s later")
         return {"server_text": server, "device_text": device, "pause_s": round(pause_s, 4)}
 
     def _fresh(self, question: str, n_words: int = 0) -> list[dict[str, str]]:
@@ -342,7 +344,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], moved: Mapping[str, Any] | None,
     each = {question: [row for row in rows if row["question"] == question] for question in (SHORT, LONG)}
     return {
         "of": len(rows),
-        "wins": {side: sum(row["winner"] == side for row in rows) for side in NAMES},
+        "wins": {side: sum(row["winner"] == side for row in rows) for side in MARKS},
         "mean": _times(rows, statistics.fmean),
         "median": _times(rows, statistics.median),
         "mean_short": _times(each[SHORT], statistics.fmean),

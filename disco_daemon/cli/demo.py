@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-MARKS = {"device": "◆", "server": "◇"}
 STYLES = {"device": "green", "server": "cyan"}
 DOES = {"device": "reads the question", "server": "was asked"}
 WIDTH = 96  # of answers, columns; a narrower terminal has its own
@@ -78,6 +77,9 @@ class Screen:
     """Shows the story at a terminal, with lines that move; elsewhere, and without colours, line by line."""
 
     def __init__(self) -> None:
+        from ..bench.demo import MARKS
+
+        self._marks = MARKS
         self._console = make_console(highlight=False)
         self._moves = self._console.is_terminal and not self._console.no_color
         self._lines: LiveLines | None = None
@@ -121,7 +123,7 @@ class Screen:
             self._stop()
             self._console.print(self._race(side))
         elif side != self._writes:
-            self._print(Text(f" ⇢{MARKS[side]}", "bold"))
+            self._print(Text(f" ⇢{self._marks[side]}", "bold"))
         self._writes = side
         limit = min(WIDTH, self._console.width) - ROOM
         if "\n" in text or (text[:1].isspace() and self._column + len(text) > limit):
@@ -156,26 +158,26 @@ class Screen:
             told = DOES[side] + (f" {bar} {elapsed_s:.1f} s" if bar else " …")
             if winner is not None:
                 told = f"has the first word, after {elapsed_s:.2f} s" if side == winner else "is not needed"
-            lines.append(Text(f"{MARKS[side]} {told}", f"{STYLES[side]}{' bold reverse' * (side == winner)}"))
+            lines.append(Text(f"{self._marks[side]} {told}", f"{STYLES[side]}{' bold reverse' * (side == winner)}"))
         return Text("\n").join(lines)
 
 
 def _introduce(screen: Screen, live: object) -> None:
-    from ..bench.demo import SERVICE, SOURCE
+    from ..bench.demo import MARKS, SERVICE, SOURCE
     from ..models.default import DEFAULT_MODEL
 
     screen.say("disco asks this machine and a server, and gives you one answer", title=True)
     screen.say(f"{MARKS['device']} this machine computes, with {DEFAULT_MODEL.split('.')[0]}: a small stand-in")
     if live is None:
         screen.say(f"{MARKS['server']} the server is played, so that no second engine takes these processors:")
-        screen.say(f"  times of {SERVICE} ({SOURCE}),")
+        screen.say(f"  times of {SERVICE} ({SOURCE})")
         screen.say("  and recorded words of the model that answers here")
     else:
         screen.say(f"{MARKS['server']} the server is yours, and costs money")
 
 
 def _conclude(screen: Screen, result: Mapping[str, Any]) -> None:
-    from ..bench.demo import SERVICE, first_words, usd
+    from ..bench.demo import first_words, usd
 
     s = result["summary"]
     screen.say(f"{s['of']} questions, each asked three times; the first word came after", title=True)
@@ -184,9 +186,9 @@ def _conclude(screen: Screen, result: Mapping[str, Any]) -> None:
     screen.say(f"first word  {first_words(s['mean'])}")
     if result["moved"]:
         one, thousand = usd(s["saved_usd"]), usd(1000 * s["saved_usd"])
-        screen.say(f"saved {one} on the answer that moved, {thousand} on 1,000, at the price of {SERVICE}")
+        screen.say(f"saved       {one} of {usd(result['moved']['usd'])} on the answer that moved; on 1,000 {thousand}")
     if result["killed"]:
-        screen.say(f"a dead server cost {result['killed']['pause_s']:.2f} s, and no word")
+        screen.say(f"dead server {result['killed']['pause_s']:.2f} s without text, and no word lost")
     screen.say("Next", title=True)
     screen.say("disco tui                 ask it something yourself")
     screen.say("disco setup               add your own server and key (in the window: F5)")
