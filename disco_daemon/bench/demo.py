@@ -38,7 +38,9 @@ SOURCE = "measured by thefastest.ai, April to May 2024, MIT"
 PRICES = {"input_usd_per_mtok": 0.5, "output_usd_per_mtok": 1.5}  # as OpenAI lists it: profiles/servers/openai.toml
 SHORT, LONG = "What is the capital of France?", "Summarise this text in one sentence."
 DEAR, KILLED = "Why do we dream?", "What is a rainbow?"
-LENGTHS = {SHORT: 24, LONG: 64, DEAR: 160, KILLED: 96}  # of the answers, tokens
+# Of the answers, tokens. The first two end just there and count as cut: by two whole short ones a daemon that knows no
+# others would expect the third to be as short, and not worth a move.
+LENGTHS = {SHORT: 7, LONG: 48, DEAR: 160, KILLED: 96}
 SYSTEM = "You are a helpful assistant."  # of the answers that are shown to their end
 MARKS = {"device": "◆", "server": "◇"}
 TIMES = ("ttft_s", "device_ttft_s", "server_ttft_s")  # of disco, and of either side alone
@@ -107,7 +109,7 @@ class PlayedServer(LoopbackServer):
         asked, limit = text_of(exchange.body["messages"][-1]), exchange.body.get("max_tokens")
         pieces = next((found for question, found in self._answers.items() if question in asked), ["Hello", "."])
         exchange.tokens = pieces[:limit]
-        exchange.reason = "stop" if len(exchange.tokens) == len(pieces) else "length"
+        exchange.reason = "length" if limit and limit <= len(pieces) else "stop"
 
     async def before(self, request: web.Request, response: web.StreamResponse, exchange: Exchange, i: int) -> None:
         """Wait until piece `i` is due: by the clock of the request, so that no delay adds up."""
@@ -226,7 +228,7 @@ class Demo:
         moved = killed = None
         if self._played is not None:
             price = f"${PRICES['output_usd_per_mtok']:.2f} a million tokens"
-            say(f"4. The server is first, but costs {price}, as listed: the answer moves", title=True)
+            say(f"4. The server is first, but costs {price}: the answer moves", title=True)
             moved = await self._move(self._played, longer_chat(n_dear))
             say("5. Only the server is asked, and killed in mid-sentence", title=True)
             killed = await self._kill(self._played)

@@ -170,8 +170,8 @@ def _introduce(screen: Screen, live: object) -> None:
     screen.say(f"{MARKS['device']} this machine computes, with {DEFAULT_MODEL.split('.')[0]}: a small stand-in")
     if live is None:
         screen.say(f"{MARKS['server']} the server is played, so that no second engine takes these processors:")
-        screen.say(f"  times of {SERVICE} ({SOURCE})")
-        screen.say("  and recorded words of the model that answers here")
+        screen.say(f"  recorded times, at the list price, of {SERVICE}")
+        screen.say(f"  ({SOURCE}), and recorded words of this model")
     else:
         screen.say(f"{MARKS['server']} the server is yours, and costs money")
 
@@ -186,7 +186,7 @@ def _conclude(screen: Screen, result: Mapping[str, Any]) -> None:
     screen.say(f"first word  {first_words(s['mean'])}")
     if result["moved"]:
         one, thousand = usd(s["saved_usd"]), usd(1000 * s["saved_usd"])
-        screen.say(f"saved       {one} of {usd(result['moved']['usd'])} on the answer that moved; on 1,000 {thousand}")
+        screen.say(f"saved       {one} of {usd(result['moved']['usd'])} where an answer moved; {thousand} on 1,000")
     if result["killed"]:
         screen.say(f"dead server {result['killed']['pause_s']:.2f} s without text, and no word lost")
     screen.say("Next", title=True)
