@@ -108,7 +108,7 @@ def test_at_a_terminal_lines_move_unless_colours_are_unwanted_and_ctrl_c_is_quie
     with run(tmp_path, env=env, stdout=its, stderr=subprocess.PIPE, start_new_session=True) as process:
         os.close(its)
         shown = b""
-        while b"won:" not in shown:
+        while b"server alone" not in shown:
             shown += os.read(ours, 4096)
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE_S)
