@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(asyncio.run(run_demo(Quiet(), progress, live=live))))
         return 0
-    screen = Screen()
+    screen = DemoScreen()
     _introduce(screen, live)
     try:
         _conclude(screen, asyncio.run(run_demo(screen, progress, live=live)))
@@ -73,7 +73,7 @@ class Quiet:
         """Show nothing."""
 
 
-class Screen:
+class DemoScreen:
     """Shows the story at a terminal, with lines that move; elsewhere, and without colours, line by line."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Screen:
         return Text("\n").join(lines)
 
 
-def _introduce(screen: Screen, live: object) -> None:
+def _introduce(screen: DemoScreen, live: object) -> None:
     from ..bench.demo import MARKS, SERVICE, SOURCE
     from ..models.default import DEFAULT_MODEL
 
@@ -176,7 +176,7 @@ def _introduce(screen: Screen, live: object) -> None:
         screen.say(f"{MARKS['server']} the server is yours, and costs money")
 
 
-def _conclude(screen: Screen, result: Mapping[str, Any]) -> None:
+def _conclude(screen: DemoScreen, result: Mapping[str, Any]) -> None:
     from ..bench.demo import first_words, usd
 
     s = result["summary"]
@@ -195,7 +195,7 @@ def _conclude(screen: Screen, result: Mapping[str, Any]) -> None:
     screen.say("disco models recommend    get a real model that fits this machine")
 
 
-def _table(screen: Screen, summary: Mapping[str, Any]) -> None:
+def _table(screen: DemoScreen, summary: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
