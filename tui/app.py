@@ -7,16 +7,19 @@ import contextlib
 import gc
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.segment import Segments
 from rich.text import Text
-from textual.app import App
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.dom import DOMNode
 from textual.message import Message
 from textual.notifications import SeverityLevel
+from textual.screen import Screen
 from textual.theme import Theme
 
 from disco_daemon.client.once import DaemonError
@@ -35,6 +38,7 @@ STYLESHEET = Path(__file__).with_name("disco.tcss")
 POLL_S = 2.0  # between two questions for the daemon's state
 SOON_S = 0.2  # the same while a daemon is starting
 START_S = 60.0  # answers wait no longer than this for a daemon that is starting
+READING_TPS = 4.8  # the reader's pace where the daemon does not tell; profiles/readers.toml
 DARK, LIGHT = "textual-dark", "textual-light"
 
 
@@ -47,12 +51,13 @@ class DiscoApp(App[None]):
     TITLE = "disco"
     CSS_PATH = STYLESHEET
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f1", "help", "Help"),
-        Binding("f2", "go('chat')", "Chat", show=False),
-        Binding("f3", "go('control')", "Control"),
-        Binding("f4", "go('dashboard')", "Dashboard"),
-        Binding("f5", "setup", "Setup", show=False),
-        Binding("ctrl+l", "light", "Light or dark", show=False, priority=True),
+        Binding("f1", "help", "Help", tooltip="Show all keys"),
+        Binding("f2", "go('chat')", "Chat", show=False, tooltip="Go to the chat"),
+        Binding("f3", "go('control')", "Control", tooltip="Set costs, caps and privacy"),
+        Binding("f4", "go('dashboard')", "Dashboard", tooltip="See what today cost, and what goes on"),
+        Binding("f5", "setup", "Setup", tooltip="Add a server or another model"),
+        Binding("ctrl+l", "light", "Light", show=False, priority=True, tooltip="Switch between light and dark"),
+        Binding("alt+p", "pace", "Pace", show=False, priority=True, tooltip="Fade words ahead of your reading pace"),
     ]
 
     def __init__(
@@ -72,8 +77,10 @@ class DiscoApp(App[None]):
         self.preferences = Preferences.load(None if path is None else path.with_name(NAME))
         self._welcome = not self.preferences.welcomed
         self._may_start = start  # without being asked, and at the first check only
+        self._look = asyncio.Event()  # set where the state is to be asked for now
         self._settled = asyncio.Event()  # cleared while a daemon is starting
         self._settled.set()
+        self.set_class(plain, "-plain")
         if plain:
             self.animation_level = "none"
 
@@ -156,6 +163,41 @@ class DiscoApp(App[None]):
     def action_light(self) -> None:
         self.theme = LIGHT if self.current_theme.dark else DARK
 
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Yield all of disco's actions for the palette, each with its key, and Textual's own behind them."""
+        for owner, bindings in ((self.chat, ChatScreen.BINDINGS), (self, DiscoApp.BINDINGS)):
+            for binding in bindings:
+                if isinstance(binding, Binding) and binding.tooltip:
+                    key = "+".join(part.capitalize() for part in binding.key.split("+"))
+                    yield SystemCommand(binding.tooltip, key, partial(self._act, binding.action, owner))
+        yield from super().get_system_commands(screen)
+
+    async def _act(self, action: str, owner: DOMNode) -> None:
+        """Carry out an action that was chosen in the palette, on any screen."""
+        if owner is self.chat:
+            await self.action_go("chat")
+        await self.run_action(action, owner)
+
+    def action_pace(self) -> None:
+        """Fade the words ahead of the reader's pace, or show all alike again."""
+        self.preferences.faded = not self.preferences.faded
+        self.preferences.save()
+        said = "Words ahead of your reading pace (F3) are faded." if self.preferences.faded else "All words look alike."
+        self.notify(said, markup=False)
+        self.on_chat_screen_pace_wanted()
+
+    def on_chat_screen_pace_wanted(self) -> None:
+        self.run_worker(self._show_pace(), group="pace", exclusive=True)
+
+    async def _show_pace(self) -> None:
+        """Take up the reading pace that is set, which the control panel may have changed."""
+        pace_tps = 0.0
+        if self.preferences.faded:
+            pace_tps = READING_TPS
+            with contextlib.suppress(DaemonError, KeyError, TypeError, ValueError):
+                pace_tps = float((await self.link.settings())["settings"]["delivery"]["pace_tps"])
+        self.chat.show_pace(pace_tps)
+
     # --- the daemon -------------------------------------------------------------------------------------------------
 
     def _post_to_chat(self, message: Message) -> None:
@@ -167,10 +209,15 @@ class DiscoApp(App[None]):
     def on_chat_screen_welcome_dismissed(self) -> None:
         self.dismiss_welcome()
 
+    def on_chat_screen_answer_over(self) -> None:
+        self._look.set()
+
     async def _watch(self) -> None:
         while True:
+            self._look.clear()
             await self.check_daemon()
-            await asyncio.sleep(POLL_S if self._settled.is_set() else SOON_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), POLL_S if self._settled.is_set() else SOON_S)
 
     async def check_daemon(self) -> None:
         """Ask the daemon for its state, and show what is wrong in the banner."""
@@ -189,6 +236,7 @@ class DiscoApp(App[None]):
         self._may_start = False
         self.startable = found is not None and found.startable
         self.chat.show_banner(found)
+        self.chat.show_state(state, "no daemon" + (": F9 starts one" if self.startable else ""))
 
     def _trouble(self, error: DaemonError) -> banner.Banner:
         """Return why there is no state; launch a daemon if that is wanted."""

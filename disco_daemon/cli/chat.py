@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--delivery",
         choices=("paced", "reserve", "off"),
-        help="how the text comes (default: paced, as it is read; off where the output is no terminal)",
+        help="how the text comes (default: as delivery.mode has it; off where the output is no terminal)",
     )
     parser.add_argument("--pace", type=float, metavar="TPS", help="reading speed, tokens a second")
     parser.add_argument("--url", help="daemon to ask (default from the configuration)")
@@ -112,17 +112,19 @@ class Talk:
         """Forget all turns but the system prompt."""
         self.messages = [{"role": "system", "content": self._args.system}] if self._args.system else []
 
-    def _delivery(self) -> str:
-        """Return the delivery asked for; else at reading speed for a terminal, and at once for a program."""
+    def _delivery(self) -> dict[str, str]:
+        """Return the delivery asked for: a pace means paced, a program wants all at once, a reader what is set."""
         reader = sys.stdout.isatty() and not self._args.json
-        return str(self._args.delivery or ("paced" if reader or self._args.pace is not None else "off"))
+        usual = "paced" if self._args.pace is not None else None if reader else "off"
+        mode = self._args.delivery or usual
+        return {} if mode is None else {"delivery": mode}
 
     def _options(self) -> dict[str, Any]:
         """Return the options of a turn's request."""
         args = self._args
         given = {name: getattr(args, name) for name in ("max_tokens", "temperature")}
         pace = {"pace_tps": args.pace} if args.pace is not None else {}
-        return {k: v for k, v in given.items() if v is not None} | {"disco": {"delivery": self._delivery()} | pace}
+        return {k: v for k, v in given.items() if v is not None} | {"disco": self._delivery() | pace}
 
     async def ask(self, question: str) -> None:
         """Send one turn and print the answer as it comes; a turn that fails is taken back. Raises DaemonError."""

@@ -47,7 +47,7 @@ def _show(state: dict[str, Any]) -> None:
     device = state["endpoints"].get("device", {})
     server = state["endpoints"].get("server", {})
     parts = (
-        _endpoints(state["endpoints"], shutil.get_terminal_size().columns), _refused(server),
+        _endpoints(state, shutil.get_terminal_size().columns), _refused(server),
         _split(state), _fleet(device), _engine(device), _adapters(device), _speed(state), _estimators(state["learned"]),
         _money(state["money"]), _energy(state["energy"]), _history(state),
     )  # fmt: skip
@@ -55,10 +55,18 @@ def _show(state: dict[str, Any]) -> None:
         print(line)
 
 
-def _endpoints(endpoints: dict[str, Any], width: int) -> list[str]:
-    """Print a table of the endpoints; the last failure, which a server may have worded, is folded to the terminal."""
+def _endpoints(state: dict[str, Any], width: int) -> list[str]:
+    """Print a table of the endpoints; the last failure, which a server may have worded, is folded to the terminal.
+
+    A failure after which a server has answered is none any more.
+    """
+    from disco_tui.data.health import sides_of
+
+    health = sides_of(state)
     rows = [("endpoint", "model", "state", "last failure")]
-    rows += [(side, e["model"], e["state"], e["last_error"] or "-") for side, e in endpoints.items()]
+    for side, e in state["endpoints"].items():
+        is_over = e.get("tried") and not e.get("failing")
+        rows.append((side, e["model"], health[side].lasting, (not is_over and e["last_error"]) or "-"))
     shown = [[one_line(str(cell), MAX_CELL) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)][:-1]
     lines = []
@@ -144,23 +152,29 @@ def _speed(state: dict[str, Any]) -> list[str]:
 
 def _money(money: dict[str, Any]) -> list[str]:
     """Print the exchange rate and its effect, the price of a server if there is one, spending and caps."""
+    from disco_tui.data.scale import amount_of, dollars, figure
+
     price, power, gone = money["server_price"], money["power"], money["spent"]
     now = money["effective_usd_per_kwh"]
     why = "" if power["on_mains"] else f" (battery at {100 * (power['charge'] or 0):.0f} %)"
     hot = ", throttled by heat" if power["throttled"] else ""
-    lines = [f"a kWh        is worth ${now:.3g} now{why}{hot}, ${money['usd_per_kwh']:g} set"]
-    spent = f"{gone['wh_today']:.3g} Wh here today"
+    lines = [f"a kWh        is worth {dollars(now)} now{why}{hot}, {dollars(money['usd_per_kwh'])} set"]
+    spent = f"{figure(gone['wh_today'])} Wh here today"
     if price is not None:
         limit = money["threshold_usd_per_kwh"]
-        lines[0] += f"; {money['scarcer']} is scarce" + ("" if limit is None else f", which changes at ${limit:.3g}")
+        lines[0] += f"; {money['scarcer']} is scarce" + (
+            "" if limit is None else f", which changes at {dollars(limit)}"
+        )
         put, out = price["input_usd_per_mtok"], price["output_usd_per_mtok"]
         known = "" if price["known"] else " (not known: the dearest of all counts, see `disco doctor`)"
         lines.append(f"server price ${put:g} in, ${out:g} out, a million tokens{known}")
-        spent = f"${gone['usd_today']:.4f} today, ${gone['usd_this_month']:.4f} this month to the server; {spent}"
+        spent = (
+            f"{dollars(gone['usd_today'])} today, {dollars(gone['usd_this_month'])} this month to the server; {spent}"
+        )
     lines.append(f"spent        {spent}")
     for name, cap in money["caps"].items():
-        used = f"{cap['spent']:.4g} of {cap['limit']:g} {cap['unit']}"
-        lines.append(f"cap          {name}: {used}, {cap['reserved']:.3g} held for what runs")
+        used, limit, held = (amount_of(cap[of] or 0.0, cap["unit"]) for of in ("spent", "limit", "reserved"))
+        lines.append(f"cap          {name}: {used} of {limit}, {held} held for what runs")
     return lines
 
 

@@ -196,8 +196,12 @@ class Server:
         except EndpointError as e:
             log.debug("the %s does not tell what it can do: %s", self.side, e.reason)
             if e.reason not in TELLS_NOTHING:
+                if e.reason == "unreachable":
+                    self.last_error = str(e)
+                    self._errors.failed(e)
                 return  # it may later
             found = UNKNOWN
+        self._errors.reached()
         self._known.tell(found)
 
     async def _ask_models(self, client: ServerClient) -> Capabilities:
@@ -250,6 +254,7 @@ class Server:
             "failures": self.n_failures,
             "down_s": round(self.readiness().down_s, 1),
             "last_error": self.last_error,
+            **self._errors.health(),
             **self._known.status(),
         }
 
@@ -290,6 +295,8 @@ class Server:
                     reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id)
                     answer = ServerAnswer(stream, reader, bill, self._errors, self._clock, began)
                     async for chunk in chunks:
+                        if self._errors.failing is not None or not self._errors.is_tried:
+                            self._errors.heard()
                         is_large = stream.n_bytes > LARGE
                         if not is_large and (plain := answer.token(chunk)) is not None:
                             patience.renew(plain)
@@ -367,6 +374,7 @@ class Server:
         if not error.your_fault:
             self.n_failures += 1
             self.last_error = str(error)
+            self._errors.failed(error)
         if error.reason == "unreachable":  # it may be another one when it is back
             self._known.forget()
         return None

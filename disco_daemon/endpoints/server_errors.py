@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -27,6 +30,7 @@ UNHEDGED_S = 86_400.0  # after a 429: a server that had enough once in a day has
 MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
 MAX_SAID = 4096  # characters of an error's text that are looked at; a line has MAX_LINE
 _BUSY = (503, 529)  # the second one is Anthropic's
+_OF_CREDIT = ("quota", "credit", "billing", "balance", "payment")  # words of a 429 that no waiting mends
 
 
 class StatusError(Exception):
@@ -75,13 +79,15 @@ class Translation:
 class ServerErrors:
     """Translates the errors of one server.
 
-    All mutable state: until when the server is to be left alone, and not to be asked twice for one answer, and whether
-    its name was `exposed` when last looked up: a key would have gone to public addresses in the clear. None of it is
-    kept on disk: after a restart one request more may meet a 429, and no answer fails of it.
+    All mutable state: whether it `is_tried` (has answered or failed), and how it is `failing`, which the next answer
+    ends; until when the server is to be left alone, and not to be asked twice for one answer, and whether its name was
+    `exposed` when last looked up: a key would have gone to public addresses in the clear. None of it is kept on disk:
+    after a restart one request more may meet a 429, and no answer fails of it.
     """
 
     def __init__(self, side: Side, base_url: str, api_key: str, clock: Clock) -> None:
-        self.exposed = False
+        self.exposed = self.is_tried = False
+        self.failing: tuple[str, float] | None = None
         self._side, self._base_url, self._api_key, self._clock = side, base_url, api_key, clock
         self._down_until = self._unhedged_until = -math.inf
         self._translation = Translation(self)
@@ -95,6 +101,28 @@ class ServerErrors:
     def down_s(self) -> float:
         """How long the server still wants to be left alone, s."""
         return max(0.0, self._down_until - self._clock.now())
+
+    def heard(self) -> None:
+        """Note that the server has answered: whatever was wrong is over."""
+        self.failing, self.is_tried = None, True
+
+    def reached(self) -> None:
+        """Note that the server can be reached, though nobody knows yet whether it answers."""
+        if self.failing is not None and self.failing[0] == "unreachable":
+            self.failing, self.is_tried = None, False
+
+    def failed(self, error: EndpointError) -> None:
+        """Note a failure that is not the request's: why, and since when the server fails like this (Unix time, s)."""
+        status, _ = refusal_of(error)
+        is_broke = status == 402 or (status == 429 and any(word in str(error).lower() for word in _OF_CREDIT))
+        reason, self.is_tried = "no_credit" if is_broke else error.reason, True
+        if self.failing is None or self.failing[0] != reason:
+            self.failing = (reason, self._clock.wall())
+
+    def health(self) -> dict[str, Any]:
+        """Return whether it was `tried`, and its last failure's reason and time unless it has answered since."""
+        failing = None if self.failing is None else {"reason": self.failing[0], "since": self.failing[1]}
+        return {"tried": self.is_tried, "failing": failing}
 
     def translate(self) -> Translation:
         """Return a context that raises an EndpointError for each foreign error of its body."""
@@ -127,7 +155,15 @@ class ServerErrors:
             return self.refuse_clear_text()
         if isinstance(e, TimeoutError):
             return self.error("timeout", "the server did not answer in time")
-        return self.error("unreachable", f"the server cannot be reached: {self._brief(e)}")
+        return self.error("unreachable", f"the server cannot be reached: {self._unconnected(e)}")
+
+    def _unconnected(self, e: aiohttp.ClientError) -> str:
+        """Say which address gave no connection, and why, in the system's words: aiohttp's are of ssl and calls."""
+        cause = getattr(e, "os_error", None)
+        if not isinstance(e, aiohttp.ClientConnectorError) or cause is None:
+            return self._brief(e)
+        why = os.strerror(cause.errno) if cause.errno in errno.errorcode else cause.strerror
+        return self.show(f"{e.host}:{e.port}: {why}") if why else self._brief(e)
 
     def refuse_clear_text(self) -> EndpointError:
         """Return the error for a key that would go out in the clear: nothing was sent.

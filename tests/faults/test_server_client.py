@@ -204,3 +204,47 @@ async def test_an_organization_is_told_to_openai_alone(monkeypatch: pytest.Monke
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     assert server_client._headers("api.openai.com", "k")["OpenAI-Organization"] == "org-1"
     assert "OpenAI-Organization" not in server_client._headers("notopenai.com", "k")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (401, b"{}", "unauthorized"), (403, b"{}", "unauthorized"), (404, b"{}", "not_found"),
+        (402, b"{}", "no_credit"),
+        (429, b'{"error": {"message": "You exceeded your current quota"}}', "no_credit"),
+        (429, b'{"error": {"message": "slow down"}}', "rate_limited"), (500, b"oh", "server_error"),
+    ],
+)  # fmt: skip
+async def test_a_server_fails_by_its_last_reason_until_it_answers(status: int, body: bytes, reason: str) -> None:
+    async def ask() -> None:
+        async for _ in server.generate(GenerationRequest("r", ({"role": "user", "content": "x"},)), Usage()):
+            pass
+
+    async with serving(Answers(body, status)) as upstream:
+        server = Server(ServerConfig(upstream.url, "m", "k"))
+        await server.start()
+        assert (server.status()["tried"], server.status()["failing"]) == (False, None)
+        found = []
+        for _ in range(2):
+            with pytest.raises(EndpointError):
+                await ask()
+            found.append(server.status()["failing"])
+        assert found[0]["reason"] == reason
+        assert found[1] == found[0], "since when it fails does not move while it fails alike"
+        upstream.body, upstream.status = SAID, 200
+        await ask()
+        assert (server.status()["tried"], server.status()["failing"]) == (True, None)
+        await server.close()
+
+
+async def test_a_server_that_nobody_listens_at_is_known_to_be_away_before_it_is_asked() -> None:
+    async with serving(Answers()) as upstream:
+        url = upstream.url
+    server = Server(ServerConfig(url, "m", "k"))
+    await server.start()
+    await server.inquire()
+    status = server.status()
+    await server.close()
+    assert status["failing"]["reason"] == "unreachable"
+    assert status["last_error"].endswith(": Connection refused")
+    assert "ssl" not in status["last_error"]

@@ -78,7 +78,7 @@ async def test_an_answer_streams_with_its_sides_and_is_kept(daemon: Dictated) ->
         assert [(t.role, t.text, t.finish) for t in turns][1] == ("assistant", "Because **so**.", "stop")
         assert turns[1].sides == ((0, "device"), (8, "server"))
         await until(pilot, lambda: titles(app) == ["Why?"])
-        assert daemon.asked[0]["disco"] == {"sides": True, "delivery": "paced"}
+        assert daemon.asked[0]["disco"] == {"sides": True}
 
 
 async def test_hidden_reasoning_is_seen_until_the_answer_comes(daemon: Dictated) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from disco_tui.data.debounce import Debounce
 from disco_tui.data.model import Money, RequestRow, filter_requests
 from disco_tui.data.readers import presets
-from disco_tui.data.scale import BUDGET, RATE, Scale, dollars, factor_of, in_force, seconds
+from disco_tui.data.scale import BUDGET, RATE, Scale, amount_of, dollars, factor_of, figure, in_force, seconds
 from disco_tui.draw import pictures
 from disco_tui.draw.charts import Axes, Curve, bar, plot, sparkline
 from disco_tui.draw.timeline_model import TimelineModel, delivery, lanes, words
@@ -75,10 +75,26 @@ def test_the_slider_shows_knob_marks_and_ends() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [(0, "$0"), (1234.5, "$1,234"), (3.456, "$3.46"), (0.3, "$0.30"), (0.00123, "$0.0012"), (2e-7, "$2e-07")],
+    [
+        (0, "$0"),
+        (1234.5, "$1,234"),
+        (3.456, "$3.46"),
+        (0.3, "$0.30"),
+        (0.0191, "$0.019"),
+        (0.00123, "$0.0012"),
+        (0.000999, "$0.0010"),
+        (2e-7, "<$0.0001"),
+        (9.99e-5, "<$0.0001"),
+    ],
 )
 def test_amounts_read_well(amount: float, text: str) -> None:
     assert dollars(amount) == text
+
+
+@given(st.floats(0, 1e9))
+def test_no_amount_and_no_figure_has_an_exponent(value: float) -> None:
+    for text in (dollars(value), figure(value), amount_of(value, "$"), amount_of(value, "Wh")):
+        assert "e" not in text
 
 
 def test_times_read_well() -> None:
@@ -157,7 +173,7 @@ def test_before_the_first_request_the_dashboard_shows_the_prior() -> None:
 def test_spending_is_shown_against_the_caps() -> None:
     money = Money.of(recorded("state")["money"])
     text = pictures.spend(money, recorded("ledger"), 60).plain
-    assert "of 1 $" in text
+    assert "$0.00035 of $1.00" in text
     assert "of 20 Wh" in text
     days = [{"server_usd": 0.0}, {"server_usd": 2.0}, {"server_usd": 1.0}]
     assert "$ by day ▅█▁" in pictures.spend(Money(), days, 60).plain

@@ -290,7 +290,10 @@ CAP = {"unit": "$", "limit": 0.5, "spent": 0.5, "reserved": 0.0, "reset_at": 0.0
         (with_state(device={"state": "failed", "last_error": "out of memory"}), "out of memory): the server answers"),
         (with_state(device={"state": "failed"}, sides=["device"]), "disco doctor"),
         (with_state(server={"down_s": 12.0, "last_error": "429"}), "left alone for 12 s (429): this machine answers"),
-        (with_state(caps={"usd_per_day": CAP}), "usd_per_day is reached (0.5 of 0.5 $)"),
+        (with_state(server={"failing": {"reason": "unauthorized", "since": 0.0}}), "key refused since"),
+        (with_state(server={"failing": {"reason": "unreachable", "since": 0.0}}), "this machine answers. F5"),
+        (with_state(server={"failing": {"reason": "timeout", "since": 0.0}}), None),
+        (with_state(caps={"usd_per_day": CAP}), "usd_per_day is reached ($0.50 of $0.50)"),
         (with_state(caps={"usd_per_day": CAP | {"spent": 0.49}}), None),
         (with_state(caps={"usd_per_day": CAP}), "the other side answers"),
         (with_state(caps={"wh_per_day": CAP}, private=True), "nobody is left to answer"),
@@ -328,10 +331,10 @@ def test_what_was_drawn_while_an_answer_grew_is_not_kept() -> None:
     for i in range(5):
         entry.grow(f"Paragraph {i}.\n\n", "device")
         entry.draw(60, THEME)
-    assert entry._lines
+    assert entry._blocks
     entry.live, entry.finish = False, "stop"
     whole = [line.plain for line in entry.draw(60, THEME)]
-    assert entry._lines == []
+    assert entry._blocks == []
     entry.live = True
     entry.grow("More.\n\n", "device")
     assert [line.plain for line in entry.draw(60, THEME)][: len(whole) - 1] == whole[:-1], "it can go on"

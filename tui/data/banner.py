@@ -9,6 +9,9 @@ from typing import Any
 from disco_daemon.client.once import NOT_OURS, NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_daemon.plain import one_line
 
+from .health import LASTING, side_health
+from .scale import amount_of
+
 Json = Mapping[str, Any]
 MAX_TEXT = 500  # characters; three lines of a wide window
 
@@ -61,7 +64,7 @@ def welcome(state: Json) -> Banner | None:
 def _cap(caps: Json, *, alone: bool) -> str | None:
     for name, cap in caps.items():
         if cap["limit"] is not None and cap["spent"] >= cap["limit"]:
-            used = f"{cap['spent']:.3g} of {cap['limit']:g} {cap['unit']}"
+            used = " of ".join(amount_of(cap[name], cap["unit"]) for name in ("spent", "limit"))
             then = "nobody is left to answer" if alone else "the other side answers"
             return f"Cap {name} is reached ({used}): {then}. F3 changes caps."
     return None
@@ -92,11 +95,13 @@ def _partner(split: Json, endpoints: Json) -> str | None:
 
 def _server(endpoints: Json) -> str | None:
     server = endpoints.get("server")
-    if server is None or not server.get("down_s"):
+    if server is None:
         return None
     why = f" ({_short(server['last_error'])})" if server.get("last_error") else ""
     other = "this machine answers." if "device" in endpoints else "`disco doctor` looks for the cause."
-    return f"The server is left alone for {server['down_s']:.0f} s{why}: {other}"
+    if (server.get("failing") or {}).get("reason") in LASTING:
+        return f"The server: {side_health(server).lasting}{why}: {other} F5 sets it up anew."
+    return f"The server is left alone for {server['down_s']:.0f} s{why}: {other}" if server.get("down_s") else None
 
 
 def _short(text: str, limit: int = 80) -> str:

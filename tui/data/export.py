@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from .scale import dollars, figure
 from .store import Conversation, StoredTurn
 
 FORMAT = 1  # of the JSON; a reader refuses formats it does not know
@@ -56,12 +58,16 @@ def _note(turn: StoredTurn) -> str:
 
 
 def _figures(disco: Mapping[str, Any]) -> list[str]:
-    shown = (
-        ("ttft_s", "first token after {:.2f} s"),
-        ("cost_usd", "${:.6f}"),
-        ("energy_j", "{:.1f} J"),
-        ("qoe", "QoE {:.2f}"),
+    shown: tuple[tuple[str, Callable[[float], str]], ...] = (
+        ("ttft_s", "first token after {:.2f} s".format),
+        ("server_usd", dollars),
+        ("energy_j", lambda joules: f"{figure(joules)} J"),
+        ("qoe", "QoE {:.2f}".format),
     )
-    found = [text.format(disco[key]) for key, text in shown if isinstance(disco.get(key), int | float)]
+    found = [write(disco[key]) for key, write in shown if _is_number(disco.get(key))]
     handoffs = disco.get("handoffs")
     return found + ([f"{handoffs} handoff{'s' * (handoffs != 1)}"] if isinstance(handoffs, int) and handoffs else [])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

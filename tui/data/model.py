@@ -135,7 +135,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """One row of the history. `ttft_s` and `winner` are None if no answer came."""
+    """One row of the history. `ttft_s` and `winner` are None if no answer came; `server_usd` is the server's bill."""
 
     request_id: str
     created: float
@@ -146,7 +146,7 @@ class RequestRow:
     tokens: int
     ttft_s: float | None
     qoe: float | None
-    cost_usd: float
+    server_usd: float
 
     @classmethod
     def of(cls, row: Json) -> RequestRow:
@@ -161,7 +161,7 @@ class RequestRow:
             tokens=row["device_tokens"] + row["server_tokens"],
             ttft_s=row["ttft_s"],
             qoe=row.get("qoe"),
-            cost_usd=row["cost_usd"],
+            server_usd=row["server_usd"],
         )
 
 

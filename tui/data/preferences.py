@@ -1,4 +1,4 @@
-"""The preferences of this window: the theme, and whether the welcome was shown."""
+"""The preferences of this window: the theme, whether the welcome was shown, and whether unread words are faded."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Preferences:
     path: Path | None = None
     theme: str = ""
     welcomed: bool = False
+    faded: bool = False
 
     @classmethod
     def load(cls, path: Path | None) -> Preferences:
@@ -28,8 +29,9 @@ class Preferences:
             with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
                 found = json.loads(file.read(MAX_BYTES))
         kept = found if isinstance(found, dict) else {}
-        theme, welcomed = kept.get("theme"), kept.get("welcomed")
-        return cls(path, theme if isinstance(theme, str) else "", welcomed is True)
+        theme = kept.get("theme")
+        flags = (kept.get(name) is True for name in ("welcomed", "faded"))
+        return cls(path, theme if isinstance(theme, str) else "", *flags)
 
     def save(self) -> None:
         """Write the file, whole or not at all, readable by the user only."""
@@ -39,5 +41,5 @@ class Preferences:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-                json.dump({"theme": self.theme, "welcomed": self.welcomed}, file)
+                json.dump({"theme": self.theme, "welcomed": self.welcomed, "faded": self.faded}, file)
             new.replace(self.path)

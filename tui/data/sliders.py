@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from .model import Money, Prediction
-from .scale import Scale, dollars, seconds
+from .scale import Scale, dollars, figure, seconds
 
 RATE_KEY, BUDGET_KEY, PACE_KEY = "device.usd_per_kwh", "policy.budget", "delivery.pace_tps"
 PRIVATE_KEY = "policy.private"
 
 RATE_WORDS = "Exchange rate: what a kWh of this machine's energy is worth to you, $/kWh"
 BUDGET_WORDS = "Budget b: the share of all prompt tokens that the scarcer side may process"
-PACE_WORDS = "Reading pace, token/s: paced answers come no faster, and QoE is measured by it"
+PACE_WORDS = "Reading pace, token/s: QoE is measured by it; Alt+P in the chat fades the words ahead of it"
 CAP_WORDS = "Caps: a side that has reached one gives way to the other; empty = none"
 PRIVATE_WORDS = "Never leave this machine: all answers are made here, no server is asked"
 TOO_LITTLE = "What-if: too little history yet to say what another setting would do"
@@ -100,7 +100,7 @@ def prediction_words(prediction: Prediction | None) -> str:
     return (
         f"What-if on your {p.requests} requests, {p.scarcer} scarce:\n"
         f"TTFT mean {seconds(p.mean_s)}, P99 {seconds(p.p99_s)}   "
-        f"server {dollars(p.usd_per_day)}/day   this machine {p.wh_per_day:.3g} Wh/day"
+        f"server {dollars(p.usd_per_day)}/day   this machine {figure(p.wh_per_day)} Wh/day"
     )
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from rich.style import Style
 from rich.text import Text
 
+from ..data.readers import tokens_in
+from ..data.scale import dollars, figure
 from . import markdown
-from .theme import DEVICE, SERVER, TextTheme, fit, mark_sides
+from .theme import AHEAD, DEVICE, SERVER, TextTheme, fit, mark_sides
 
 GUTTER = 2  # cells before each line
 THOUGHT_LINES = 3  # of hidden reasoning, the latest ones
@@ -32,6 +34,17 @@ class Words:
     disco: Json | None = None
 
 
+@dataclass(slots=True)
+class Block:
+    """A part of a growing answer that will not change: its place in the text, who wrote before it, and its lines."""
+
+    start: int
+    end: int
+    side: str
+    lines: list[Text]
+    faded: list[Text] | None = None  # the same lines before the reader gets there
+
+
 LoadWords = Callable[[int], Words]  # the words of a turn, by its number; for a lost one, the reason
 
 
@@ -42,18 +55,22 @@ class Entry:
     """
 
     __slots__ = (
-        "_done",
+        "_blocks",
         "_drawn_for",
-        "_lines",
         "_load",
         "_own",
-        "_side",
         "_size",
+        "asked_at",
+        "asked_of",
         "finish",
+        "grown_from",
         "live",
+        "n_tokens",
+        "read",
         "role",
         "thought",
         "turn",
+        "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -63,9 +80,11 @@ class Entry:
         self._own: Words | None = Words(words) if isinstance(words, str) else words
         self._load: LoadWords | None = None
         self._size = (0, 0)  # characters and line ends, if it is unloaded
-        self._done = 0  # characters of the text in blocks that will not change
-        self._lines: list[Text] = []  # of those blocks, drawn for `_drawn_for`
-        self._side = ""
+        self.grown_from = self.n_tokens = 0  # the characters before it grew here, and about how many tokens came then
+        self.asked_at = self.waited_s = 0.0  # while no word has come: s, of a monotonic clock and since then
+        self.asked_of: list[tuple[str, str, bool]] = []  # side, what it does or why not, whether it does
+        self.read: int | None = None  # characters that a reader at their pace has read; None: all is drawn alike
+        self._blocks: list[Block] = []  # of the growing answer, all but the last one, drawn for `_drawn_for`
         self._drawn_for: tuple[int, TextTheme] | None = None
 
     @classmethod
@@ -81,8 +100,9 @@ class Entry:
         self.thought = "" if self._size[0] else self.thought  # it is not drawn any more
 
     def load(self) -> None:
-        """Take the words back, to change them."""
+        """Take the words back, to add to them."""
         self._own = self.words
+        self.grown_from, self.n_tokens = len(self._own.text), 0
 
     @property
     def is_loaded(self) -> bool:
@@ -126,6 +146,8 @@ class Entry:
         if side and text and (not words.sides or words.sides[-1][1] != side):
             words.sides.append((len(words.text), side))
         words.text += text
+        if text:
+            self.n_tokens += tokens_in(text)
 
     def draw(self, width: int, theme: TextTheme) -> list[Text]:
         """Return the lines of the message and an empty one, each of at most `width` cells with its gutter."""
@@ -156,32 +178,53 @@ class Entry:
         return (f"{theme.mark(side)} " if side else "● ", theme.tints.get(side, theme.dim))
 
     def _body(self, width: int, theme: TextTheme) -> list[Text]:
-        """Draw the words. While an answer grows, only its last block is drawn again."""
+        """Draw the words. While an answer grows or is read, only the blocks where that happens are drawn again."""
         if self.role == "user":
             return markdown.wrap(Text(fit(self.text).rstrip()), width)
-        if not self.live:
-            self._lines, self._drawn_for = [], None  # what was drawn while it grew is large and not needed
+        if not self.live and self.read is None:
+            self._blocks, self._drawn_for = [], None  # what was drawn while it grew is large and not needed
             return markdown.Painter(width, theme).paint(mark_sides(self.text, self.sides))
         if self._drawn_for != (width, theme):
-            self._drawn_for, self._done, self._lines, self._side = (width, theme), 0, [], ""
-        self._settle(width, theme)
-        tail = markdown.Painter(width, theme, self._side).paint(self._marked_text(self._done, len(self.text)))
-        return [*self._lines, *([Text()] if self._lines and tail else []), *tail]
+            self._drawn_for, self._blocks = (width, theme), []
+        words = self.words
+        done, side = (self._blocks[-1].end, self._side_at(words, self._blocks[-1].end)) if self._blocks else (0, "")
+        if cut := markdown.last_block(words.text[done:]):
+            settled = Block(done, done + cut, side, [])
+            settled.lines = self._paint(words, settled, width, theme, None)
+            self._blocks.append(settled)
+            done, side = settled.end, self._side_at(words, settled.end)
+        lines: list[Text] = []
+        for block in self._blocks:
+            shown = self._shade(words, block, width, theme)
+            lines += [*([Text()] if lines and shown else []), *shown]
+        tail = self._paint(words, Block(done, len(words.text), side, []), width, theme, self.read)
+        return [*lines, *([Text()] if lines and tail else []), *tail]
 
-    def _settle(self, width: int, theme: TextTheme) -> None:
-        """Draw the blocks before the last one, which will not change."""
-        cut = self._done + markdown.last_block(self.text[self._done :])
-        if cut == self._done:
-            return
-        lines = markdown.Painter(width, theme, self._side).paint(self._marked_text(self._done, cut))
-        if lines:
-            self._lines += [Text()] * bool(self._lines) + lines
-        self._done = cut
-        self._side = next((side for at, side in reversed(self.sides) if at < cut), self._side)
+    def _shade(self, words: Words, block: Block, width: int, theme: TextTheme) -> list[Text]:
+        """Return the lines of a settled block as far as the reader is: all words as they are, all faded, or some."""
+        if self.read is None or self.read >= block.end:
+            block.faded = None
+            return block.lines
+        if self.read > block.start:
+            return self._paint(words, block, width, theme, self.read)
+        if block.faded is None:
+            block.faded = [line.copy() for line in block.lines]
+            for line in block.faded:
+                line.stylize(theme.dim)
+        return block.faded
 
-    def _marked_text(self, start: int, end: int) -> str:
-        """Return a part of the text with its marks."""
-        return mark_sides(self.text[start:end], [(at - start, side) for at, side in self.sides if start <= at < end])
+    def _paint(self, words: Words, part: Block, width: int, theme: TextTheme, read: int | None) -> list[Text]:
+        """Draw a part of the text with its marks; what is beyond `read` is faded."""
+        marks = [(at - part.start, side) for at, side in words.sides if part.start <= at < part.end]
+        if read is not None and read < part.end:
+            marks = sorted([*marks, (max(0, read - part.start), AHEAD)], key=lambda mark: mark[0])
+        text = mark_sides(words.text[part.start : part.end], marks)
+        return markdown.Painter(width, theme, part.side).paint(text)
+
+    @staticmethod
+    def _side_at(words: Words, place: int) -> str:
+        """Return who wrote before a place of the text."""
+        return next((side for at, side in reversed(words.sides) if at < place), "")
 
     def _draw_reasoning(self, width: int, theme: TextTheme) -> list[Text]:
         """Draw the latest lines of hidden reasoning, until the answer has words."""
@@ -192,7 +235,7 @@ class Entry:
     def _below(self, width: int, theme: TextTheme) -> list[Text]:
         """Draw how the answer came about, and whether it is incomplete."""
         if self.live:
-            return [Text("…", theme.dim)] if not self.text else []
+            return [] if self.text or self.thought else [self._wait(theme)]
         record = self.disco or {}
         lines = markdown.wrap(Text(summary(record, theme), theme.dim), width) if record.get("tokens") else []
         if record.get("error"):
@@ -200,6 +243,15 @@ class Entry:
         if self.finish != "stop":
             lines += markdown.wrap(Text(ENDS.get(self.finish, fit(str(self.finish))), theme.dim), width)
         return lines
+
+    def _wait(self, theme: TextTheme) -> Text:
+        """Draw what each side does until the first word comes, and for how long; nothing moves for a screen reader."""
+        after = "" if theme.plain else f" {self.waited_s:.1f} s"
+        parts = []
+        for side, does, is_well in self.asked_of:
+            sign = Text(theme.mark(side), theme.tints.get(side, theme.dim))
+            parts.append(sign.append(f" {fit(does)}{after * is_well}", theme.dim))
+        return Text(", " if theme.plain else "   ").join(parts) if parts else Text(f"…{after}", theme.dim)
 
     @property
     def code(self) -> list[str]:
@@ -212,8 +264,8 @@ def summary(record: Json, theme: TextTheme) -> str:
     parts = [_ttft(record), *_tokens(record, theme), *_split(record)]
     moved = int(record.get("handoffs") or 0)
     parts.append(f"{moved} handoff{'s' if moved > 1 else ''}" if moved else "")
-    parts.append(f"${_number(record.get('server_usd'))}")
-    parts.append(f"{_number(record.get('energy_j'))} J")
+    parts.append(dollars(float(record.get("server_usd") or 0)))
+    parts.append(f"{figure(float(record.get('energy_j') or 0))} J")
     qoe = record.get("qoe")
     parts.append("" if qoe is None else f"QoE {qoe:.2f}")
     return (", " if theme.plain else " · ").join(part for part in parts if part)
@@ -251,11 +303,3 @@ def _split(record: Json) -> list[str]:
     elif quality != "whole":
         said.append(str(quality))
     return said
-
-
-def _number(x: Any) -> str:
-    """Write a number with three digits and no exponent: amounts are between a millionth and some thousands."""
-    value = float(x or 0)
-    if value == 0 or abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}" if abs(value) >= 1e-3 else f"{value:.6f}".rstrip("0")

@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Span, Text
 
-from .theme import SIDE_OF, TextTheme, fit, strip_marks
+from .theme import AHEAD, SIDE_OF, TextTheme, fit, strip_marks
 
 # Entities stay pieces of their own (`text_special`): what they stand for was in no text that was made safe before.
 _PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable("text_join")
@@ -45,12 +45,16 @@ def last_block(source: str) -> int:
 
 
 class Painter:
-    """Draws marked Markdown for one width and theme. `side` is the present writer; it carries over to the next text."""
+    """Draws marked Markdown for one width and theme. `side` is the present writer; it carries over to the next text.
+
+    From `is_ahead` on the words are faded: the reader has not reached them.
+    """
 
     def __init__(self, width: int, theme: TextTheme, side: str = "") -> None:
         self.width = max(MIN_WIDTH, width)
         self.theme = theme
         self.side = side
+        self.is_ahead = False
         self._kinds: dict[str, Callable[[SyntaxTreeNode, int], Lines]] = {
             "heading": self._heading,
             "fence": self._code,
@@ -93,13 +97,16 @@ class Painter:
         lines = [Text(sign + language, self.theme.dim)] if language else []
         for line, source in zip(self._highlight(strip_marks(raw), language), raw.split("\n"), strict=False):
             seam = self._turn(source)
-            lines += _beside(sign, self._side_style(), wrap(Text.assemble(line, seam), width - len(sign)))
+            whole = Text.assemble(line, seam)
+            if self.is_ahead:
+                whole.stylize(self.theme.dim)
+            lines += _beside(sign, self._side_style(), wrap(whole, width - len(sign)))
         return lines
 
     def _turn(self, source: str) -> Text:
         """Take note of the marks in a line of code; return the sign of a seam, which goes behind the line."""
-        before, marks = self.side, _AT_MARK.findall(source)
-        self.side = SIDE_OF[marks[-1]] if marks else before
+        before = self.side
+        self._heed(source)
         seam = before and before != self.side
         return Text(f"  {'' if self.theme.plain else '⇢'}{self.theme.mark(self.side)}" if seam else "", self.theme.dim)
 
@@ -150,9 +157,16 @@ class Painter:
         text = Text()
         for child in node.children if node.type != "inline" else [node]:
             self._words(child, style or Style(), text, 0)
-            if marks := _AT_MARK.findall(child.content):  # also of one that stood in an address
-                self.side = SIDE_OF[marks[-1]]
+            self._heed(child.content)  # also of one that stood in an address
         return text
+
+    def _heed(self, source: str) -> None:
+        """Take note of the marks in a source that is drawn in one piece."""
+        for mark in _AT_MARK.findall(source):
+            if SIDE_OF[mark] == AHEAD:
+                self.is_ahead = True
+            else:
+                self.side = SIDE_OF[mark]
 
     def _words(self, node: SyntaxTreeNode, style: Style, into: Text, depth: int) -> None:
         """Add the words of a node and of its children to `into`."""
@@ -162,7 +176,7 @@ class Painter:
         }.get(node.type)  # fmt: skip
         style = style if own is None else style + own
         if node.type in ("softbreak", "hardbreak"):
-            into.append("\n" if node.type == "hardbreak" else " ")
+            into.append("\n")  # also a soft one: poems, addresses and logs mean theirs
         elif node.children and depth < MAX_DEPTH:
             for child in node.children:
                 self._words(child, style, into, depth + 1)
@@ -183,12 +197,15 @@ class Painter:
         """Return text with its marks turned into tints; a seam gets a sign, too."""
         text = Text()
         for piece in _AT_MARK.split(content):
-            if piece in SIDE_OF:
+            if SIDE_OF.get(piece) == AHEAD:
+                self.is_ahead = True
+            elif piece in SIDE_OF:
                 if self.side and self.side != SIDE_OF[piece]:
                     text.append(f"⇢{self.theme.mark(SIDE_OF[piece])} ".lstrip("⇢" if self.theme.plain else ""), "bold")
                 self.side = SIDE_OF[piece]
             elif piece:
-                text.append(piece, style if code else self._side_style() + style)
+                own = style if code else self._side_style() + style
+                text.append(piece, own + self.theme.dim if self.is_ahead else own)
         return text
 
     def _side_style(self) -> Style:

@@ -8,7 +8,7 @@ from typing import Any
 from textual.content import Content
 
 from ..data.model import Json, Money, RequestRow
-from ..data.scale import dollars, seconds
+from ..data.scale import amount_of, dollars, figure, seconds
 from .charts import Axes, Curve, bar, plot, sparkline
 
 DEVICE, SERVER = "$success", "$primary"  # styles of the two sides
@@ -138,12 +138,12 @@ def spend(money: Money, ledger: Sequence[Json], width: int, *, plain: bool = Fal
     for cap in money.caps:
         name = CAP_NAMES.get(cap.name, "battery")
         share = cap.spent / cap.limit if cap.limit > 0 else 1.0
-        figures = f"{cap.spent:.3g} of {cap.limit:g} {cap.unit}"
+        figures = f"{amount_of(cap.spent, cap.unit)} of {amount_of(cap.limit, cap.unit)}"
         lines.append(_bar(name, share, figures, width, "$warning" if share >= 1 else "$accent", plain=plain))
     if not money.caps:
         lines.append(Content("no cap is set"))
-    spent = f"{dollars(money.usd_today)}, {money.wh_today:.3g} Wh today; {dollars(money.usd_this_month)} this month"
-    lines.append(Content(spent))
+    today, month = dollars(money.usd_today), dollars(money.usd_this_month)
+    lines.append(Content(f"{today}, {figure(money.wh_today)} Wh today; {month} this month"))
     if len(ledger) > 1:
         lines.append(Content(f"$ by day {sparkline([day['server_usd'] for day in reversed(ledger)], DAYS)}"))
     return Content("\n").join(lines)
@@ -155,11 +155,11 @@ def power(state: Json) -> Content:
     per, watts = energy.get("per_token"), energy.get("watts")
     lines = [f"{money.source}; a kWh counts {dollars(money.effective)}"]
     if watts is not None:
-        lines.append(f"computing draws {watts:.3g} W ({energy['source']})")
+        lines.append(f"computing draws {figure(watts)} W ({energy['source']})")
     if per is not None:
         read, write = 1000 * per["prefill_j_per_token"], 1000 * per["decode_j_per_token"]
         known = "measured" if per["windows"] else "assumed"
-        lines.append(f"{read:.3g} mJ to read a token, {write:.3g} to write ({known})")
+        lines.append(f"{figure(read)} mJ to read a token, {figure(write)} to write ({known})")
     return Content("\n".join(lines))
 
 
@@ -178,7 +178,7 @@ def cells(request: RequestRow) -> list[str]:
     moved = f" +{request.handoffs}" if request.handoffs else ""
     qoe = "-" if request.qoe is None else f"{request.qoe:.2f}"
     figures: list[Any] = [request.prompt_tokens, request.tokens]
-    return [who + moved, seconds(request.ttft_s), *map(str, figures), qoe, dollars(request.cost_usd)]
+    return [who + moved, seconds(request.ttft_s), *map(str, figures), qoe, dollars(request.server_usd)]
 
 
 # Name and width of each cell, characters.

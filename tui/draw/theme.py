@@ -12,8 +12,9 @@ from disco_daemon.plain import MARK, plain
 
 DEVICE, SERVER = "device", "server"
 ALONE = "alone"  # the lower layers of a model on this machine, while the partner that has the others is gone
-# Characters for private use that are put into a text before it is parsed: "from here on, this side".
-MARKS = {DEVICE: "\uf8d0", SERVER: "\uf8d1", ALONE: "\uf8d2"}
+AHEAD = "ahead"  # words that a reader at their pace has not reached, whoever wrote them
+# Characters for private use that are put into a text before it is parsed: "from here on, this side", or "not read yet".
+MARKS = {DEVICE: "\uf8d0", SERVER: "\uf8d1", ALONE: "\uf8d2", AHEAD: "\uf8d3"}
 SIDE_OF = {mark: side for side, mark in MARKS.items()}
 _LETTER = re.compile(r"\w")
 _MARKS = re.compile(f"[{''.join(SIDE_OF)}]")

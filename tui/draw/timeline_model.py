@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from textual.content import Content
 
 from ..data.model import Json
-from ..data.scale import dollars, seconds
+from ..data.scale import dollars, figure, seconds
 from . import token_timeline
 from .charts import Axes, Curve, plot
 from .pictures import STYLES
@@ -144,7 +144,7 @@ def _of_row(row: Json) -> TimelineModel:
         if start is not None and start <= (end if ttft is None else ttft)
     )  # fmt: skip
     tokens = {side: row[f"{side}_tokens"] for side in STYLES}
-    record = {"tokens": tokens, "cost_usd": row["cost_usd"], "energy_j": row["energy_j"], "qoe": row["qoe"]}
+    record = {"tokens": tokens, "server_usd": row["server_usd"], "energy_j": row["energy_j"], "qoe": row["qoe"]}
     reading = {name: row.get(name) for name in ("tbt_p50_s", "tbt_p99_s", "largest_gap_s", "stalled")}
     return TimelineModel(
         row["request_id"], row["winner"], ttft, end, True, sum(tokens.values()), plan, attempts,
@@ -155,7 +155,7 @@ def _of_row(row: Json) -> TimelineModel:
 def _figures(record: Json, reading: Json) -> tuple[str, ...]:
     """Say cost, energy and delivery in words."""
     tokens = ", ".join(f"{side} {n}" for side, n in record["tokens"].items())
-    lines = [f"tokens: {tokens}; {dollars(record['cost_usd'])}, {record['energy_j']:.3g} J"]
+    lines = [f"tokens: {tokens}; {dollars(record['server_usd'])}, {figure(record['energy_j'])} J"]
     if record.get("qoe") is not None and reading.get("tbt_p50_s") is not None:
         gaps = f"between tokens {seconds(reading['tbt_p50_s'])}, P99 {seconds(reading['tbt_p99_s'])}"
         stalled = f"{reading['stalled']} late"

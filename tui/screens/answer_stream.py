@@ -14,8 +14,7 @@ from ..data.store import Store, StoreError
 from ..draw.entry import Entry
 from ..draw.theme import ALONE
 
-# Asks for an answer at reading speed, and for the side that wrote each word.
-WISH = {"delivery": "paced", "sides": True}
+WISH = {"sides": True}  # who wrote each word; the delivery is what the user has set: as fast as it comes, by default
 ApiMessage = dict[str, Any]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 from textual import work
@@ -21,10 +21,11 @@ from ..draw.entry import Entry
 from ..draw.theme import TextTheme, fit
 from ..widgets.prompt import Prompt
 from ..widgets.sidebar import Sidebar
+from ..widgets.status_line import StatusLine
 from ..widgets.transcript import Transcript
 from ..widgets.words import PlainStatic
 from . import dialog_actions
-from .conversations import AnswerEnded, AnswerGrew, Conversations
+from .conversations import DEFAULT_MODEL, AnswerEnded, AnswerGrew, Conversations
 from .timeline import TimelineScreen
 
 if TYPE_CHECKING:
@@ -39,31 +40,37 @@ class ChatScreen(Screen[None]):
     # Textual declares it without ClassVar.
     HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "escape", "Stop", show=False),
-        Binding("ctrl+n", "new", "New", priority=True),
-        Binding("ctrl+b", "list", "List", show=False, priority=True),
-        Binding("ctrl+f", "search", "Search", show=False, priority=True),
-        Binding("ctrl+r", "again", "Again", show=False, priority=True),
-        Binding("ctrl+y", "copy", "Copy", priority=True),
-        Binding("ctrl+t", "timeline", "Timeline", priority=True),
-        Binding("f6", "rename", "Rename", show=False, priority=True),
-        Binding("f7", "system", "System prompt", show=False, priority=True),
-        Binding("f8", "model", "Model", priority=True),
-        Binding("f9", "start", "Start the daemon", show=False, priority=True),
-        Binding("ctrl+d", "delete", "Delete", show=False, priority=True),
-        Binding("ctrl+z", "undo", "Undo", show=False, priority=True),
-        Binding("ctrl+e", "export", "Export", show=False, priority=True),
-        Binding("ctrl+up", "edit", "Edit", show=False, priority=True),
-        Binding("ctrl+g", "go_on", "Continue", show=False, priority=True),
-        Binding("ctrl+o", "attach", "Attach", show=False, priority=True),
-        Binding("alt+up", "select(-1)", "Message before", show=False, priority=True),
-        Binding("alt+down", "select(1)", "Message after", show=False, priority=True),
+        Binding("escape", "escape", "Stop", show=False, tooltip="Stop the answer"),
+        Binding("ctrl+n", "new", "New", priority=True, tooltip="Begin a new conversation"),
+        Binding("ctrl+b", "list", "List", show=False, priority=True, tooltip="Show or hide the conversations"),
+        Binding("ctrl+f", "search", "Search", show=False, priority=True, tooltip="Search in all conversations"),
+        Binding("ctrl+r", "again", "Again", show=False, priority=True, tooltip="Regenerate the answer"),
+        Binding("ctrl+y", "copy", "Copy", priority=True, tooltip="Copy the answer, or code in it"),
+        Binding("ctrl+t", "timeline", "Timeline", priority=True, tooltip="Show how the answer came about"),
+        Binding("f6", "rename", "Rename", show=False, priority=True, tooltip="Rename the conversation"),
+        Binding("f7", "system", "System prompt", show=False, priority=True, tooltip="Change the system prompt"),
+        Binding("f8", "model", "Model", priority=True, tooltip="Choose who answers: model or route"),
+        Binding("f9", "start", "Start the daemon", show=False, priority=True, tooltip="Start a daemon, if none runs"),
+        Binding("ctrl+d", "delete", "Delete", show=False, priority=True, tooltip="Delete the conversation"),
+        Binding("ctrl+z", "undo", "Undo", show=False, priority=True, tooltip="Undo what was deleted or replaced"),
+        Binding("ctrl+e", "export", "Export", show=False, priority=True, tooltip="Export the conversation"),
+        Binding("ctrl+up", "edit", "Edit", show=False, priority=True, tooltip="Edit the last question and ask again"),
+        Binding("ctrl+g", "go_on", "Continue", show=False, priority=True, tooltip="Continue the answer"),
+        Binding("ctrl+o", "attach", "Attach", show=False, priority=True, tooltip="Attach a text file"),
+        Binding("alt+up", "select(-1)", "Before", show=False, priority=True, tooltip="Select the message before"),
+        Binding("alt+down", "select(1)", "After", show=False, priority=True, tooltip="Select the message after"),
         Binding("pageup", "page(-1)", "Up", show=False, priority=True),
         Binding("pagedown", "page(1)", "Down", show=False, priority=True),
     ]
 
     class DaemonWanted(Message):
         """The user asks for a daemon to be launched."""
+
+    class AnswerOver(Message):
+        """An answer has ended, and with it a side's health or the day's cost may be another."""
+
+    class PaceWanted(Message):
+        """The chat is shown, and the reading pace may be another one."""
 
     class WelcomeDismissed(Message):
         """The user has read the welcome."""
@@ -83,12 +90,19 @@ class ChatScreen(Screen[None]):
                 yield Transcript(self._text_theme, id="transcript")
                 yield PlainStatic(id="line")
                 yield Prompt(id="prompt")
+        yield StatusLine(self._text_theme, id="status")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         for widget in (self, self.query_one(Sidebar), self.query_one(Prompt)):
             widget.set_class(self._plain, "-plain")
+        with self.errors_shown():
+            if self.conversations.reopen():
+                self.say("The last answer was interrupted. Ctrl+G continues it, Ctrl+N begins anew.")
         self.show_conversation()
+
+    def on_screen_resume(self) -> None:
+        self.post_message(self.PaceWanted())
 
     def say(self, text: str, severity: SeverityLevel = "information") -> None:
         """Show a note for a few seconds; its brackets are no markup."""
@@ -125,25 +139,48 @@ class ChatScreen(Screen[None]):
             bar.show(self.conversations.store.list(bar.search), None if current is None else current.id)
 
     def show_line(self) -> None:
-        """Show title, model, attachments and the meaning of the signs above the prompt."""
+        """Show above the prompt what goes on, what the next question takes along, the signs' meaning and the title.
+
+        The title stands last, and so is cut first.
+        """
         open_one, theme = self.conversations, self._text_theme()
-        parts = [fit(open_one.title), fit(open_one.model)]
-        if open_one.attached:
-            parts.append("attached: " + ", ".join(fit(file.name) for file in open_one.attached))
-        if open_one.system:
-            parts.append("system prompt")
+        parts = []
+        if self.query_one(Transcript).more_below:
+            parts.append("more below: End" if theme.plain else "▼ more below: End")
         if self._editing is not None:
             parts.append("editing: Enter asks again from here, Escape gives up")
         elif open_one.running is not None:
             parts.append("answering: Escape stops")
-        line = Text((", " if theme.plain else " · ").join([*parts, theme.legend]), no_wrap=True, overflow="ellipsis")
+        if open_one.model != DEFAULT_MODEL:
+            parts.append(f"{fit(open_one.model)}: F8")
+        if open_one.attached:
+            parts.append("attached: " + ", ".join(fit(file.name) for file in open_one.attached))
+        if open_one.system:
+            parts.append("system prompt")
+        parts += [theme.legend, fit(open_one.title)]
+        line = Text((", " if theme.plain else " · ").join(parts), no_wrap=True, overflow="ellipsis")
         self.query_one("#line", Static).update(line)
+
+    def show_state(self, state: Mapping[str, Any] | None, trouble: str = "") -> None:
+        """Show how the sides are; without a state, why there is none."""
+        self.conversations.state = state
+        self.query_one(StatusLine).show(state, trouble)
 
     def show_banner(self, banner: Banner | None) -> None:
         """Show what is wrong; None hides the banner."""
         place = self.query_one("#banner", Static)
         place.set_class(banner is not None, "-shown")
         place.update("" if banner is None else f"! {banner.text}")
+
+    def on_transcript_more_below(self) -> None:
+        self.show_line()
+
+    def on_prompt_past_end(self) -> None:
+        self.query_one(Transcript).action_end(1)
+
+    def show_pace(self, pace_tps: float) -> None:
+        """Fade the words that a reader at this pace has not reached, token/s; 0 = none."""
+        self.query_one(Transcript).set_pace(pace_tps)
 
     def on_answer_grew(self, message: AnswerGrew) -> None:
         if (transcript := self.query_one_optional(Transcript)) is not None:  # None when the window is being closed
@@ -154,10 +191,12 @@ class ChatScreen(Screen[None]):
             transcript.settle(message.entry)
             self.show_list()
             self.show_line()
+        self.post_message(self.AnswerOver())
 
     def refresh_theme(self) -> None:
         """Draw everything in the colours of another theme."""
         self.query_one(Transcript).refresh_theme()
+        self.query_one(StatusLine).draw()
         self.show_line()
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -219,7 +258,7 @@ class ChatScreen(Screen[None]):
         if self.conversations.running is not None or last is None or not self.conversations.go_on(last):
             self.say("There is no answer that could go on.")
         else:
-            self.query_one(Transcript).touch(last)
+            self.query_one(Transcript).go_on(last)
             self.show_line()
 
     def action_edit(self) -> None:
@@ -347,7 +386,7 @@ KEYS: list[tuple[str, str]] = [
     ("Enter, Ctrl+J", "send; begin a new line (Shift+Enter, too, where the terminal can tell)"),
     ("Up, Down", "what you asked before, from the first and last line of the input"),
     ("Escape", "stop the answer; give up editing; leave the search"),
-    ("Ctrl+R, Ctrl+G", "have the answer made again; have it go on"),
+    ("Ctrl+R, Ctrl+G", "regenerate the answer; continue it"),
     ("Ctrl+Up", "edit a question and ask from there again; once more: the question before"),
     ("Ctrl+O", "attach a text file to the next question"),
     ("Ctrl+N, Ctrl+B, Ctrl+F", "new conversation; show or hide the list; search"),
@@ -356,7 +395,8 @@ KEYS: list[tuple[str, str]] = [
     ("F7, F8", "system prompt of this conversation; model or route"),
     ("Alt+Up, Alt+Down", "select a message, for Ctrl+Y, Ctrl+R, Ctrl+T and Ctrl+Up"),
     ("Ctrl+Y, Ctrl+T", "copy the answer or a code block; its timeline"),
-    ("PageUp, PageDown", "scroll"),
+    ("PageUp, PageDown, End", "scroll; to the end, and stay there while an answer grows"),
+    ("Alt+P", "fade the words ahead of your reading pace (F3), or not"),
     ("F2, F3, F4, F5", "chat; control panel; dashboard; setup"),
     ("Ctrl+L, Ctrl+P", "light or dark; all commands and themes"),
     ("F9", "start a daemon, if none runs"),

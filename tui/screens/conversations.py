@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 from textual.message import Message
 
 from disco_daemon.client.stream import Link
 
+from ..data.health import waiting_for
 from ..data.store import Conversation, Store
 from ..draw.entry import Entry
 from ..draw.message_cache import MessageCache
@@ -75,6 +78,7 @@ class Conversations:
     entries: list[Entry] = field(default_factory=list)
     system: str = ""
     model: str = DEFAULT_MODEL
+    state: Mapping[str, Any] | None = None  # of the daemon, as it was last seen
     attached: list[Attachment] = field(default_factory=list)
     _answering: dict[int, RunningAnswer] = field(default_factory=dict)
     cache: MessageCache = field(init=False)
@@ -85,8 +89,9 @@ class Conversations:
     # --- which one --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Open a new, empty conversation with the same model."""
+        """Open a new, empty conversation, for which the daemon decides again who answers."""
         self.current, self.entries, self.system, self.attached = None, [], "", []
+        self.model = DEFAULT_MODEL
 
     def open(self, conversation: int) -> None:
         """Open a conversation of the store; an answer that is streaming stays the same entry."""
@@ -101,6 +106,15 @@ class Conversations:
             for head in self.store.heads(conversation)
         ]
         self.system, self.model, self.attached = self.current.system, self.current.model, []
+
+    def reopen(self) -> bool:
+        """Open the latest conversation if its last answer was interrupted; return whether it was. Raises StoreError."""
+        latest = next(iter(self.store.list()), None)
+        heads = [] if latest is None else self.store.heads(latest.id)
+        if latest is None or not heads or heads[-1].finish is not None:
+            return False
+        self.open(latest.id)
+        return True
 
     @property
     def title(self) -> str:
@@ -243,6 +257,7 @@ class Conversations:
     def _stream(self, answer: Entry, messages: Iterator[ApiMessage]) -> None:
         conversation = self._stored_conversation().id
         answer.live = True
+        answer.asked_at, answer.asked_of = monotonic(), waiting_for(self.state, self.model)
 
         def over(task: asyncio.Task[None]) -> None:
             self._answering.pop(conversation, None)

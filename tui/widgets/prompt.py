@@ -22,6 +22,9 @@ class Prompt(TextArea):
             super().__init__()
             self.text = text
 
+    class PastEnd(Message):
+        """The user has pressed End where the cursor was at the end already: they mean the conversation's."""
+
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, placeholder="Ask something. Enter sends, Ctrl+J begins a line, F1 helps.")
         self.highlight_cursor_line = False
@@ -80,6 +83,12 @@ class Prompt(TextArea):
             super().action_cursor_down(select)
         else:
             self._leaf(1)
+
+    def action_cursor_line_end(self, select: bool = False) -> None:
+        """Move to the end of the line; from the end of the text, say so."""
+        if not select and self.cursor_location == self.document.end:
+            self.post_message(self.PastEnd())
+        super().action_cursor_line_end(select)
 
     def _leaf(self, step: int) -> None:
         n = len(self.history_of)

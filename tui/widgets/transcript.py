@@ -2,6 +2,9 @@
 
 A message is laid out when it comes near the view; until then its height is a guess from its length. When a guess above
 the view turns out wrong, the scroll position follows, so that the words in view stay where they are.
+
+The view follows a growing answer until its first line is at the top. There it stays, so that the line that is being
+read does not move, and what grows beyond the view is not drawn until the reader comes near it.
 """
 
 from __future__ import annotations
@@ -24,11 +27,14 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.timer import Timer
 
+from ..data.readers import ReadingPlace
 from ..draw.entry import Entry
 from ..draw.markdown import wrap
 from ..draw.theme import TextTheme
 
 FRAME_S = 1 / 20  # at least, between two drawings of a growing answer
+WAIT_S = 0.1  # between two drawings of how long no word has come
+READ_S = 0.2  # between two looks where the reader is: a word, about
 SHARE = 0.25  # of the time, at most, goes into drawing it: keys come first
 LONGEST_FRAME_S = 0.3  # however slow the terminal
 KEPT = 64  # messages whose lines are kept; others are drawn again when they scroll into view
@@ -36,7 +42,8 @@ KEPT_STRIPS = 256  # drawn lines, a few screens; the collector visits some 20 ob
 WELCOME = (
     "Ask something below. This machine and the server, if there is one, answer together; the sign and the colour of "
     "the words say who wrote them.\n\n"
-    "F1 shows all keys, F3 what energy is worth and what may be spent, F4 what is going on."
+    "F5 adds a server or another model, F1 shows all keys, F3 what energy is worth and what may be spent, F4 what is "
+    "going on."
 )
 
 
@@ -55,6 +62,9 @@ class Transcript(ScrollView, can_focus=True):
     class Selected(Message):
         """The user has selected another message."""
 
+    class MoreBelow(Message):
+        """There is more below the view now, or nothing any more; see `more_below`."""
+
     def __init__(self, theme: Callable[[], TextTheme], *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._theme = theme
@@ -68,7 +78,12 @@ class Transcript(ScrollView, can_focus=True):
         self._touched: set[int] = set()
         self._timer: Timer | None = None
         self._cost_s = 0.0
-        self._follow = True  # the end stays in view
+        self._follow = True  # the end stays in view, as long as the line of `_anchor` does
+        self._anchor: tuple[Entry, int] | None = None
+        self._laid_out_for = Size(0, 0)
+        self._reading: tuple[Entry, ReadingPlace] | None = None  # the answer that is read at pace
+        self.pace_tps = 0.0  # of the reader; 0 = nothing is faded
+        self.more_below = False
         self._moving = False
         self._drawn_for: tuple[int, TextTheme] | None = None
         self.selected: Entry | None = None
@@ -81,21 +96,37 @@ class Transcript(ScrollView, can_focus=True):
         return self._entries
 
     def show(self, entries: list[Entry]) -> None:
-        """Show these messages, scrolled to the end."""
+        """Show these messages, scrolled to the end, or to where an answer begins that is growing."""
+        if self._reading is not None:
+            self._reading[0].read, self._reading = None, None
         self._entries, self.selected, self._follow = entries, None, True
+        self._anchor = (entries[-1], 0) if entries and entries[-1].live else None
         self._forget()
+        if self._anchor is not None:
+            self._wake(FRAME_S)
 
     def add(self, entry: Entry) -> None:
         """Add a message at the end, and scroll there."""
         self._entries.append(entry)
         self._heights.append(self._guess(entry))
-        self._follow = True
-        self._lay_out()
+        self._follow, self._anchor = True, (entry, 0) if entry.live else None
+        self._frame()
+
+    def go_on(self, entry: Entry) -> None:
+        """Draw an answer that grows again, which stays where its new words begin."""
+        if entry in self._entries:
+            index = self._entries.index(entry)
+            self._drawn.discard(entry)
+            self._measure(index)
+            self._follow, self._anchor = True, (entry, max(0, self._heights[index] - 2))
+        self.touch(entry)
 
     def touch(self, entry: Entry) -> None:
         """Draw an entry again within a frame, however often this is called."""
-        if self._timer is None and self.is_mounted:
-            self._timer = self.set_timer(self._pause_s(), self._frame)
+        is_read = self._reading is not None and self._reading[0] is entry
+        if self.pace_tps and entry.n_tokens and not is_read and not self._theme().plain:
+            self._reading = (entry, ReadingPlace(self.pace_tps, time.monotonic()))
+        self._wake(self._pause_s())
         self._touched.add(id(entry))
 
     def settle(self, entry: Entry) -> None:
@@ -103,19 +134,65 @@ class Transcript(ScrollView, can_focus=True):
         self._touched.add(id(entry))
         self._frame()
 
+    def set_pace(self, pace_tps: float) -> None:
+        """Fade the words ahead of a reader at this pace, token/s, from the next answer on; 0 = show all alike now."""
+        self.pace_tps = pace_tps
+        if self._reading is not None and not pace_tps:
+            self._wake(0.0)
+
+    def _wake(self, after_s: float) -> None:
+        if self._timer is None and self.is_mounted:
+            self._timer = self.set_timer(after_s, self._frame)
+
     def _frame(self) -> None:
         """Draw the entries that have changed."""
         if self._timer is not None:
             self._timer.stop()
             self._timer = None
         began = time.perf_counter()
-        touched, self._touched = self._touched, set()
-        for i in range(len(self._entries) - 1, -1, -1):
-            if id(self._entries[i]) in touched:
-                self._drop(self._entries[i])
-                self._measure(i)
+        self._wait_on()
+        self._read_on()
         self._lay_out()
         self.call_after_refresh(self._note_cost, began)
+
+    def _wait_on(self) -> None:
+        """Draw the time that passes until the first word of an answer; a screen reader is not told."""
+        last = self._entries[-1] if self._entries else None
+        if last is not None and last.live and not (last.text or last.thought) and not self._theme().plain:
+            last.waited_s = max(0.0, time.monotonic() - last.asked_at)
+            self._touched.add(id(last))
+            self._wake(max(WAIT_S, self._pause_s()))
+
+    def _read_on(self) -> None:
+        """Move the reader on in the answer that is read at pace, until all of it is read."""
+        if self._reading is None:
+            return
+        entry, place = self._reading
+        length, before = entry.size[0], entry.grown_from
+        share = place.advance(entry.n_tokens, time.monotonic()) if self.pace_tps else 1.0
+        self._touched.add(id(entry))
+        entry.read = before + round(share * (length - before)) if share < 1 else None
+        if entry.read is not None:
+            self._wake(max(READ_S, self._pause_s()))
+        elif not entry.live:
+            self._reading = None
+
+    def _draw_touched(self) -> None:
+        """Draw what has changed of the messages in and near the view."""
+        if not self._touched:
+            return
+        top = self._line_of(self._anchor) if self._follow and self._anchor is not None else 0
+        near = max(self.scroll_y, top) + 2 * self.size.height
+        for i in range(len(self._entries) - 1, -1, -1):
+            entry = self._entries[i]
+            if id(entry) not in self._touched:
+                continue
+            is_beyond = entry in self._drawn and self._starts[i + 1] >= near
+            if is_beyond and entry.live and entry.read is None and (self._anchor is not None or not self._follow):
+                continue  # the words in view are drawn, and a page more
+            self._touched.discard(id(entry))
+            self._drawn.discard(entry)
+            self._measure(i)
 
     def _pause_s(self) -> float:
         return min(LONGEST_FRAME_S, max(FRAME_S, self._cost_s / SHARE))
@@ -144,9 +221,6 @@ class Transcript(ScrollView, can_focus=True):
     def _guess(self, entry: Entry) -> int:
         characters, line_ends = entry.size
         return 2 + line_ends + characters // self._width()
-
-    def _drop(self, entry: Entry) -> None:
-        self._drawn.discard(entry)
 
     def _forget(self) -> None:
         """Forget all that was drawn, and draw again."""
@@ -180,8 +254,10 @@ class Transcript(ScrollView, can_focus=True):
         if self._moving:
             return
         self._moving = True
+        self._laid_out_for = self.size
         index, above = self._place() if self._entries and len(self._starts) > 1 else (0, 0)
         page = max(1, self.size.height)
+        self._draw_touched()
         if self._follow:
             self._measure_up(len(self._entries) - 1, 2 * page)
         elif self._entries:
@@ -190,9 +266,25 @@ class Transcript(ScrollView, can_focus=True):
         self._restart()
         self._grow()
         target = self._starts[-1] - page if self._follow else self._starts[min(index, len(self._entries))] + above
+        if self._follow and self._anchor is not None:
+            target = min(target, self._line_of(self._anchor))
         self.scroll_to(y=max(0, target), animate=False, force=True)
         self._moving = False
+        self._note_more()
         self.refresh()
+
+    def _line_of(self, anchor: tuple[Entry, int]) -> int:
+        """Return the line of the whole at which an anchor is."""
+        entry, row = anchor
+        index = self._entries.index(entry) if entry in self._entries else len(self._starts)
+        return self._starts[index] + row if index < len(self._starts) else self._starts[-1]
+
+    def _note_more(self) -> None:
+        """Note whether words are below the view; a message ends with an empty line."""
+        more = self._starts[-1] - 1 > round(self.scroll_y) + self.size.height
+        if more != self.more_below:
+            self.more_below = more
+            self.post_message(self.MoreBelow())
 
     def _measure_up(self, index: int, lines: int) -> None:
         while index >= 0 and lines > 0:
@@ -208,7 +300,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def _bring(self, index: int) -> None:
         """Scroll a message to the top of the view."""
-        self._follow = False
+        self._follow, self._anchor = False, None
         self._measure_up(index, max(1, self.size.height))
         self._restart()
         self._go(self._starts[index])
@@ -233,10 +325,14 @@ class Transcript(ScrollView, can_focus=True):
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Lay out the messages that came near the view, and note whether the end is still in view."""
         super().watch_scroll_y(old_value, new_value)
-        if not self._moving and round(old_value) != round(new_value):
-            self._follow = new_value >= self._starts[-1] - self.size.height
-            if not self._follow:
-                self._lay_out()
+        if self._moving or round(old_value) == round(new_value) or self.size != self._laid_out_for:
+            return  # a resize lays all out anew
+        self._draw_touched()
+        self._restart()
+        self._follow, self._anchor = new_value >= self._starts[-1] - self.size.height, None
+        if not self._follow:
+            self._lay_out()
+        self._note_more()
 
     def on_resize(self, event: Resize) -> None:
         del event
@@ -271,7 +367,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def action_end(self, which: int) -> None:
         """Scroll to the first line (0), or to the last one and follow it (1)."""
-        self._follow = bool(which)
+        self._follow, self._anchor = bool(which), None
         if which:
             self._lay_out()
         else:

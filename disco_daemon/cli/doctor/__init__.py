@@ -202,6 +202,8 @@ def _server(
     if (own := server.key_file(settings, os.environ)) is not None:
         yield own
     yield reached
+    if (ill := server.answers(daemon)) is not None:
+        yield ill
     doubts = Level.WRONG in (reached.level, found.level if key.value else Level.OK)
     if not unasked and not doubts and server.may_ask(settings, key):
         reply = asking.ask_models(settings.base_url, key.value)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ...config.layers import KeyRefusedError, server_api_key
@@ -51,6 +52,18 @@ def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Fin
         mend = "use https, or `disco config set server.insecure true` if you own the way there"
         return warn(name, f"{text}: prompts can be read on the way; no key is sent there, and with one it is off", mend)
     return ok(name, text)
+
+
+def answers(daemon: Mapping[str, Any] | None) -> Finding | None:
+    """Return how the running daemon's last question to the server failed; None if none has since it answered."""
+    from disco_tui.data.health import sides_of
+
+    found = sides_of(daemon or {}).get("server")
+    if found is None or found.since is None:
+        return None
+    said = str((daemon or {})["endpoints"]["server"].get("last_error") or "")
+    mend = "`disco setup` sets it up anew" if found.key else "it is asked again by itself"
+    return warn("answers", f"{found.lasting}: {said}".rstrip(": "), mend)
 
 
 def display_url(url: str) -> str:

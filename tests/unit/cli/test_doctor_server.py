@@ -416,3 +416,14 @@ def test_the_way_to_continue_is_told_with_its_source(
     assert found.level is level
     assert words in found.found
     assert level is OK or found.mend
+
+
+def test_how_the_running_daemons_last_question_failed_is_found() -> None:
+    side = {"model": "m", "state": "configured", "tried": True, "last_error": "the server refused the API key with 401"}
+    ill = server.answers({"endpoints": {"server": side | {"failing": {"reason": "unauthorized", "since": 0.0}}}})
+    assert ill is not None
+    assert (ill.level, ill.mend) == (WARN, "`disco setup` sets it up anew")
+    assert ill.found.startswith("key refused since ")
+    assert ill.found.endswith("with 401")
+    assert server.answers({"endpoints": {"server": side | {"failing": None}}}) is None
+    assert server.answers({"endpoints": {}}) is server.answers(None) is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from disco_daemon.cli.status import _endpoints, _energy, _engine, _fleet, _money, _refused, _speed
@@ -67,12 +68,12 @@ MONEY: dict[str, Any] = {
 
 
 def test_money_is_told_with_what_decides_it() -> None:
-    rate = "a kWh        is worth $4.2 now (battery at 20 %), throttled by heat, $0.3 set"
+    rate = "a kWh        is worth $4.20 now (battery at 20 %), throttled by heat, $0.30 set"
     assert _money(MONEY) == [
-        f"{rate}; server is scarce, which changes at $61.7",
+        f"{rate}; server is scarce, which changes at $61.70",
         "server price $0.15 in, $0.6 out, a million tokens",
-        "spent        $0.0123 today, $1.5000 this month to the server; 2.25 Wh here today",
-        "cap          usd_per_day: 0.0123 of 2 $, 0.004 held for what runs",
+        "spent        $0.012 today, $1.50 this month to the server; 2.25 Wh here today",
+        "cap          usd_per_day: $0.012 of $2.00, $0.0040 held for what runs",
     ]
     unknown = MONEY | {"server_price": MONEY["server_price"] | {"known": False}}
     assert "see `disco doctor`" in _money(unknown)[1]
@@ -81,7 +82,7 @@ def test_money_is_told_with_what_decides_it() -> None:
 def test_without_a_server_nobody_is_scarce_and_nothing_is_billed() -> None:
     alone = MONEY | {"server_price": None, "scarcer": None, "threshold_usd_per_kwh": None, "caps": {}}
     assert _money(alone | {"power": MONEY["power"] | {"on_mains": True, "throttled": False}}) == [
-        "a kWh        is worth $4.2 now, $0.3 set",
+        "a kWh        is worth $4.20 now, $0.30 set",
         "spent        2.25 Wh here today",
     ]
 
@@ -98,18 +99,26 @@ def test_a_figure_of_energy_says_whether_it_was_measured() -> None:
 def test_endpoints_are_a_table_whose_last_column_is_folded() -> None:
     device = {"model": "tiny", "state": "ready", "last_error": None}
     server = {"model": "gpt-4o-mini", "state": "configured", "last_error": "refused " * 6 + "\x1b[31m"}
-    assert _endpoints({"device": device, "server": server}, 60) == [
-        "endpoint  model        state       last failure",
-        "device    tiny         ready       -",
-        "server    gpt-4o-mini  configured  refused refused refused",
-        "                                   refused refused refused",
-        "                                   \ufffd[31m",
+    assert _endpoints({"endpoints": {"device": device, "server": server | {"tried": False}}}, 60) == [
+        "endpoint  model        state    last failure",
+        "device    tiny         ready    -",
+        "server    gpt-4o-mini  untried  refused refused refused",
+        "                                refused refused refused",
+        "                                \ufffd[31m",
     ]
+
+
+def test_a_failure_is_told_with_its_hour_until_the_server_answers() -> None:
+    server = {"model": "m", "state": "configured", "last_error": "it said 401", "tried": True}
+    failing = server | {"failing": {"reason": "unauthorized", "since": 0.0}}
+    ill, well = (_endpoints({"endpoints": {"server": one}}, 80)[1] for one in (failing, server | {"failing": None}))
+    assert re.fullmatch(r"server +m +key refused since \d\d:\d\d +it said 401", ill)
+    assert re.fullmatch(r"server +m +ready +-", well)
 
 
 def test_a_narrow_terminal_and_an_empty_failure_still_give_rows() -> None:
     server = {"model": "m", "state": "configured", "last_error": " "}
-    assert _endpoints({"server": server}, 10)[1] == "server    m      configured  -"
+    assert _endpoints({"endpoints": {"server": server}}, 10)[1] == "server    m      ready  -"
 
 
 def test_a_fleet_is_shown_and_a_whole_device_has_none() -> None:

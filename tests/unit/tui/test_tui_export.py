@@ -30,7 +30,7 @@ TURNS = st.lists(
 HEAD = Conversation(7, "The sky", "Be brief.\n\nAlways.", "disco", 0.0, 60.0)
 ANSWER = StoredTurn(
     2, "assistant", "Because.\n\n```py\nx = 1\n```", ((0, "device"), (8, "server")),
-    {"ttft_s": 0.25, "cost_usd": 0.0001, "energy_j": 3, "qoe": 1.0, "handoffs": 1}, "length", 1.0, 1,
+    {"ttft_s": 0.25, "server_usd": 0.0001, "energy_j": 3, "qoe": 1.0, "handoffs": 1}, "length", 1.0, 1,
 )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_markdown_is_what_was_written_and_a_line_about_each_answer() -> None:
     assert to_markdown(HEAD, [question, ANSWER]) == (
         "# The sky\n\n*1970-01-01 00:00 UTC · disco*\n\n> System: Be brief.\n>\n> Always.\n\n"
         "## You\n\nWhy is the sky *blue*?\n\n## Answer\n\nBecause.\n\n```py\nx = 1\n```\n\n"
-        "*characters by device 1 to 8, server 9 to 25 · first token after 0.25 s · $0.000100 · 3.0 J · QoE 1.00 "
+        "*characters by device 1 to 8, server 9 to 25 · first token after 0.25 s · $0.00010 · 3 J · QoE 1.00 "
         "· 1 handoff · length*\n"
     )
 

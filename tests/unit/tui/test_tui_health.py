@@ -1,0 +1,97 @@
+"""How the sides are, in words, and the status line that says so at any width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from disco_tui.data.health import REASONS, STATES, SideHealth, short_model, side_health, sides_of
+from disco_tui.draw.theme import TextTheme
+from disco_tui.widgets.status_line import status_text
+
+READY = {"model": "SmolLM2-135M-Instruct.Q4_1", "state": "ready", "last_error": None}
+SERVER: dict[str, Any] = {"model": "gpt-4o-mini", "state": "configured", "tried": True, "failing": None, "down_s": 0.0}
+REFUSED = SERVER | {"failing": {"reason": "unauthorized", "since": 0.0}}
+CAP = {"unit": "$", "limit": 0.5, "spent": 0.5}
+
+
+def state(server: Any = SERVER, device: Any = READY, **more: Any) -> dict[str, Any]:
+    sides = {name: side for name, side in (("device", device), ("server", server)) if side is not None}
+    return {"endpoints": sides, "money": {"caps": {}, "spent": {"usd_today": 0.02}}} | more
+
+
+def line(said: dict[str, Any] | None, width: int, *, plain: bool = False) -> str:
+    return status_text(said, "no daemon: F9 starts one", TextTheme(plain=plain), width).plain
+
+
+def test_the_line_says_all_there_is_where_there_is_room() -> None:
+    assert line(state(REFUSED, private=False), 100) == (
+        "◆ SmolLM2-135M · ready   ◇ gpt-4o-mini ✗ key refused · F5   $0.02 today"
+    )
+    assert line(state(private=True), 100).endswith("◇ gpt-4o-mini · not asked   $0.02 today   private")
+    assert line(state(None), 100) == "◆ SmolLM2-135M · ready"
+    assert line(state(REFUSED), 100, plain=True) == (
+        "[device] SmolLM2-135M ready, [server] gpt-4o-mini: key refused F5, $0.02 today"
+    )
+    assert line(None, 100).startswith("no daemon")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_in_thirty_columns_it_says_who_is_ill_and_how(plain: bool) -> None:
+    for reason, (words, _) in REASONS.items():
+        said = line(state(SERVER | {"failing": {"reason": reason, "since": 0.0}}), 30, plain=plain)
+        assert words in said or (plain and said.endswith("…"))
+    assert "restarting" in line(state(device=READY | {"state": "restarting"}), 30)
+
+
+@given(
+    width=st.integers(1, 130), plain=st.booleans(), private=st.booleans(), name=st.text(max_size=60),
+    engine=st.sampled_from([*STATES, "else"]), reason=st.sampled_from([None, *REASONS, "else"]), down=st.floats(0, 300),
+)  # fmt: skip
+def test_whatever_is_wrong_the_line_fits(
+    width: int, plain: bool, private: bool, name: str, engine: str, reason: str | None, down: float
+) -> None:
+    failing = None if reason is None else {"reason": reason, "since": 0.0}
+    said = line(
+        state(SERVER | {"failing": failing, "down_s": down}, READY | {"state": engine, "model": name}, private=private),
+        width, plain=plain,
+    )  # fmt: skip
+    assert 0 < cell_len(said) <= max(1, width)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words", "key"),
+    [
+        (REFUSED, "key refused", "F5"),
+        (SERVER | {"tried": False}, "untried", ""),
+        (SERVER | {"failing": {"reason": "rate_limited", "since": 0.0}, "down_s": 12.4}, "rate-limited for 12 s", ""),
+        (READY | {"down_s": 8.0, "crashes": 3}, "left alone for 8 s after 3 crashes", ""),
+        (READY | {"state": "loading"}, "loading", ""),
+        (READY | {"state": "failed"}, "failed", "F5"),
+        (SERVER | {"failing": {"reason": "a_new_one", "since": 0.0}}, "a new one", ""),
+    ],
+)
+def test_each_illness_has_its_words_and_the_key_that_mends_it(endpoint: Any, words: str, key: str) -> None:
+    found = side_health(endpoint)
+    assert (found.words, found.key) == (words, key)
+
+
+def test_a_cap_and_privacy_close_the_side_that_they_are_about() -> None:
+    capped = sides_of(state() | {"money": {"caps": {"usd_per_day": CAP}}})
+    assert (capped["server"].words, capped["device"].words) == ("capped", "ready")
+    assert sides_of(state(REFUSED, private=True))["server"] == SideHealth("gpt-4o-mini", "not asked")
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1", "SmolLM2-135M"), ("openai/gpt-4o-mini", "gpt-4o-mini"), ("x.gguf", "x"),
+        ("Qwen3-4B-Instruct-2507-UD-Q4_K_XL.gguf", "Qwen3-4B-Instruct-2507"), ("Q4_K_M", "Q4_K_M"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_models_name_is_short(name: str, short: str) -> None:
+    assert short_model(name) == short
