@@ -7,6 +7,7 @@ from typing import Any
 
 from textual.content import Content
 
+from ..data.health import sides_of
 from ..data.model import Json, Money, RequestRow
 from ..data.scale import amount_of, dollars, figure, seconds
 from .charts import Axes, Curve, bar, plot, sparkline
@@ -14,7 +15,6 @@ from .charts import Axes, Curve, bar, plot, sparkline
 DEVICE, SERVER = "$success", "$primary"  # styles of the two sides
 STYLES = {"device": DEVICE, "server": SERVER}
 NEVER = "x"
-WELL = ("ready", "configured", "unloaded")
 LEAST_BAR = 6  # characters
 DAYS = 14
 
@@ -165,7 +165,7 @@ def power(state: Json) -> Content:
 
 def summary(state: Json) -> str:
     """Sum up the state in the line on top of the dashboard."""
-    ill = [f"{side} {s['state']}" for side, s in state["endpoints"].items() if s["state"] not in WELL]
+    ill = [f"{side} {one.words}" for side, one in sides_of(state).items() if not one.is_well or one.words == "loading"]
     scarce = state["money"].get("scarcer")
     limited = "" if scarce is None else f", {scarce} is scarce, b = {state['learned']['budget']:g}"
     said = f"{state['in_flight']} in flight, {state['served']} served; {state['policy']}{limited}"
