@@ -60,7 +60,7 @@ def _endpoints(state: dict[str, Any], width: int) -> list[str]:
 
     A failure after which a server has answered is none any more.
     """
-    from disco_tui.data.health import sides_of
+    from ..client.health import sides_of
 
     health = sides_of(state)
     rows = [("endpoint", "model", "state", "last failure")]
@@ -152,7 +152,7 @@ def _speed(state: dict[str, Any]) -> list[str]:
 
 def _money(money: dict[str, Any]) -> list[str]:
     """Print the exchange rate and its effect, the price of a server if there is one, spending and caps."""
-    from disco_tui.data.scale import amount_of, dollars, figure
+    from ..client.amounts import amount_of, dollars, figure
 
     price, power, gone = money["server_price"], money["power"], money["spent"]
     now = money["effective_usd_per_kwh"]

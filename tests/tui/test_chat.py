@@ -442,17 +442,62 @@ async def test_without_a_daemon_one_can_be_started(
         assert app.conversations.entries[-1].finish == "error"
 
 
-async def test_half_an_answer_of_a_window_that_was_killed_is_there_again(daemon: Dictated, tmp_path: Path) -> None:
+async def test_half_an_answer_of_a_window_that_was_killed_is_on_the_screen_again(
+    daemon: Dictated, tmp_path: Path
+) -> None:
     path = tmp_path / "c.sqlite"
     with Store(path) as store:
         conversation = store.new()
         store.add(conversation.id, "user", "Why?")
         store.append(store.add(conversation.id, "assistant", ""), "Half an answ", "device")
-    async with shown(daemon.root, path=path) as (app, pilot):
-        app.chat.query_one(OptionList).focus()
-        await pilot.press("down", "enter")
+    async with shown(daemon.root, path=path, size=(80, 24)) as (app, pilot):
         await until(pilot, lambda: "Half an answ" in screen_text(app))
-        await until(pilot, lambda: "interrupted" in screen_text(app))
+        await until(pilot, lambda: "interrupted: Ctrl+G goes on" in screen_text(app))
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: daemon.asked)
+        daemon.say("er.")
+        daemon.end()
+        await answered(app, pilot)
+    async with shown(daemon.root, path=path, size=(80, 24)) as (app, pilot):
+        await pilot.pause()
+        assert app.conversations.current is None, "what is whole does not come back by itself"
+
+
+@pytest.mark.parametrize("keys", [["f1"], ["f6"], ["f7"], ["f8"], ["ctrl+o"], ["ctrl+p"], ["f5"]])
+async def test_no_dialog_has_a_frame_in_plain_mode(daemon: Dictated, keys: list[str]) -> None:
+    async with shown(daemon.root, size=(80, 24), plain=True) as (app, pilot):
+        await pilot.press(*keys)
+        await until(pilot, lambda: app.screen is not app.chat)
+        await pilot.pause()
+        assert not set(screen_text(app)) & set("─│╭╮╰╯▏▔▁▊▎┌┐└┘━┃")
+
+
+async def test_a_new_conversation_begins_with_the_route_that_decides(daemon: Dictated) -> None:
+    async with shown(daemon.root, size=(80, 24)) as (app, pilot):
+        app.conversations.set_model("disco/server")
+        app.chat.show_line()
+        await until(pilot, lambda: "disco/server: F8" in screen_text(app))
+        await pilot.press("ctrl+n")
+        await exchange(app, pilot, daemon, "one", "1")
+        assert daemon.asked[0]["model"] == "disco"
+        assert "disco/server: F8" not in screen_text(app)
+
+
+async def test_the_state_goes_before_the_title_at_eighty_columns(daemon: Dictated) -> None:
+    async with shown(daemon.root, size=(80, 24)) as (app, pilot):
+        await ask(app, pilot, daemon, "Write a long and detailed essay about why the sky is blue, please")
+        await until(pilot, lambda: "answering: Escape stops · ◆ this machine  ◇ server" in screen_text(app))
+
+
+@pytest.mark.parametrize("size", [(30, 8), (80, 24), (120, 40)])
+async def test_how_the_sides_are_is_always_on_the_screen(daemon: Dictated, size: tuple[int, int]) -> None:
+    sides = STATE["endpoints"]
+    async with shown(daemon.root, size=size) as (app, pilot):
+        await until(pilot, lambda: "◆" in screen_text(app) and "ready" in screen_text(app))
+        failing = {"tried": True, "failing": {"reason": "unauthorized", "since": 0.0}}
+        daemon.state = STATE | {"endpoints": sides | {"server": sides["server"] | failing}}
+        await exchange(app, pilot, daemon, "one", "1")
+        await until(pilot, lambda: "✗ key refused" in screen_text(app))
 
 
 async def test_quitting_in_mid_answer_keeps_it(daemon: Dictated, tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_daemon.client.amounts import amount_of, dollars, figure
 from disco_tui.data.debounce import Debounce
 from disco_tui.data.model import Money, RequestRow, filter_requests
 from disco_tui.data.readers import presets
-from disco_tui.data.scale import BUDGET, RATE, Scale, amount_of, dollars, factor_of, figure, in_force, seconds
+from disco_tui.data.scale import BUDGET, RATE, Scale, factor_of, in_force, seconds
 from disco_tui.draw import pictures
 from disco_tui.draw.charts import Axes, Curve, bar, plot, sparkline
 from disco_tui.draw.timeline_model import TimelineModel, delivery, lanes, words

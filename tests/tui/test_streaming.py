@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,13 +12,14 @@ from hypothesis import strategies as st
 from rich.text import Text
 from textual.pilot import Pilot
 
+from disco_daemon.client.health import waiting_for
 from disco_tui.app import DiscoApp
 from disco_tui.data.readers import ReadingPlace, tokens_in
 from disco_tui.draw import markdown
 from disco_tui.draw.entry import Entry
 from disco_tui.draw.theme import TextTheme, text_theme_of
 from disco_tui.widgets.transcript import Transcript
-from tests.fixtures.tui import Dictated, dictated, screen_text, shown, until
+from tests.fixtures.tui import STATE, Dictated, dictated, screen_text, shown, until
 
 THEME = text_theme_of({}, dark=True, plain=False)
 
@@ -143,6 +145,45 @@ async def test_words_ahead_of_the_readers_pace_are_faded_if_the_reader_wants_it(
         assert entry.read is not None, "the reader goes on after the end"
         await pilot.press("alt+p")
         await until(pilot, lambda: entry.read is None)
+
+
+async def test_until_the_first_word_the_time_and_both_sides_are_seen(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        await until(pilot, lambda: "◇ big-one" in screen_text(app))
+        await ask(pilot, daemon, "why")
+        times: set[str] = set()
+
+        def has_moved() -> bool:
+            times.update(re.findall(r"◆ reading (\d+\.\d) s   ◇ asked \1 s", screen_text(app)))
+            return len(times) > 2
+
+        await until(pilot, has_moved)
+        await grown(app, pilot, daemon, "Because.")
+        assert "asked" not in screen_text(app)
+        assert "◆ Because." in screen_text(app)
+
+
+async def test_a_side_that_cannot_answer_is_not_said_to_be_asked(daemon: Dictated) -> None:
+    sides = STATE["endpoints"]
+    failing = {"tried": True, "failing": {"reason": "unauthorized", "since": 0.0}}
+    daemon.state = STATE | {"endpoints": sides | {"server": sides["server"] | failing}}
+    async with shown(daemon.root, plain=True) as (app, pilot):
+        await until(pilot, lambda: "key refused" in screen_text(app))
+        await ask(pilot, daemon, "why")
+        await until(pilot, lambda: "[device] reading, [server] key refused" in screen_text(app))
+        assert app.chat.query_one(Transcript)._timer is None, "nothing moves for a screen reader"
+
+
+@pytest.mark.parametrize(
+    ("model", "state", "sides"),
+    [
+        ("disco", STATE, ["device", "server"]), ("disco/device", STATE, ["device"]),
+        ("disco/server", STATE, ["server"]),
+        ("disco", STATE | {"private": True}, ["device"]), ("disco", None, []), ("gpt-4o", STATE, ["device", "server"]),
+    ],
+)  # fmt: skip
+def test_an_answer_waits_for_the_sides_that_its_route_has(model: str, state: Any, sides: list[str]) -> None:
+    assert [side for side, _, _ in waiting_for(state, model)] == sides
 
 
 def test_a_reader_waits_for_words_and_skips_none() -> None:

@@ -348,3 +348,8 @@ def test_the_first_steps_do_not_say_of_two_machines_that_one_answers_alone() -> 
     assert "alone" in alone.text
     assert "partner" in two.text
     assert "alone" not in two.text
+
+
+def test_the_lines_of_a_poem_stay_lines() -> None:
+    entry = Entry(1, "assistant", "Rain falls\non the roof\nand stays.", finish="stop")
+    assert [line.plain for line in entry.draw(60, THEME)][:3] == ["Rain falls", "on the roof", "and stays."]

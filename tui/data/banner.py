@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from disco_daemon.client.amounts import amount_of
+from disco_daemon.client.health import LASTING, side_health
 from disco_daemon.client.once import NOT_OURS, NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_daemon.plain import one_line
-
-from .health import LASTING, side_health
-from .scale import amount_of
 
 Json = Mapping[str, Any]
 MAX_TEXT = 500  # characters; three lines of a wide window

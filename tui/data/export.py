@@ -9,7 +9,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from .scale import dollars, figure
+from disco_daemon.client.amounts import dollars, figure
+
 from .store import Conversation, StoredTurn
 
 FORMAT = 1  # of the JSON; a reader refuses formats it does not know

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from disco_daemon.client.amounts import dollars, figure
+
 from .model import Money, Prediction
-from .scale import Scale, dollars, figure, seconds
+from .scale import Scale, seconds
 
 RATE_KEY, BUDGET_KEY, PACE_KEY = "device.usd_per_kwh", "policy.budget", "delivery.pace_tps"
 PRIVATE_KEY = "policy.private"

@@ -9,8 +9,9 @@ from typing import Any
 from rich.style import Style
 from rich.text import Text
 
+from disco_daemon.client.amounts import dollars, figure
+
 from ..data.readers import tokens_in
-from ..data.scale import dollars, figure
 from . import markdown
 from .theme import AHEAD, DEVICE, SERVER, TextTheme, fit, mark_sides
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from textual.content import Content
 
-from ..data.health import sides_of
+from disco_daemon.client.amounts import amount_of, dollars, figure
+from disco_daemon.client.health import sides_of
+
 from ..data.model import Json, Money, RequestRow
-from ..data.scale import amount_of, dollars, figure, seconds
+from ..data.scale import seconds
 from .charts import Axes, Curve, bar, plot, sparkline
 
 DEVICE, SERVER = "$success", "$primary"  # styles of the two sides

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 
 from textual.content import Content
 
+from disco_daemon.client.amounts import dollars, figure
+
 from ..data.model import Json
-from ..data.scale import dollars, figure, seconds
+from ..data.scale import seconds
 from . import token_timeline
 from .charts import Axes, Curve, plot
 from .pictures import STYLES

@@ -39,6 +39,7 @@ class ChatScreen(Screen[None]):
     AUTO_FOCUS = "#prompt"
     # Textual declares it without ClassVar.
     HORIZONTAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS: list[tuple[int, str]] | None = [(0, "-low"), (12, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "escape", "Stop", show=False, tooltip="Stop the answer"),
         Binding("ctrl+n", "new", "New", priority=True, tooltip="Begin a new conversation"),

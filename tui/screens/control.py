@@ -17,12 +17,13 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Select, Static
 
+from disco_daemon.client.amounts import dollars
 from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
 
 from ..data.debounce import Debounce
 from ..data.model import DaemonApi, HostApp, Money, Prediction
 from ..data.readers import PacePreset, presets
-from ..data.scale import BUDGET, RATE, dollars, factor_of, in_force
+from ..data.scale import BUDGET, RATE, factor_of, in_force
 from ..data.sliders import (
     BUDGET_WORDS,
     CAP_WORDS,

@@ -12,9 +12,9 @@ from typing import Any
 
 from textual.message import Message
 
+from disco_daemon.client.health import waiting_for
 from disco_daemon.client.stream import Link
 
-from ..data.health import waiting_for
 from ..data.store import Conversation, Store
 from ..draw.entry import Entry
 from ..draw.message_cache import MessageCache

@@ -12,8 +12,9 @@ from typing import Any
 from rich.style import Style
 from rich.text import Text
 
-from ..data.health import SideHealth, sides_of
-from ..data.scale import dollars
+from disco_daemon.client.amounts import dollars
+from disco_daemon.client.health import SideHealth, sides_of
+
 from ..draw.theme import TextTheme, fit
 from .words import PlainStatic
 

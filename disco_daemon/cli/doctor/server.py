@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ...client.health import sides_of
 from ...config.layers import KeyRefusedError, server_api_key
 from ...config.schema import Api, Config, ServerSettings
 from ...endpoints.continuation import Profile, Way
@@ -56,8 +57,6 @@ def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Fin
 
 def answers(daemon: Mapping[str, Any] | None) -> Finding | None:
     """Return how the running daemon's last question to the server failed; None if none has since it answered."""
-    from disco_tui.data.health import sides_of
-
     found = sides_of(daemon or {}).get("server")
     if found is None or found.since is None:
         return None

@@ -217,12 +217,12 @@ async def chat(daemon: DaemonProcess, *args: str, terminal: bool) -> str:
     return newest
 
 
-async def test_chat_is_paced_where_somebody_reads_along(tmp_path: Path) -> None:
+async def test_chat_comes_as_it_is_set_where_somebody_reads_along(tmp_path: Path) -> None:
     async with Upstream(tokens=4) as upstream, running(tmp_path, server=upstream.url, device=False) as daemon:
-        assert await chat(daemon, terminal=True) == "paced"
+        assert await chat(daemon, terminal=True) == "reserve"
         assert await chat(daemon, terminal=False) == "off"
         assert await chat(daemon, "--json", terminal=True) == "off"
-        assert await chat(daemon, "--delivery", "reserve", terminal=True) == "reserve"
+        assert await chat(daemon, "--delivery", "paced", terminal=True) == "paced"
         assert await chat(daemon, "--pace", "100", terminal=False) == "paced"
         rows = await daemon.history()
         assert all(row["moves"] == [] and row["qoe"] is not None for row in rows)

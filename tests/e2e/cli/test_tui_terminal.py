@@ -182,6 +182,7 @@ class Killed:
         """Ask, let some words be read, and kill the terminal while more of them come."""
         pane = await self.open()
         n_left, n_first = self.daemon.left, random.randint(1, 60)
+        await pane.press("C-n")  # the conversation before was interrupted, and is open again
         await pane.type(question)
         await pane.press("Enter")
         self.said[question] = []
