@@ -46,7 +46,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+b", "list", "List", show=False, priority=True, tooltip="Show or hide the conversations"),
         Binding("ctrl+f", "search", "Search", show=False, priority=True, tooltip="Search in all conversations"),
         Binding("ctrl+r", "again", "Again", show=False, priority=True, tooltip="Regenerate the answer"),
-        Binding("ctrl+y", "copy", "Copy", priority=True, tooltip="Copy the answer, or code in it"),
+        Binding("ctrl+y", "copy", "Copy", show=False, priority=True, tooltip="Copy the answer, or code in it"),
         Binding("ctrl+t", "timeline", "Timeline", priority=True, tooltip="Show how the answer came about"),
         Binding("f6", "rename", "Rename", show=False, priority=True, tooltip="Rename the conversation"),
         Binding("f7", "system", "System prompt", show=False, priority=True, tooltip="Change the system prompt"),

@@ -21,7 +21,7 @@ CAP = {"unit": "$", "limit": 0.5, "spent": 0.5}
 
 def state(server: Any = SERVER, device: Any = READY, **more: Any) -> dict[str, Any]:
     sides = {name: side for name, side in (("device", device), ("server", server)) if side is not None}
-    return {"endpoints": sides, "money": {"caps": {}, "spent": {"usd_today": 0.02}}} | more
+    return {"endpoints": sides, "money": {"caps": {}, "spent": {"usd_today": 0.019}}} | more
 
 
 def line(said: dict[str, Any] | None, width: int, *, plain: bool = False) -> str:
@@ -30,12 +30,12 @@ def line(said: dict[str, Any] | None, width: int, *, plain: bool = False) -> str
 
 def test_the_line_says_all_there_is_where_there_is_room() -> None:
     assert line(state(REFUSED, private=False), 100) == (
-        "◆ SmolLM2-135M · ready   ◇ gpt-4o-mini ✗ key refused · F5   $0.02 today"
+        "◆ SmolLM2-135M · ready   ◇ gpt-4o-mini ✗ key refused · F5   $0.019 today"
     )
-    assert line(state(private=True), 100).endswith("◇ gpt-4o-mini · not asked   $0.02 today   private")
+    assert line(state(private=True), 100).endswith("◇ gpt-4o-mini · not asked   $0.019 today   private")
     assert line(state(None), 100) == "◆ SmolLM2-135M · ready"
     assert line(state(REFUSED), 100, plain=True) == (
-        "[device] SmolLM2-135M ready, [server] gpt-4o-mini: key refused F5, $0.02 today"
+        "[device] SmolLM2-135M ready, [server] gpt-4o-mini: key refused F5, $0.019 today"
     )
     assert line(None, 100).startswith("no daemon")
 
