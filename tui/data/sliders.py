@@ -17,7 +17,7 @@ PRIVATE_KEY = "policy.private"
 
 RATE_WORDS = "Exchange rate: what a kWh of this machine's energy is worth to you, $/kWh"
 BUDGET_WORDS = "Budget b: the share of all prompt tokens that the scarcer side may process"
-PACE_WORDS = "Reading pace, token/s: QoE is measured by it; Alt+P in the chat fades the words ahead of it"
+PACE_WORDS = "Reading pace, token/s: measures QoE; Alt+P in the chat fades words ahead of it"
 CAP_WORDS = "Caps: a side that has reached one gives way to the other; empty = none"
 PRIVATE_WORDS = "Never leave this machine: all answers are made here, no server is asked"
 TOO_LITTLE = "What-if: too little history yet to say what another setting would do"
