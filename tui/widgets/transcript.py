@@ -99,6 +99,7 @@ class Transcript(ScrollView, can_focus=True):
         """Show these messages, scrolled to the end, or to where an answer begins that is growing."""
         if self._reading is not None:
             self._reading[0].read, self._reading = None, None
+        self._touched.clear()
         self._entries, self.selected, self._follow = entries, None, True
         self._anchor = (entries[-1], 0) if entries and entries[-1].live else None
         self._forget()
@@ -110,7 +111,7 @@ class Transcript(ScrollView, can_focus=True):
         self._entries.append(entry)
         self._heights.append(self._guess(entry))
         self._follow, self._anchor = True, (entry, 0) if entry.live else None
-        self._frame()
+        self.settle(entry)
 
     def go_on(self, entry: Entry) -> None:
         """Draw an answer that grows again, which stays where its new words begin."""
@@ -152,8 +153,9 @@ class Transcript(ScrollView, can_focus=True):
         began = time.perf_counter()
         self._wait_on()
         self._read_on()
-        self._lay_out()
-        self.call_after_refresh(self._note_cost, began)
+        if self._due():
+            self._lay_out()
+            self.call_after_refresh(self._note_cost, began)
 
     def _wait_on(self) -> None:
         """Draw the time that passes until the first word of an answer; a screen reader is not told."""
@@ -171,27 +173,30 @@ class Transcript(ScrollView, can_focus=True):
         length, before = entry.size[0], entry.grown_from
         share = place.advance(entry.n_tokens, time.monotonic()) if self.pace_tps else 1.0
         self._touched.add(id(entry))
+        self._drawn.discard(entry)
         entry.read = before + round(share * (length - before)) if share < 1 else None
         if entry.read is not None:
             self._wake(max(READ_S, self._pause_s()))
         elif not entry.live:
             self._reading = None
 
-    def _draw_touched(self) -> None:
-        """Draw what has changed of the messages in and near the view."""
-        if not self._touched:
-            return
+    def _due(self) -> list[int]:
+        """Return which messages that have changed are to be drawn: none whose words in view and a page more are."""
         top = self._line_of(self._anchor) if self._follow and self._anchor is not None else 0
         near = max(self.scroll_y, top) + 2 * self.size.height
-        for i in range(len(self._entries) - 1, -1, -1):
+        stays = self._anchor is not None or not self._follow
+        found = []
+        for i in range(len(self._entries) - 1, -1, -1) if self._touched else ():
             entry = self._entries[i]
-            if id(entry) not in self._touched:
-                continue
-            is_beyond = entry in self._drawn and self._starts[i + 1] >= near
-            if is_beyond and entry.live and entry.read is None and (self._anchor is not None or not self._follow):
-                continue  # the words in view are drawn, and a page more
-            self._touched.discard(id(entry))
-            self._drawn.discard(entry)
+            is_beyond = stays and entry.live and entry in self._drawn and self._starts[i + 1] >= near
+            if id(entry) in self._touched and not is_beyond:
+                found.append(i)
+        return found
+
+    def _draw_touched(self) -> None:
+        for i in self._due():
+            self._touched.discard(id(self._entries[i]))
+            self._drawn.discard(self._entries[i])
             self._measure(i)
 
     def _pause_s(self) -> float:
