@@ -242,7 +242,7 @@ def test_code_blocks_are_found_as_they_were_written() -> None:
 
 def test_the_line_below_an_answer() -> None:
     assert summary(DISCO, THEME) == (
-        "TTFT 0.31 s (alone: device 0.31, server > 0.80) · ◆ 12 tok · ◇ 40 tok · 1 handoff · $0.00003 · 12 J · QoE 0.98"
+        "TTFT 0.31 s (alone: device 0.31, server > 0.80) · ◆ 12 tok · ◇ 40 tok · 1 handoff · <$0.0001 · 12 J · QoE 0.98"
     )
     alone = DISCO | {"endpoints": {"device": DISCO["endpoints"]["device"]}, "tokens": {"device": 3, "server": 0}}
     assert summary(alone | {"handoffs": 0, "qoe": None, "server_usd": 0.0}, PLAIN) == (
