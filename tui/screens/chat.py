@@ -158,14 +158,16 @@ class ChatScreen(Screen[None]):
             parts.append("attached: " + ", ".join(fit(file.name) for file in open_one.attached))
         if open_one.system:
             parts.append("system prompt")
-        parts += [theme.legend, fit(open_one.title)]
+        parts += [*([] if open_one.alone else [theme.legend]), fit(open_one.title)]
         line = Text((", " if theme.plain else " · ").join(parts), no_wrap=True, overflow="ellipsis")
         self.query_one("#line", Static).update(line)
 
     def show_state(self, state: Mapping[str, Any] | None, trouble: str = "") -> None:
         """Show how the sides are; without a state, why there is none."""
-        self.conversations.state = state
+        alone, self.conversations.state = self.conversations.alone, state
         self.query_one(StatusLine).show(state, trouble)
+        if alone != self.conversations.alone:
+            self.show_line()
 
     def show_banner(self, banner: Banner | None) -> None:
         """Show what is wrong; None hides the banner."""

@@ -132,6 +132,11 @@ class Conversations:
         return None if self.current is None else self._answering.get(self.current.id)
 
     @property
+    def alone(self) -> bool:
+        """Whether the daemon is known to have no server, so that nobody else can have written a word."""
+        return self.state is not None and "server" not in (self.state.get("endpoints") or {})
+
+    @property
     def answering(self) -> bool:
         """Whether an answer is streaming into any conversation."""
         return bool(self._answering)
