@@ -42,8 +42,8 @@ KEPT_STRIPS = 256  # drawn lines, a few screens; the collector visits some 20 ob
 WELCOME = (
     "Ask something below. This machine and the server, if there is one, answer together; the sign and the colour of "
     "the words say who wrote them.\n\n"
-    "F5 sets up a server or another model, F1 shows all keys, F3 what energy is worth and what may be spent, F4 what is "
-    "going on."
+    "F5 sets up a server or another model, F1 shows all keys, F3 what energy is worth and what may be spent, F4 what "
+    "is going on."
 )
 
 
