@@ -24,12 +24,14 @@ class BenchError(DiscoError):
 def child_env(folder: Path) -> dict[str, str]:
     """Return the children's environment: this very code, none of the user's settings, files or proxies.
 
-    Their Unix sockets are where this process looks for them; each is named by its daemon's port, and goes with it.
+    Their Unix sockets are where this process looks for them; each is named by its daemon's port, and goes with it. A
+    small model may stand for either side here, so both count as equal.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("DISCO_")}
     package = str(Path(disco_daemon.__file__).parent.parent)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
     env["OPENAI_API_KEY"] = "loopback"
+    env["DISCO_POLICY_UNEQUAL"] = "race"
     env["NO_PROXY"] = env["no_proxy"] = "127.0.0.1,localhost"
     for name in ("CONFIG_HOME", "DATA_HOME", "CACHE_HOME"):
         env[f"XDG_{name}"] = str(folder)

@@ -55,6 +55,7 @@ class AnswerRun:
     ) -> None:
         defaults, endpoints = context.defaults, context.endpoints
         self._context, self._clock, self._sink = context, context.clock, sink
+        self._relation = context.relation()
         self._delivery = CurrentDelivery(request.delivery or defaults.delivery, request.pace_tps or defaults.pace_tps)
         self._request = replace(
             request, delivery=self._delivery.mode, pace_tps=self._delivery.pace_tps,
@@ -72,9 +73,13 @@ class AnswerRun:
             overlap=self._runs.overlap,
             buffer=TokenBuffer(self._delivery.mode, self._delivery.pace_tps),
         )  # fmt: skip
-        self._moves = MoveAdvisor(context, self._request, self._answer, self._runs, self._prompt, self._delivery)
+        self._moves = MoveAdvisor(
+            context, self._request, self._answer, self._runs, self._prompt, self._delivery, self._relation
+        )
         self._timers = Timers(context, self._answer, self._inbox, self._runs, self._moves)
-        self._recorder = Recorder(context, self._request, model, self._answer, self._runs, self._prompt, self._delivery)
+        self._recorder = Recorder(
+            context, self._request, model, self._answer, self._runs, self._prompt, self._delivery, self._relation
+        )
         self._now = self._recorder.began
         self._n_shown = 0  # characters of the answer
         self._reason: str | None = None
@@ -97,7 +102,7 @@ class AnswerRun:
         planned = context.planner.plan(n_tokens, readiness)
         plan = planned.plan
         try:
-            plan = fitted(plan, self._request, n_tokens, readiness, context)
+            plan = fitted(plan, self._request, n_tokens, readiness, context, self._relation)
             answer.plan = insured(plan, readiness) if self._request.prefers is None else plan
             # Answer: the task group owns all that runs for it; nothing of that is left when it has ended.
             async with asyncio.TaskGroup() as group:

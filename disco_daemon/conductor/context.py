@@ -11,7 +11,7 @@ from ..dispatch.mover import Mover
 from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
 from ..money.spending import Spending
-from ..types import Delivery, Reason, Side, Token
+from ..types import EQUAL, Delivery, Reason, Relation, Side, Token
 from .traces import Traces
 
 
@@ -94,7 +94,8 @@ class AnswerContext:
 
     `disturbed(begin, end)`: whether this process stood still between two times. `shadow`: a server that lost the race
     may still show its first token, where that is learned from. `energy` observes what the device works on; `traces` has
-    the answers that ended last.
+    the answers that ended last. `relation()` says which side is a stand-in now; an answer keeps the one that it began
+    with.
     """
 
     endpoints: Mapping[Side, Endpoint]
@@ -109,6 +110,7 @@ class AnswerContext:
     keep_text: bool = False
     defaults: DeliveryDefaults = field(default_factory=DeliveryDefaults)
     traces: Traces = field(default_factory=Traces)
+    relation: Callable[[], Relation] = lambda: EQUAL
 
     @property
     def private(self) -> bool:

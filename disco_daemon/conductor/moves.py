@@ -1,4 +1,4 @@
-"""Whether an answer should move now, for money, away from a silent source, or later from a kept prefill.
+"""Whether an answer should move now, for money, to a better side, from a silent source, or later from a kept prefill.
 
 And whether the source of a move rests meanwhile: only where the reader has enough to read until the target comes and,
 should it not come, until the source does that is asked again.
@@ -13,7 +13,7 @@ from ..answer import Answer, AskAgain, Move, Rest
 from ..dispatch.mover import View
 from ..endpoints.base import Resumption
 from ..money.spending import CostBound
-from ..types import Delivery, GenerationRequest, Side
+from ..types import Delivery, GenerationRequest, Relation, Side, Unequal
 from .context import AnswerContext, CurrentDelivery
 from .eligible import is_left_alone
 from .endpoint_run import EndpointRun, PromptSize
@@ -35,8 +35,9 @@ class MoveAdvisor:
         runs: EndpointRuns,
         prompt: PromptSize,
         delivery: CurrentDelivery,
+        relation: Relation,
     ) -> None:
-        self._context, self._request, self._answer = context, request, answer
+        self._context, self._request, self._answer, self._relation = context, request, answer, relation
         self._runs, self._prompt, self._delivery = runs, prompt, delivery
         self.next_check = 1 if len(answer.available) > 1 else NOT_AGAIN
 
@@ -45,7 +46,9 @@ class MoveAdvisor:
 
         A move to another side begins when the reserve is there that bridges it.
         """
-        answer = self._answer
+        answer, better = self._answer, self._relation.better
+        if better is not None and answer.source is better.other and answer.movable and self._can_rise(better):
+            yield Move(better, "grade")
         if answer.n_generated >= self.next_check and answer.movable:
             target = self._target_now()
             if target is not None:
@@ -64,6 +67,9 @@ class MoveAdvisor:
         if self._delivery.mode is Delivery.OFF or self._request.prefers is not None or is_barred:
             self.next_check = NOT_AGAIN
             return None
+        if target is self._relation.lower:  # it may not stay: from there the answer may move for money again
+            self.next_check, answer.buffer.reserve = mover.next_check(answer.n_generated), 0
+            return None
         view = self._view(target)
         affordable = self._runs.affords(target, view.generated)
         reserve = mover.advise(view) if affordable and not self._lacks_room(view) else None
@@ -76,17 +82,33 @@ class MoveAdvisor:
         self.next_check = mover.next_check(view.generated)
         return view.target
 
+    def _can_rise(self, better: Side) -> bool:
+        """Whether an answer that a stand-in writes may move to the better side now.
+
+        That is where it shows the first words only, and where the better side has lost the race and is there since: a
+        server has shown its first token, and a device goes on reading anyway.
+        """
+        request, context = self._request, self._context
+        if request.prefers is not None or is_left_alone(context.endpoints.get(better), request):
+            return False
+        is_there = better is Side.DEVICE or self._runs.has_heard(better)
+        return (is_there or self._relation.unequal is Unequal.FIRST_WORDS) and self._may_ask(better)
+
     def may_leave(self, source: Side) -> bool:
         """Whether a move away from a silent source is allowed."""
         return self._may_ask(source.other)
 
     def _may_ask(self, target: Side) -> bool:
-        """Whether budget, caps, the request's bound and the target itself allow to ask it to go on."""
+        """Whether budget, caps, the request's bound and the target itself allow to ask it to go on.
+
+        The budget keeps nothing on a stand-in.
+        """
         context, n_made = self._context, self._answer.n_generated
         if target not in context.endpoints or not self._runs.affords(target, n_made):
             return False
         planner, readiness = context.planner, context.endpoints[target].readiness()
-        if readiness.down_s > 0 or (planner.policy.learns and not planner.allows(target, self._prompt.n_tokens)):
+        is_limited = planner.policy.learns and target is not self._relation.better
+        if readiness.down_s > 0 or (is_limited and not planner.allows(target, self._prompt.n_tokens)):
             return False
         if readiness.n_ctx is not None and self._prompt.n_tokens + n_made >= readiness.n_ctx:
             return False
@@ -105,10 +127,13 @@ class MoveAdvisor:
         endpoint = self._context.endpoints[run.side]
         if not endpoint.can_hold or not self._answer.joinable or self._delivery.mode is Delivery.OFF:
             return False
+        if run.side is self._relation.lower:
+            return False
         if endpoint.readiness().n_busy > MAX_PARKED_BESIDE:
             return False
         view = replace(self._view(run.side), cached=run.n_prefilled)
-        return not self._lacks_room(view) and self._context.mover.foresees(view)
+        is_wanted = run.side is self._relation.better or self._context.mover.foresees(view)
+        return is_wanted and not self._lacks_room(view)
 
     # --- a source that rests ------------------------------------------------------------------------------------
 

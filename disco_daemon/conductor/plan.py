@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..endpoints.base import Endpoint
-from ..types import BOTH, Continuation, GenerationRequest, Plan, PromptLength, Readiness, Reason, Side
+from ..types import BOTH, EQUAL, Continuation, GenerationRequest, Plan, PromptLength, Readiness, Reason, Relation, Side
 from .context import AnswerContext
 from .eligible import is_left_alone
 from .endpoint_run import EndpointRun
@@ -40,14 +40,20 @@ def readiness_of(endpoints: Mapping[Side, Endpoint], sides: frozenset[Side], cac
 
 
 def fitted(
-    plan: Plan, request: GenerationRequest, length: int, readiness: Mapping[Side, Readiness], context: AnswerContext
+    plan: Plan,
+    request: GenerationRequest,
+    length: int,
+    readiness: Mapping[Side, Readiness],
+    context: AnswerContext,
+    relation: Relation = EQUAL,
 ) -> Plan:
     """Return the plan for the sides there are, without a start of one that is not for this request.
 
     The device is not where its context has too little room, or where it does not know what a field means. A server is
     not whose context is known to have too little room, or that may not go straight on from what the client has begun,
     or that nobody has tried. Else the side that the request prefers begins alone, or the other one while that side does
-    not want to be asked. Each side stays what is left if the other fails.
+    not want to be asked. Else a stand-in waits for the better side, unless that does not want to be asked. Each side
+    stays what is left if the other fails.
     """
     plan = plan.restricted(frozenset(readiness))
     if not readiness.keys() >= BOTH:
@@ -70,7 +76,16 @@ def fitted(
         if readiness[begins].down_s > 0 and not readiness[begins.other].down_s > 0:
             begins = begins.other
         return replace(plan, **{f"{begins}_s": 0.0, f"{begins.other}_s": math.inf})
+    if (better := relation.better) is not None and not readiness[better].down_s > 0:
+        goes_on = not readiness[better.other].load_s and can_go_on(better, request, context)
+        return context.planner.graded(plan, relation, length, readiness[Side.DEVICE], goes_on=goes_on)
     return plan
+
+
+def can_go_on(side: Side, request: GenerationRequest, context: AnswerContext) -> bool:
+    """Whether a side is known to go on with text that the other one has begun; no tool call or schema is such text."""
+    continuation = context.endpoints[side].continuation
+    return continuation not in {Continuation.NONE, Continuation.UNTRIED} and not request.needs
 
 
 def lacks_room(readiness: Readiness, n_tokens: int, rest: float, max_tokens: int | None, made: int) -> bool:
@@ -95,7 +110,11 @@ def insured(plan: Plan, readiness: Mapping[Side, Readiness]) -> Plan:
 
 
 def reason_of(
-    side: Side, request: GenerationRequest, available: frozenset[Side], runs: Sequence[EndpointRun]
+    side: Side,
+    request: GenerationRequest,
+    available: frozenset[Side],
+    runs: Sequence[EndpointRun],
+    relation: Relation,
 ) -> Reason:
     """Return why it was `side` that gave the first token; `runs` are the starts until then."""
     others = [run for run in runs if run.side is side.other]
@@ -107,4 +126,6 @@ def reason_of(
         return Reason.ROUTE
     if side.other not in available:
         return Reason.ONLY
+    if relation.lower is not None:
+        return Reason.STAND_IN if side is relation.lower else Reason.GRADE
     return Reason.RACE if others else Reason.PLAN

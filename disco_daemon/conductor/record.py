@@ -15,6 +15,7 @@ from ..endpoints.hedge import RequestAccount
 from ..errors import DiscoError, EndpointError
 from ..money.spending import Reservation
 from ..types import (
+    EQUAL,
     Attempt,
     GenerationRequest,
     HedgeResult,
@@ -23,6 +24,7 @@ from ..types import (
     Plan,
     Reading,
     Reason,
+    Relation,
     Side,
     most_tokens,
     n_choices,
@@ -49,8 +51,9 @@ class Recorder:
         runs: EndpointRuns,
         prompt: PromptSize,
         delivery: CurrentDelivery,
+        relation: Relation,
     ) -> None:
-        self._context, self._request, self._model = context, request, model
+        self._context, self._request, self._model, self._relation = context, request, model, relation
         self._answer, self._runs, self._prompt, self._delivery = answer, runs, prompt, delivery
         self._created, self.began = context.clock.wall(), context.clock.now()
         self._first_at: float | None = None
@@ -60,7 +63,8 @@ class Recorder:
         """Note the first token, and tell its reader which side begins, and why; later tokens change nothing."""
         if self._first_at is None:
             self._first_at, side = now, self._answer.maker(0)
-            self._why = reason_of(side, self._request, self._answer.available, self._runs.all)
+            relation = self._relation if self._context.planner.policy.learns else EQUAL
+            self._why = reason_of(side, self._request, self._answer.available, self._runs.all, relation)
             sink.route(side, self._context.endpoints[side].model, self._why)
 
     def settle(self, planned: Planned, plan: Plan, reason: str | None, error: DiscoError | None) -> Outcome:
@@ -97,6 +101,7 @@ class Recorder:
             narrowed=self._narrowed(),
             choices=n_choices(request.extra),
             stop_sequence=answer.stop_met,
+            relation=self._relation,
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)

@@ -60,6 +60,10 @@ class EndpointRuns:
         parked = self._parked
         return parked if parked is not None and parked.side is side and parked.ended_at is None else None
 
+    def has_heard(self, side: Side) -> bool:
+        """Whether a run of this side that lost the race has shown its first token since."""
+        return any(run.side is side and run.shadow is not None and run.first_at is not None for run in self.all)
+
     def affords(self, side: Side, n_made: int) -> bool:
         """Whether the client's limit of the cost allows a start of `side` behind `n_made` tokens of the answer."""
         return side is Side.DEVICE or self._cost_limit.allows(self._request, self._prompt.length, n_made, self.all)

@@ -13,6 +13,7 @@ from msgspec import Meta
 _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
+_Grade = Annotated[float, Meta(ge=0, le=100)]
 _HostName = Annotated[str, Meta(pattern=r"^(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])$", max_length=255)]
 # A whole origin, or a scheme for all that have it; not one that any web page, or any browser's extension, has.
 _Origin = Annotated[
@@ -129,6 +130,8 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_kwh: _NonNegative = 0.30
     """Exchange rate λ: what a kWh of this machine's energy is worth on mains, $. On battery it is worth more, the more
     so the less there is left (docs/explain/money.md#the-exchange-rate)."""
+    grade: _Grade | None = None
+    """How good its model is, 0 to 100 as in MMLU-Pro; null = as known of it (`policy.unequal`)."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,6 +175,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Price of 10⁶ input tokens, $; null = as listed (docs/explain/money.md#what-servers-charge), 0 on own ones."""
     output_usd_per_mtok: _NonNegative | None = None
     """Price of a million output tokens, $; null = as in the price lists."""
+    grade: _Grade | None = None
+    """How good its model is, 0 to 100 as in MMLU-Pro; null = as published, or as its catalogue tells."""
 
 
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,6 +194,10 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Share of the requests whose tail `paper` protects first."""
     kappa: _NonNegative = 0.058
     """Weight of the slowest 1 % in `optimal`: s of mean that a second of them is worth."""
+    unequal: Literal["stand-in", "first-words", "race"] = "stand-in"
+    """What a side may do whose model is far worse than the other one's: answer only where that one is silent, fails or
+    must not be asked (`stand-in`), show the first words besides, where the other one can go on with them
+    (`first-words`), or `race` as an equal: docs/explain/policy.md#sides-of-unequal-quality."""
     shadow: bool = True
     """Let a server that lost the race show its first token: about one token's cost, and its time is known."""
     hedge: _Share = 0.08
@@ -383,7 +392,8 @@ LISTS = frozenset({"api.hosts", "api.origins", "fleet.cuts"})  # as a text: with
 # What a running daemon takes up at once, from the next request on.
 LIVE = frozenset(
     {
-        "device.usd_per_kwh", "policy.alpha", "policy.budget", "policy.hedge", "policy.kappa", "policy.private",
+        "device.grade", "device.usd_per_kwh", "server.grade", "policy.alpha", "policy.budget", "policy.hedge",
+        "policy.kappa", "policy.private", "policy.unequal",
         "policy.scarcer", "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor",
         "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.pause", "handoff.stall_s",
         "split.alone", "split.mode", "split.private_alone", "split.theta", "fleet.mode", "fleet.policy",

@@ -34,8 +34,9 @@ from ..profiling.autotuner import Autotuner
 from ..profiling.saved import Measured
 from ..store import History
 from ..system.net import without_credentials
-from ..types import Delivery, LedgerEntry, Side
+from ..types import Delivery, LedgerEntry, Relation, Side
 from .endpoints import make_endpoints
+from .grading import Grading
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .prediction import policy_of
 from .scarcity import ScarceSide
@@ -77,12 +78,14 @@ class LiveSettings:
     limits: CapLimits
     defaults: DeliveryDefaults
     policy: Policy
+    relation: Callable[[], Relation]
 
     @classmethod
-    def of(cls, config: Config, device: ManagedDevice) -> LiveSettings:
-        """Make them for that device, which can follow them. Raises ConfigError."""
-        device.check(config)
-        return cls(config, limits_of(config), delivery_defaults(config), policy_of(config.policy))
+    def of(cls, config: Config, endpoints: Mapping[Side, Endpoint]) -> LiveSettings:
+        """Make them for those endpoints, whose device can follow them. Raises ConfigError."""
+        device_of(endpoints).check(config)
+        policy, relation = policy_of(config.policy), Grading(config, endpoints)
+        return cls(config, limits_of(config), delivery_defaults(config), policy, relation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class Parts:
 
     def under(self, config: Config) -> Parts:
         """Return these parts under other live settings, for `commit`. Raises ConfigError."""
-        return replace(self, live=LiveSettings.of(config, self.device))
+        return replace(self, live=LiveSettings.of(config, self.endpoints))
 
     def commit(self, before: Parts | None = None) -> None:
         """Let what is in use go by these settings, all but the policy's: caps, rate, and a device that stays.
@@ -148,6 +151,7 @@ class Parts:
         self.spending.set_rate(self.config.device.usd_per_kwh)
         self.spending.set_limits(self.live.limits)
         self.context.defaults = self.live.defaults
+        self.context.relation = self.live.relation
         self.device.follow(self.config, self.endpoints.get(Side.SERVER))
         if before is not None:
             self.planner.succeed(before.planner)
@@ -202,7 +206,7 @@ class Assembly:
         )
         device = device_of(endpoints)
         measured = kind_of(config).measured(config) if config.device.enabled else None
-        live = LiveSettings.of(config, device)
+        live = LiveSettings.of(config, endpoints)
         planner = make_planner(live, spending)
         learner = Learner(planner, shared.history, shared.clock, estimator_key(config))
         costs = CostMover(
@@ -261,6 +265,7 @@ class Assembly:
             keep_text=config.history.keep_text,
             defaults=live.defaults,
             traces=shared.traces,
+            relation=live.relation,
         )
 
     def _make_prober(self, config: Config, server: Endpoint | None, spending: Spending) -> Prober | None:

@@ -54,6 +54,7 @@ class StateDocuments(Documents):
             "uptime_s": round(shared.clock.now() - self._started, 1),
             "policy": parts.planner.policy.name,
             "private": shared.privacy.on,
+            "grades": parts.context.relation().to_json(),
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
             "split": None,
             "in_flight": len(runtime.conductor.in_flight),
@@ -88,7 +89,7 @@ class StateDocuments(Documents):
         parts = self._runtime.parts
         readiness = {side: endpoint.readiness() for side, endpoint in parts.endpoints.items()}
         available = frozenset(readiness) - ({Side.SERVER} if self._shared.privacy.on else set())
-        explained = parts.planner.explain(tokens, readiness, waited_s, available)
+        explained = parts.planner.explain(tokens, readiness, waited_s, available, parts.context.relation())
         prices, speeds = parts.spending.prices, parts.device_speeds()
         costs = prices.per_token(speeds.prefill_tps, speeds.decode_tps)
         return explained | {"usd_per_kwh": prices.usd_per_kwh, "costs_usd_per_token": costs}

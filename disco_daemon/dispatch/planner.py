@@ -14,7 +14,7 @@ from ..arrays import distinct
 from ..estimation.knowledge import Knowledge, Snapshot
 from ..estimation.silence import LEAST_S
 from ..estimation.ttft_context import Contexts
-from ..types import BOTH, Attempt, Outcome, Plan, Readiness, Side, finite
+from ..types import BOTH, EQUAL, Attempt, Outcome, Plan, Readiness, Relation, Side, Unequal, finite
 from .hedge import HedgeAllowance
 from .hedge import fit as fit_hedged
 from .pacer import Pacer
@@ -146,12 +146,32 @@ class Planner:
 
         Beyond anything that was seen of it no sample lies, so that no wait costs budget there, and none is chosen.
         """
-        if self.constrained is Side.DEVICE:
+        return self.silence_s(self.constrained.other, length, device)
+
+    def silence_s(self, side: Side, length: int, device: Readiness) -> float:
+        """Return how long a side is silent at most, by all that was seen of it, s; infinite while too little was."""
+        if side is Side.SERVER:
             server = self.knowledge.server
             return LEAST_S if server.availability() < UNRELIABLE else server.silence_s
         if self.knowledge.device.n < DEVICE_ENOUGH:
             return math.inf
         return max(DEVICE_LEAST_S, DEVICE_BEYOND * self.device_s(length, device))
+
+    def graded(
+        self, plan: Plan, relation: Relation, length: int, device: Readiness, *, goes_on: bool, waited_s: float = 0.0
+    ) -> Plan:
+        """Return the plan where a side is a stand-in: the better one begins, the stand-in ends its silence.
+
+        A stand-in begins instead where it may show the first words, and the better side `goes_on` with them. A policy
+        that does not learn is the user's own choice of a side, and stays.
+        """
+        lower = relation.lower
+        if lower is None or not self.policy.learns:
+            return plan
+        first = lower if goes_on and relation.unequal is Unequal.FIRST_WORDS else lower.other
+        later_s = max(0.0, self.silence_s(first, length, device) - waited_s)
+        device_s, server_s = (0.0, later_s) if first is Side.DEVICE else (later_s, 0.0)
+        return Plan(device_s, server_s, plan.hedge_s)
 
     def _hedged(self, plan: Plan, server: Readiness, waited_s: float) -> Plan:
         """The plan, with a second request to a server that may have one; whether it is sent is decided when it is due.
@@ -245,6 +265,7 @@ class Planner:
         readiness: Mapping[Side, Readiness],
         waited_s: float = 0.0,
         available: frozenset[Side] = BOTH,
+        relation: Relation = EQUAL,
     ) -> dict[str, Any]:
         """Return the plan for `length` tokens now, and its reasons; w(l) over the lengths for a picture."""
         device = readiness.get(Side.DEVICE, Readiness())
@@ -253,13 +274,17 @@ class Planner:
             return _delays(planned(n))
 
         def planned(n: int) -> Plan:
-            return self.preview(n, readiness, 0.5, waited_s).restricted(available)
+            plan = self.preview(n, readiness, 0.5, waited_s)
+            if available >= BOTH and not readiness[Side.SERVER].down_s > 0:
+                plan = self.graded(plan, relation, n, device, goes_on=False, waited_s=waited_s)
+            return plan.restricted(available)
 
         lengths = distinct(np.geomspace(4, max(256, 4 * length), N_PICTURE).astype(int)).tolist()
         return {
             "tokens": length,
             "plan": delays(length) | {"hedge_s": finite(planned(length).hedge_s)},
             "device_ttft_s": round(self.device_s(length, device), 4),
+            "grades": relation.to_json(),
             "readiness": {side.value: asdict(readiness[side]) for side in readiness},
             "context": bisect_left(self.table.bounds, self._score()),
             "contexts": len(self.table.bounds) + 1,

@@ -67,6 +67,13 @@ class Graded(Protocol):
 
 
 @runtime_checkable
+class Sized(Protocol):
+    """An endpoint that may be told how many parameters its model has."""
+
+    n_parameters: int | None
+
+
+@runtime_checkable
 class Selective(Protocol):
     """An endpoint that heeds the fields that it knows; others pass on what they do not know."""
 

@@ -66,6 +66,12 @@ def of_entry(entry: Mapping[str, Any]) -> Capabilities:
     )
 
 
+def n_parameters_of(entry: Mapping[str, Any]) -> int | None:
+    """Return the number of the model's parameters, which llama-server tells."""
+    found = _object(entry, "meta").get("n_params")
+    return found if type(found) is int and found > 0 else None
+
+
 def of_props(body: bytes) -> Capabilities:
     """Return what llama-server's properties say. Raises msgspec.MsgspecError."""
     props = msgspec.json.decode(body)

@@ -100,6 +100,7 @@ class Server:
         self.known_since = self._clock.wall()
         self.config = config
         self.last_error: str | None = None
+        self.n_parameters: int | None = None  # of its model, once its catalogue has told
         self.n_failures = 0
         self._together: tuple[Capabilities, Way, Capabilities] | None = None  # what is known, and as one
         self._known = ServerCapabilities(self._clock, config.chosen, config.listed)
@@ -209,6 +210,7 @@ class Server:
         entry = await asyncio.to_thread(model_facts.entry_of, await client.get(f"{base_url}/models"), self.model)
         if entry is None:
             return UNKNOWN
+        self.n_parameters = model_facts.n_parameters_of(entry)
         if not model_facts.is_llama_server(entry):
             return model_facts.of_entry(entry)
         props = await client.get(f"{base_url.removesuffix('/v1')}/props")

@@ -69,13 +69,19 @@ def is_exact_but_for_rounding(config: Config, path: Path) -> bool:
     return is_exact(config, path) and not _header_is(rounds_alike, path)
 
 
-def _header_is(check: Callable[[Header], bool], path: Path) -> bool:
-    """Whether a model's header passes a check; one that cannot be read does: the engine says what is wrong with it."""
+def header_of(path: Path) -> Header | None:
+    """Return the whole header of a model's file; None where it cannot be read."""
     try:
         stat = path.stat()
-        return check(_read(path, stat.st_mtime_ns, stat.st_size))
+        return _read(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, ValueError):
-        return True
+        return None
+
+
+def _header_is(check: Callable[[Header], bool], path: Path) -> bool:
+    """Whether a model's header passes a check; one that cannot be read does: the engine says what is wrong with it."""
+    header = header_of(path)
+    return header is None or check(header)
 
 
 @lru_cache(maxsize=4)

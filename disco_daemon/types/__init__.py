@@ -8,6 +8,7 @@ from .drawing import AS_USUAL, Drawing, drawing_of
 from .embedding import Embedding
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
+from .grade import EQUAL, Grade, Relation, Unequal, relation
 from .health import DeviceHealth, EngineHealth, FleetHealth, LinkHealth
 from .infill import ExtraText, Infill, RawPrompt
 from .layers import LayerRange

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from .generation import Plan
+from .grade import EQUAL, Relation
 from .request import Delivery, Side
 
 HedgeResult = Literal["won", "lost", "failed"]  # of a second request: the reader got its tokens, or not
@@ -25,6 +26,8 @@ class Reason(StrEnum):
     FAILURE = "failure"  # the other side began, and failed
     RACE = "race"  # both had begun, and this one was first
     PLAN = "plan"  # it was planned to begin, and the other had not begun yet
+    GRADE = "grade"  # its model is the better one, and the other side a stand-in
+    STAND_IN = "stand-in"  # the better side was silent for longer than ever, or lets it show the first words
 
 
 @dataclass(slots=True)
@@ -88,10 +91,11 @@ class HandoffRecord:
     """One move of a running answer, done or dropped.
 
     `at` tokens and `at_char` characters of the answer are from before the target took over (or, dropped, from before
-    it was begun); `reason` is `cost`, `failure`, `stall`, or `context` where the source's was full. `took_s` is from
-    the decision to the target's first joined token; `overlap` tokens of the source were thrown away. `dropped` says
-    why it did not happen: the source went on. `paused`: the source was stopped meanwhile, since the reader had enough
-    to read; `asked_again`: the target did not come in time, and the source was asked again.
+    it was begun); `reason` is `cost`, `failure`, `stall`, `context` where the source's was full, or `grade` from a
+    stand-in to the better side. `took_s` is from the decision to the target's first joined token; `overlap` tokens of
+    the source were thrown away. `dropped` says why it did not happen: the source went on. `paused`: the source was
+    stopped meanwhile, since the reader had enough to read; `asked_again`: the target did not come in time, and the
+    source was asked again.
     """
 
     at: int
@@ -128,7 +132,8 @@ class Outcome:
 
     `arrivals_s` is when each token was shown, by the clock of the daemon, s; `reason` why the winner began it, and
     `ignored` the request's fields that nobody heeded, `narrowed` what a schema allows and was left out all the same,
-    `stop_sequence` the client's that ended it, where that is known. The history keeps none of them. It has `choices`:
+    `stop_sequence` the client's that ended it, where that is known, `relation` which side was a stand-in. The history
+    keeps none of them. It has `choices`:
     their tokens are those of all, the reason to finish is that of the last one.
     """
 
@@ -159,6 +164,7 @@ class Outcome:
     narrowed: Sequence[str] = ()
     choices: int = 1
     stop_sequence: str | None = None
+    relation: Relation = EQUAL
 
     @property
     def winner_model(self) -> str | None:
@@ -203,7 +209,9 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """The `disco` object of the last chunk (docs/explain/design.md#interfaces)."""
-        sometimes = {"split": self.split, "narrowed": list(self.narrowed) or None}
+        lower = self.relation.lower
+        stand_in = None if lower is None else {"side": lower.value, "why": self.relation.why}
+        sometimes = {"split": self.split, "narrowed": list(self.narrowed) or None, "stand_in": stand_in}
         return {name: value for name, value in sometimes.items() if value is not None} | {
             "request_id": self.request_id,
             "ttft_s": self.ttft_s,

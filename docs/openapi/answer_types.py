@@ -33,6 +33,7 @@ class DiscoOutcome(msgspec.Struct):
     reading: Json | None
     ignored: list[str]
     narrowed: list[str] | None = None
+    stand_in: Json | None = None
     split: Json | None = None
 
 
