@@ -65,8 +65,14 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
         f"          {device['n']} samples",
         f"budget    b = {known['budget']:g}, handed out now {known['handed_out']:g}, used {ratio}",
         f"policy    {known['policy']}",
+        *_grades(explained.get("grades")),
         f"hedge     {_hedge(plan.get('hedge_s'), known.get('hedge'))}",
     ]
+
+
+def _grades(grades: dict[str, Any] | None) -> list[str]:
+    """Say which side is a stand-in, and what becomes of it; an older daemon knows of no grades."""
+    return [] if grades is None else [f"grades    {grades['why']} policy.unequal is {grades['unequal']}."]
 
 
 def _hedge(after_s: float | None, known: dict[str, Any] | None) -> str:

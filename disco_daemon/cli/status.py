@@ -47,7 +47,7 @@ def _show(state: dict[str, Any]) -> None:
     device = state["endpoints"].get("device", {})
     server = state["endpoints"].get("server", {})
     parts = (
-        _endpoints(state, shutil.get_terminal_size().columns), _refused(server),
+        _endpoints(state, shutil.get_terminal_size().columns), _grades(state), _refused(server),
         _split(state), _fleet(device), _engine(device), _adapters(device), _speed(state), _estimators(state["learned"]),
         _money(state["money"]), _energy(state["energy"]), _history(state),
     )  # fmt: skip
@@ -75,6 +75,12 @@ def _endpoints(state: dict[str, Any], width: int) -> list[str]:
         folded = textwrap.wrap(failure, max(20, width - len(head))) or ["-"]
         lines += [head + folded[0], *(" " * len(head) + more for more in folded[1:])]
     return lines
+
+
+def _grades(state: dict[str, Any]) -> list[str]:
+    """Print which side is a stand-in, and why; nothing where there is one side."""
+    grades = state.get("grades")
+    return [f"grades       {grades['why']}"] if grades and len(state["endpoints"]) > 1 else []
 
 
 def _refused(server: dict[str, Any]) -> list[str]:

@@ -46,20 +46,18 @@ class MoveAdvisor:
 
         A move to another side begins when the reserve is there that bridges it.
         """
-        answer, better = self._answer, self._relation.better
-        if better is not None and answer.source is better.other and answer.movable and self._can_rise(better):
-            yield Move(better, "grade")
+        answer = self._answer
         if answer.n_generated >= self.next_check and answer.movable:
-            target = self._target_now()
-            if target is not None:
-                yield Move(target, "cost")
+            move = self._move_now()
+            if move is not None:
+                yield move
         if (handoff := answer.handoff) is not None:
             if handoff.may_rest and self._lasts_without(handoff.source):
                 yield Rest()
             elif handoff.is_rested and self._is_wanted_again(handoff.source):
                 yield AskAgain()
 
-    def _target_now(self) -> Side | None:
+    def _move_now(self) -> Move | None:
         answer, mover = self._answer, self._context.mover
         assert answer.source is not None
         target = answer.source.other
@@ -71,28 +69,30 @@ class MoveAdvisor:
             self.next_check, answer.buffer.reserve = mover.next_check(answer.n_generated), 0
             return None
         view = self._view(target)
-        affordable = self._runs.affords(target, view.generated)
-        reserve = mover.advise(view) if affordable and not self._lacks_room(view) else None
+        affordable, rises = self._runs.affords(target, view.generated), self._can_rise(target)
+        reserve = None
+        if affordable and not self._lacks_room(view):
+            reserve = mover.reserve(view) if rises else mover.advise(view)
         answer.buffer.reserve = reserve or 0
         if reserve is None:
-            self.next_check = mover.next_check(view.generated)
+            may_rise = target is self._relation.better
+            self.next_check = view.generated + 1 if may_rise else mover.next_check(view.generated)
             return None
         if answer.buffer.n_held < reserve:
             return None
         self.next_check = mover.next_check(view.generated)
-        return view.target
+        return Move(target, "grade" if rises else "cost")
 
-    def _can_rise(self, better: Side) -> bool:
-        """Whether an answer that a stand-in writes may move to the better side now.
+    def _can_rise(self, target: Side) -> bool:
+        """Whether the answer is a stand-in's, and may move to `target`, the better side, now.
 
-        That is where it shows the first words only, and where the better side has lost the race and is there since: a
-        server has shown its first token, and a device goes on reading anyway.
+        That is where the stand-in shows the first words only, and where the better side has lost the race and is there
+        since: a server has shown its first token, and a device goes on reading anyway.
         """
-        request, context = self._request, self._context
-        if request.prefers is not None or is_left_alone(context.endpoints.get(better), request):
+        if target is not self._relation.better:
             return False
-        is_there = better is Side.DEVICE or self._runs.has_heard(better)
-        return (is_there or self._relation.unequal is Unequal.FIRST_WORDS) and self._may_ask(better)
+        is_there = target is Side.DEVICE or self._runs.has_heard(target)
+        return (is_there or self._relation.unequal is Unequal.FIRST_WORDS) and self._may_ask(target)
 
     def may_leave(self, source: Side) -> bool:
         """Whether a move away from a silent source is allowed."""

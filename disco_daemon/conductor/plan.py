@@ -7,7 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..endpoints.base import Endpoint
-from ..types import BOTH, EQUAL, Continuation, GenerationRequest, Plan, PromptLength, Readiness, Reason, Relation, Side
+from ..types import (
+    BOTH,
+    EQUAL,
+    Continuation,
+    Delivery,
+    GenerationRequest,
+    Plan,
+    PromptLength,
+    Readiness,
+    Reason,
+    Relation,
+    Side,
+)
 from .context import AnswerContext
 from .eligible import is_left_alone
 from .endpoint_run import EndpointRun
@@ -83,9 +95,12 @@ def fitted(
 
 
 def can_go_on(side: Side, request: GenerationRequest, context: AnswerContext) -> bool:
-    """Whether a side is known to go on with text that the other one has begun; no tool call or schema is such text."""
-    continuation = context.endpoints[side].continuation
-    return continuation not in {Continuation.NONE, Continuation.UNTRIED} and not request.needs
+    """Whether a side is known to go on with text that the other one has begun, and that may be held back for it.
+
+    No tool call and no schema is such text.
+    """
+    is_known = context.endpoints[side].continuation not in {Continuation.NONE, Continuation.UNTRIED}
+    return is_known and not request.needs and request.delivery is not Delivery.OFF
 
 
 def lacks_room(readiness: Readiness, n_tokens: int, rest: float, max_tokens: int | None, made: int) -> bool:

@@ -62,6 +62,10 @@ class Mover(Protocol):
         """The reserve B to move with now, tokens; None to stay."""
         ...
 
+    def reserve(self, view: View) -> int:
+        """The reserve B that bridges a move, tokens, whatever it is for."""
+        ...
+
     def foresees(self, view: View) -> bool:
         """Whether a move of this answer is likely, so that the prefill of a loser is worth finishing."""
         ...
@@ -217,6 +221,10 @@ class _Around:
 
     def __init__(self, inner: CostMover) -> None:
         self._inner = inner
+
+    def reserve(self, view: View) -> int:
+        """See `CostMover`."""
+        return self._inner.reserve(view)
 
     def stock_to_rest(self, view: View) -> float:
         """See `CostMover`."""

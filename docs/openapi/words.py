@@ -28,7 +28,7 @@ WORDS: dict[str, dict[str, str]] = {
         "reason": "why it was that side: `private` (the request must not leave), `route` (the client asked for it, by "
         "the model's name or `disco.route`), `only` (no other side can serve it, or a cap closes it), `failure` (the "
         "other side began, and failed), `race` (both began, it was first), `plan` (it was to begin, and the other had "
-        "not begun yet)",
+        "not begun yet), `grade` (its model is the better one), `stand-in` (the better side was silent, or lets it begin)",
         "plan": "start delays, s; null = not planned",
         "prompt_tokens": "counted by the device's tokenizer, or estimated from the characters while it cannot be asked",
         "endpoints": "for each one that started: model, start, time to first token, whether that time is censored, "
@@ -45,6 +45,7 @@ WORDS: dict[str, dict[str, str]] = {
         "qoe": "Andes' quality of experience, 0 to 1",
         "reading": "largest gap, stalled tokens, times between tokens, end of reading",
         "ignored": "the fields of the request that nobody heeded",
+        "stand_in": "the `side` whose model is far worse than the other one's, and `why`: docs/reference/grades.md",
         "narrowed": "of an answer of the device by a JSON schema: what this allows and was not said. `...type`: values "
         "of types that it does not speak of; `...additionalProperties`: members that it does not name",
         "split": "of a device over two machines: how the answer was made, docs/howto/split.md#look-at-it",

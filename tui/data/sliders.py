@@ -94,6 +94,12 @@ def regime(money: Money, counts: float, policy: Mapping[str, Any]) -> str:
     return f"{scarcer} is scarce, {other} {way} {dollars(money.threshold)}"
 
 
+def stand_in_words(state: Mapping[str, Any]) -> str:
+    """Say which side is a stand-in, and why; empty where both are equal, or one side is alone."""
+    grades = state.get("grades") or {}
+    return f"{grades['why']} policy.unequal: {grades['unequal']}." if grades.get("stand_in") else ""
+
+
 def prediction_words(prediction: Prediction | None) -> str:
     """Say what the settings, as they stand, would have done to the requests on record."""
     if prediction is None:

@@ -79,6 +79,7 @@ class TimelineModel:
     moves: tuple[TimelineMove, ...] = ()
     error: str | None = None
     figures: tuple[str, ...] = field(default=())
+    grades: str = ""  # why one side was a stand-in
     trace: TokenTimes | None = None
 
     @classmethod
@@ -109,6 +110,7 @@ class TimelineModel:
             moves=tuple(map(_move, record["moves"])),
             error=None if row is None else row["error"],
             figures=_figures(record, reading),
+            grades=(record.get("stand_in") or {}).get("why", ""),
             trace=None if trace is None else TokenTimes.of(trace),
         )
 
@@ -189,6 +191,7 @@ def _split(split: Json | None) -> list[str]:
 def words(model: TimelineModel) -> list[str]:
     """Return the timeline as sentences, for `--plain` and screen readers."""
     lines = [f"plan: {', '.join(_plan_text(side, start) for side, start in model.plan)}"]
+    lines += [f"grades: {model.grades}"] if model.grades else []
     for a in model.attempts:
         first = f"first token at {seconds(a.first_s)}" if a.first_s is not None else (
             f"no first token by {seconds(a.until_s)}")  # fmt: skip

@@ -42,6 +42,7 @@ from ..data.sliders import (
     prediction_words,
     regime,
     slider_words,
+    stand_in_words,
 )
 from ..widgets.slider import Slider
 from ..widgets.toggle import Toggle
@@ -102,6 +103,7 @@ class ControlScreen(Screen[None]):
                 yield PlainLabel(RATE_WORDS, classes="words")
                 yield Slider(RATE, 0.3, plain=self._plain, id="rate")
                 yield PlainStatic(id="effect")
+                yield PlainStatic(id="grades")
             with Vertical(classes="block"):
                 yield PlainLabel(BUDGET_WORDS, classes="words")
                 with Horizontal(classes="slider"):
@@ -212,6 +214,8 @@ class ControlScreen(Screen[None]):
         state = await self._ask(self._link.state())
         if state is not None and not self._pending:
             self._money = Money.of(state["money"])
+            self._say("#grades", words := stand_in_words(state))
+            self.query("#grades").set(display=bool(words))
             self._show_effect()
 
     def _show_settings(self) -> None:

@@ -210,6 +210,8 @@ def _server(
         yield server.models(settings, reply, with_key=bool(key.value))
     yield server.continuation(settings, _probe_verdict(config, daemon))
     yield server.price(config, catalog, folder)
+    if config.device.enabled:
+        yield server.grades(config)
     return reply.skew_s
 
 

@@ -23,7 +23,7 @@ from ...errors import ConfigError
 from ...money.catalog import Catalog, is_private
 from ...onboarding.asking import Reply, goes_nowhere_public, within
 from ...system.net import hostname, is_loopback, is_plain
-from ...types import Continuation
+from ...types import Continuation, Unequal, relation
 from .finding import Finding, ok, warn, wrong
 
 NETWORK_TIMEOUT_S = 3.0  # looking up the name, and connecting
@@ -63,6 +63,15 @@ def answers(daemon: Mapping[str, Any] | None) -> Finding | None:
     said = str((daemon or {})["endpoints"]["server"].get("last_error") or "")
     mend = "`disco setup` sets it up anew" if found.key else "it is asked again by itself"
     return warn("answers", f"{found.lasting}: {said}".rstrip(": "), mend)
+
+
+def grades(config: Config) -> Finding:
+    """Say which side is a stand-in for the other, by all that is known without asking."""
+    from ...daemon.grading import device_grade, server_grade
+
+    found = relation(device_grade(config), server_grade(config), Unequal(config.policy.unequal))
+    is_used = found.lower is not None
+    return ok("grades", found.why, "`disco config set policy.unequal race` lets both race" if is_used else "")
 
 
 def display_url(url: str) -> str:
