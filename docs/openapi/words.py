@@ -28,7 +28,8 @@ WORDS: dict[str, dict[str, str]] = {
         "reason": "why it was that side: `private` (the request must not leave), `route` (the client asked for it, by "
         "the model's name or `disco.route`), `only` (no other side can serve it, or a cap closes it), `failure` (the "
         "other side began, and failed), `race` (both began, it was first), `plan` (it was to begin, and the other had "
-        "not begun yet), `grade` (its model is the better one), `stand-in` (the better side was silent, or lets it begin)",
+        "not begun yet), `grade` (its model is the better one), `stand-in` (the better side was silent, or lets it "
+        "begin)",
         "plan": "start delays, s; null = not planned",
         "prompt_tokens": "counted by the device's tokenizer, or estimated from the characters while it cannot be asked",
         "endpoints": "for each one that started: model, start, time to first token, whether that time is censored, "

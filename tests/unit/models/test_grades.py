@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from disco_daemon.models.gguf import Header, Tensor
+from disco_daemon.models.gguf import Header, Keys, Tensor
 from disco_daemon.models.grades import (
     PUBLISHED_SPREAD,
     SIZE_SPREAD,
@@ -28,7 +28,7 @@ F16, Q2_K, Q4_1 = 1, 10, 3
 
 def file(n: int, packing: int = Q4_1, **keys: Any) -> Header:
     """The header of a model file of so many parameters."""
-    named = {"general.architecture": "llama", "general.file_type": packing} | keys
+    named: Keys = {"general.architecture": "llama", "general.file_type": packing} | keys
     return Header(1, named, (Tensor("w", (n,), packing, 0),), whole=True)
 
 
@@ -130,9 +130,9 @@ def test_a_published_figure_of_a_file_goes_before_its_size_and_two_bits_cost_of_
 
 
 def test_experts_count_as_far_as_they_compute() -> None:
-    keys = {"general.architecture": "m", "m.expert_count": 8, "m.expert_used_count": 2, "general.file_type": F16}
+    keys: Keys = {"general.architecture": "m", "m.expert_count": 8, "m.expert_used_count": 2, "general.file_type": F16}
     tensors = (Tensor("blk.0.ffn_up_exps.weight", (8_000_000_000,), F16, 0), Tensor("w", (1_000_000_000,), F16, 0))
-    found = grade_of_file(Header(2, dict(keys), tensors, whole=True), ["mine.gguf"])
+    found = grade_of_file(Header(2, keys, tensors, whole=True), ["mine.gguf"])
     assert found.reason == "from its file: 9B parameters, 3B active, F16"
     assert found.number == pytest.approx(TABLE.curve.grade(9, 3))
 
