@@ -367,7 +367,7 @@ async def _daemon(model: Path, live: Live | None, played: PlayedServer | None) -
         # As with OpenAI: nobody there goes on with half an answer.
         server = {"base_url": played.url, "model": "played", "continuation": "none"} | PRICES
     # Both sides have the same words here, so they race as equals; a loser that speaks on would take the processor.
-    settings = {"server": server | {"probe": False}, "policy": {"shadow": False}}
+    settings = {"server": server | {"probe": False}, "policy": {"shadow": False, "unequal": "race"}}
     with tempfile.TemporaryDirectory(prefix="disco-demo-") as name:
         folder = Path(name)
         (folder / "config.toml").write_text(tomlkit.dumps(settings), encoding="utf-8")
