@@ -1,16 +1,19 @@
 """Makes text of strangers fit to be shown: of servers, model files, file names, other programs. Pure.
 
 `plain` and `one_line` remove control codes, and ends of lines that would forge a line of a log; `masked` removes every
-piece of a key; `writable_text` only makes a text one that can be written at all.
+piece of a key; `writable_text` only makes a text one that can be written at all. `reason_of` and `in_words` say in
+words of ours what a library says in its own.
 """
 
 from __future__ import annotations
 
 import base64
+import errno
 import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from functools import lru_cache
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 MARK = "\ufffd"  # stands for what must not be shown
@@ -18,6 +21,7 @@ STARS = "***"
 MAX_LINE = 200  # characters of a stranger's line; the rest is a page of HTML
 PIECE = 6  # characters of a key in a row that are never shown; servers that mask one show four
 N_NEAR = 3  # names that may have been meant
+FEW = 12  # names that are all shown; of more, only those that are alike
 LEAST_KEY = 4  # characters; what is shorter is a placeholder, such as the "x" of a server of one's own
 
 # What a terminal obeys in place of showing it, or shows as something else: control characters but for line feeds and
@@ -105,3 +109,159 @@ def did_you_mean(said: str, known: Iterable[str]) -> str:
     """Return a question for the known names that are like it, with a space behind it; empty if none is."""
     near = get_close_matches(said, list(known), N_NEAR)
     return f"did you mean {', '.join(near)}? " if near else ""
+
+
+def which(said: str, known: Iterable[str], more: str = "") -> str:
+    """Return which of the known names may be meant: the nearest, and all where they are few; else `more` is said."""
+    names = list(known)
+    near = did_you_mean(said, names)
+    if not names:
+        return more or "there are none"
+    rest = f"{'It' if near else 'it'} is one of {', '.join(names)}" if len(names) <= FEW else more
+    return (near + rest).strip() or f"choose one, such as {', '.join(names[:N_NEAR])}"
+
+
+def count_of(n: float, one: str, many: str = "") -> str:
+    """Return a number with its noun, such as "1 sample" and "3 samples"; `many` where an s does not do."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+# --- errors of libraries, in words ------------------------------------------------------------------------------------
+
+_ERRORS = {
+    errno.ECONNREFUSED: "connection refused: nothing listens there",
+    errno.ECONNRESET: "the connection was cut",
+    errno.EPIPE: "the connection was cut",
+    errno.ETIMEDOUT: "no answer in time",
+    errno.EHOSTUNREACH: "this network has no way there",
+    errno.ENETUNREACH: "this network has no way there",
+    errno.EADDRINUSE: "another program has that port",
+    errno.ENOENT: "there is no such file",
+    errno.EACCES: "permission denied",
+    errno.ENOSPC: "the disk is full",
+}
+_MAX_CAUSES = 8  # errors behind an error that are looked at
+
+
+def reason_of(error: BaseException | str) -> str:
+    """Return why the outside failed, as a clause without a library's words: no numbers of errors, no class names.
+
+    What a message of ours says stays as it is. Connections are looked through to the error of the system behind them.
+    """
+    if isinstance(error, str):
+        return re.sub(r"^\[Errno -?\d+\] ", "", error)
+    seen: BaseException | None = error
+    for _ in range(_MAX_CAUSES):
+        if seen is None:
+            break
+        if isinstance(seen, OSError) and (words := _words_of(seen)):
+            return words
+        inner = getattr(seen, "os_error", None) or getattr(seen, "reason", None)  # aiohttp's, and urllib's
+        seen = inner if isinstance(inner, BaseException) else seen.__cause__ or seen.__context__
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return reason_of(str(error)) or type(error).__name__
+
+
+def _words_of(error: OSError) -> str:
+    """Return what the system says, in words; empty if the error says nothing itself."""
+    if type(error).__name__ in ("gaierror", "ClientConnectorDNSError") or (error.errno or 0) < 0:
+        return "its name cannot be looked up: is it spelled right, and is there a network?"
+    if said := getattr(error, "verify_message", ""):
+        return f"its certificate is not trusted: {said}"
+    if error.errno in _ERRORS and hasattr(error, "filename"):
+        return _ERRORS[error.errno]
+    text = error.strerror if error.errno and isinstance(error.strerror, str) else ""
+    return "" if text.startswith("[") else text[:1].lower() + text[1:]
+
+
+_KINDS = {
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "null": "null",
+    "object": "an object", "array": "a list",
+}  # fmt: skip
+_BOUNDS = {"<=": "of at most", ">=": "of at least", "<": "below", ">": "above"}
+_UNITS = {"str": "characters", "array": "entries", "object": "entries"}
+
+
+def pointed_to(problem: str) -> str:
+    """Return where msgspec's message points to, `… - at `$.messages[0].role``, as `messages[0].role`; "" if nowhere."""
+    if at := re.search(r"`\$\.([^`]+)`", problem):
+        return at[1].replace("[...]", "")
+    missing = re.search(r"missing required field `([^`]+)`", problem)
+    return missing[1] if missing else ""
+
+
+def in_words(problem: str, kind: Any, got: str = "") -> str:
+    """Return msgspec's message on a value that is no `kind` as a predicate: "must be a whole number, not 'x'".
+
+    `got` is the value where it was typed as a text.
+    """
+    said, _, _ = problem.partition(" - at `")
+    allowed = _allowed_at(kind, problem)
+    instead = f", not {got}" if got else ""
+    if found := re.match(r"Invalid enum value (.*)", said):
+        near = did_you_mean(found[1].strip("'"), map(str, allowed))
+        known = f"one of {', '.join(map(str, allowed))}" if allowed else "another word"
+        return f"must be {known}, not {got or found[1]}{'; ' + near.strip() if near else ''}"
+    if found := re.match(r"Expected `([^`]+)`(?:, got `(\w+)`)?$", said):
+        return f"must be {_kinds(found[1])}{instead or (f', not {_kinds(found[2])}' if found[2] else '')}"
+    if found := re.match(r"Expected `(\w+)` (<=|>=|<|>) (\S+)$", said):
+        bound = found[3].removesuffix(".0")
+        return f"must be {_kinds(found[1])} {_BOUNDS[found[2]]} {bound}{instead}"
+    if found := re.match(r"Expected `(\w+)` of length (<=|>=|<|>) (\d+)$", said):
+        return f"must be {_kinds(found[1])} {_BOUNDS[found[2]]} {found[3]} {_UNITS.get(found[1], 'entries')}{instead}"
+    if re.match(r"Expected `str` matching regex", said):
+        return f"does not have the form that it must have{instead and f': {got}'}"
+    if found := re.match(r"Object missing required field `(.*)`", said):
+        return "is missing" if pointed_to(problem) == found[1] else f"lacks '{found[1]}'"
+    if found := re.match(r"Object contains unknown field `(.*)`", said):
+        near = did_you_mean(found[1], map(str, allowed))
+        return f"has no '{found[1]}'{': ' + near.strip() if near else ''}"
+    return f"is wrong: {said}"
+
+
+def _kinds(names: str) -> str:
+    return " or ".join(_KINDS.get(name.strip(), name.strip()) for name in names.split("|"))
+
+
+def _allowed_at(kind: Any, problem: str) -> list[object]:
+    """Return the words that are allowed where msgspec's message points to, the names of fields for an unknown one."""
+    if not re.match("Invalid enum value|Object contains unknown field", problem):
+        return []
+    from msgspec import inspect
+
+    pointer = re.search(r"`\$([^`]*)`", problem)
+    level: list[Any] = [inspect.type_info(kind)]
+    for name, _ in re.findall(r"\.(\w+)|(\[[^\]]*\])", pointer[1] if pointer else ""):
+        level = [inner for one in _flat(level) for inner in _inside(one, name)]
+    if "`key` in" in problem:
+        level = [one.key_type for one in _flat(level) if isinstance(one, inspect.DictType)]
+    if "unknown field" in problem:
+        return [f.encode_name for one in _flat(level) if isinstance(one, inspect.StructType) for f in one.fields]
+    words: list[object] = []
+    for one in _flat(level):
+        if isinstance(one, inspect.LiteralType):
+            words += one.values
+        elif isinstance(one, inspect.EnumType):
+            words += [member.value for member in one.cls]
+    return [*words, *["a whole number" for one in _flat(level) if words and isinstance(one, inspect.IntType)]]
+
+
+def _flat(level: Iterable[Any]) -> Iterator[Any]:
+    """Yield types, those inside unions and wrappers in place of these."""
+    for one in level:
+        if inner := getattr(one, "types", None):
+            yield from _flat(inner)
+        elif type(one).__name__ == "Metadata":
+            yield from _flat([one.type])
+        else:
+            yield one
+
+
+def _inside(kind: Any, name: str) -> Iterator[Any]:
+    """Yield the types of a field, or without a name of the items of a list or a table."""
+    if not name:
+        yield from (getattr(kind, part) for part in ("item_type", "value_type") if hasattr(kind, part))
+    for field in getattr(kind, "fields", ()):
+        if field.encode_name == name:
+            yield field.type

@@ -99,7 +99,8 @@ def test_a_daemon_starts_without_the_other_verbs_and_has_the_same_words() -> Non
         "print([m for m in sys.modules if m.startswith('disco_daemon.cli.')])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert set(ast.literal_eval(done.stdout)) == {f"disco_daemon.cli.{name}" for name in ("main", "up", "terminal")}
+    names = ("main", "up", "terminal", "arguments")
+    assert set(ast.literal_eval(done.stdout)) == {f"disco_daemon.cli.{name}" for name in names}
     alone, whole = (
         {command.words: command.parser.format_help() for command in arguments.commands(parser)}
         for parser in (make_parser("up"), make_parser())

@@ -22,11 +22,12 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.theme import Theme
 
+from disco_daemon.client.launcher import DaemonLauncher, startable
 from disco_daemon.client.once import DaemonError
 from disco_daemon.client.stream import Link
+from disco_daemon.plain import reason_of
 
 from .data import banner
-from .data.daemon_launcher import DaemonLauncher, startable
 from .data.preferences import NAME, Preferences
 from .data.store import Store
 from .draw.theme import TextTheme, fit, text_theme_of
@@ -242,16 +243,18 @@ class DiscoApp(App[None]):
         """Return why there is no state; launch a daemon if that is wanted."""
         here = startable(self.link.root)
         if self.launcher.running:
-            return banner.Banner("The daemon is starting; it ends with this window …")
+            return banner.Banner("The daemon is starting; it stops when this window closes …")
         self._settled.set()
         if self.launcher.has_failed:
-            return banner.Banner(f"The daemon has ended: {self.launcher.why_ended()} F9 tries again.", here)
+            return banner.Banner(
+                f"The daemon has ended: {self.launcher.why_ended().rstrip('.')}. F9 tries again.", here
+            )
         found = banner.of_error(error, self.link.root, here=here)
         if not (self._may_start and found.startable):
             return found
         self.startable = True
         self.start_daemon()
-        return banner.Banner("No daemon was running: one is starting, and ends with this window …")
+        return banner.Banner("No daemon was running: one is starting, and stops when this window closes …")
 
     def _greeting(self, state: Mapping[str, Any]) -> banner.Banner | None:
         """Return the welcome until it is dismissed; no later window shows it again."""
@@ -282,7 +285,7 @@ class DiscoApp(App[None]):
         try:
             await self.launcher.start()
         except OSError as e:
-            self.notify(f"The daemon cannot be started: {e}", severity="warning", markup=False)
+            self.notify(f"The daemon cannot be started: {reason_of(e)}.", severity="warning", markup=False)
         finally:
             self._launching = False
         await self.check_daemon()

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..conductor import Conductor
 from ..errors import RequestError
+from ..plain import which
 from ..types import BOTH, Side, together
 
 OWN = "disco"  # the daemon decides; the endpoints' own names for it begin so
@@ -47,7 +48,8 @@ class ModelNames:
             sides = _sides(target, self._conductor)
         if not sides:
             alias = "" if target == name else f" (api.aliases has it for '{name}')"
-            msg = f"The model '{target}' does not exist{alias}{self._why_not(target)}. Available: {', '.join(self)}."
+            near = which(target, self, "GET /v1/models lists all")
+            msg = f"The model '{target}' does not exist{alias}{self._why_not(target)}: {near}"
             raise RequestError(msg, status=404, param="model", code="model_not_found")
         return NamedModel(target, sides)
 

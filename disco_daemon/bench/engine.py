@@ -25,6 +25,7 @@ import aiohttp
 import tomlkit
 
 from ..models.default import fetch_default_model
+from ..plain import reason_of
 from ..system.processors import n_cores
 from ..system.program import verb
 from .child import BenchError, child
@@ -292,7 +293,8 @@ def breaks_off() -> Iterator[None]:
     try:
         yield
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-        raise BenchError(f"the measurement broke off: {error!r}") from error
+        msg = f"the measurement broke off: {reason_of(error)}"
+        raise BenchError(msg) from error
 
 
 def about(setup: EngineSetup, model: Path) -> dict[str, Any]:

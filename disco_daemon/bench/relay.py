@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 
+from ..plain import reason_of
 from ..system.program import command, verb
 from .child import LOG_TAIL, BenchError, child
 from .relay_apis import APIS, CHAT, StreamApi
@@ -111,7 +112,8 @@ async def bench_relay(
             lag_ms = (await state_of(daemon))["loop_lag_ms"]["p99"]
             found = await shape_figures(direct, daemon, (n, warmup), (streams, tokens), progress) if shapes else {}
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-        raise BenchError(f"the measurement broke off: {error!r}") from error
+        msg = f"the measurement broke off: {reason_of(error)}"
+        raise BenchError(msg) from error
     added_ms = [(d - s) * 1e3 for s, d in zip(times["direct"], times["daemon"], strict=True)]
     return {
         "direct_ttft_ms_p50": round(statistics.median(times["direct"]) * 1e3, 3),

@@ -54,11 +54,16 @@ def _get(args: argparse.Namespace) -> int:
 def _set(args: argparse.Namespace) -> int:
     from ..config.layers import config_path, get_value, set_values
     from ..config.schema import FOR_LIFE, LIVE, SECRET_KEYS
+    from ..onboarding.before_writing import check_settings, mended, remarks
 
     path = config_path()
-    value = get_value(set_values(path, {args.key: args.value}), args.key)
+    given = mended(args.key, args.value)
+    config = set_values(path, {args.key: given}, lambda found: check_settings(found, [args.key]))
+    value = get_value(config, args.key)
     if args.key.startswith("server."):
         _warn_of_key()
+    for remark in remarks(config, args.key, value):
+        print(f"disco: {remark}", file=sys.stderr)
     shown = "********" if args.key in SECRET_KEYS else value
     taken_up = args.key in LIVE and _reload_daemon(args.key, value)
     if args.json:

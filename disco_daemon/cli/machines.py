@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..link.trust.roles import Role
+from ..plain import which
 from . import fleet_join, split_join
 from .terminal import agrees, make_console
 
@@ -208,8 +209,8 @@ def _revoke(args: argparse.Namespace) -> int:
         named = {role: [one["name"] for one in document["members"]] for role, document in _documents(args).items()}
         roles = [role for role, names in named.items() if args.name in names]
         if not roles:
-            known = ", ".join(sorted({name for names in named.values() for name in names})) or "none"
-            msg = f"no paired machine is called {args.name!r}; there are: {known}"
+            known = which(args.name, sorted({name for names in named.values() for name in names}))
+            msg = f"no paired machine is called {args.name!r}: {known}"
             raise ConfigError(msg)
     for role in roles:
         found = _ask(args, "POST", ROUTES[role][2], {"name": args.name})

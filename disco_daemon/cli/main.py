@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from . import up
-from .terminal import plainly
+from .arguments import Parser
+from .terminal import has_screen, plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
 
-def verbs() -> Sequence[ModuleType]:
-    """Load the modules of all verbs; return them in the order in which the help has them."""
+def verbs() -> Mapping[str, Sequence[ModuleType]]:
+    """Load the modules of all verbs; return them in the groups and the order in which the help has them."""
     from . import (
         bench,
         chat,
@@ -41,10 +42,14 @@ def verbs() -> Sequence[ModuleType]:
         whatif,
     )
 
-    return (
-        setup, up, chat, tui, service, status, trace, doctor, plan, tune, profiling, demo, bench, whatif, config,
-        models, machines, split, exits, fleet, completion,
-    )  # fmt: skip
+    return {
+        "Ask": (chat, tui, trace, plan),
+        "Set up": (setup, config, models),
+        "The daemon": (up, service, status, doctor),
+        "Measure": (demo, tune, profiling, bench, whatif),
+        "Several machines": (machines, split, fleet, exits),
+        "This command": (completion,),
+    }
 
 
 def make_parser(verb: str = "") -> argparse.ArgumentParser:
@@ -52,17 +57,37 @@ def make_parser(verb: str = "") -> argparse.ArgumentParser:
 
     If `verb` is `up`, the parser knows that alone: a daemon starts without the modules and arguments of the others.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="disco",
         description="Local-first LLM streaming: this machine's model and a server race for each answer.",
-        epilog="Start with `disco setup`, then `disco tui`; or point any OpenAI client at http://127.0.0.1:4747/v1.",
+        epilog="`disco help VERB` shows what one takes. Start with `disco setup`, then `disco tui`;\n"
+        "or point any OpenAI client at http://127.0.0.1:4747/v1.",
     )
     parser.add_argument("--version", action="version", version=f"disco {__version__}")
-    subparsers = parser.add_subparsers(metavar="VERB", required=True)
-    for module in (up,) if verb == "up" else verbs():
-        module.add_parser(subparsers)
+    whole: argparse.ArgumentParser = parser  # what verbs are added to knows no groups
+    subparsers = whole.add_subparsers(metavar="VERB", required=True)
+    if verb == "up":
+        up.add_parser(subparsers)
+        return parser
+    for group, modules in verbs().items():
+        before = len(subparsers._choices_actions)
+        for module in modules:
+            module.add_parser(subparsers)
+        parser.groups[group] = [verb.dest for verb in subparsers._choices_actions[before:]]
+    helper = subparsers.add_parser("help", help="show all verbs, or what one takes")
+    helper.add_argument("words", nargs="*", metavar="VERB", help="such as `config set`")
+    helper.set_defaults(run=_help)
+    parser.groups["This command"].append("help")
     parser.set_defaults(parser=parser)
     return parser
+
+
+def _help(args: argparse.Namespace) -> int:
+    """Print all verbs, or what `--help` prints of one."""
+    if args.words:
+        args.parser.parse_args([*args.words, "--help"])  # which ends the program
+    args.parser.print_help()
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,9 +97,10 @@ def main(argv: list[str] | None = None) -> int:
         from .machines import words_today
 
         words = words_today(words)
-    args = make_parser(*words[:1]).parse_args(words)
+    if not words:
+        words = ["tui"] if has_screen() else ["help"]
     with plainly():
-        return _run(args)
+        return _run(make_parser(*words[:1]).parse_args(words))
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..plain import reason_of
 from .terminal import direct, progress
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     try:
         asked = engine.checkup_request(settings, path, n_gpu_layers(settings))
     except (OSError, ValueError) as e:
-        return {"problem": f"cannot be predicted: {e}"}
+        return {"problem": f"cannot be predicted: {reason_of(e)}"}
     seen = engine.run_checkup(asked)
     return msgspec.to_builtins(seen.fit) if seen.fit else {"problem": f"cannot be predicted: {seen.problem}"}
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from ..plain import count_of
 from .terminal import make_console
 
 HEIGHT = 12  # lines of the picture
@@ -60,9 +61,9 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
         f"regime    {known['constrained']}-constrained; exchange rate {explained['usd_per_kwh']:g} $/kWh",
         f"          $ per million tokens: {prices}",
         f"server    TTFT s: {quantiles}",
-        f"          {server['n']} samples, {censored} censored, answers {answers}, {context}",
+        f"          {count_of(server['n'], 'sample')}, {censored} without a first token, answers {answers}, {context}",
         f"device    T_d = {explained['device_ttft_s']:.3f} s here; c {device['c_s']:.3f} s + {k_ms:.2f} ms a token",
-        f"          {device['n']} samples",
+        f"          {count_of(device['n'], 'sample')}",
         f"budget    b = {known['budget']:g}, handed out now {known['handed_out']:g}, used {ratio}",
         f"policy    {known['policy']}",
         *_grades(explained.get("grades")),

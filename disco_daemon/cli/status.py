@@ -9,7 +9,7 @@ import shutil
 import textwrap
 from typing import Any
 
-from ..plain import one_line
+from ..plain import count_of, one_line
 
 MAX_CELL = 1000  # characters of a name, or of a failure
 
@@ -38,11 +38,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(state: dict[str, Any]) -> None:
     """Print the state as plain text: to load a library for tables would take a third of this command's time."""
-    lag = state["loop_lag_ms"]["p99"]
     print(
         f"disco {state['version']} at {state['url']}, up {state['uptime_s']:.0f} s, policy {state['policy']}"
         f"{', nothing leaves this machine (policy.private)' if state.get('private') else ''}, "
-        f"{state['served']} served, {state['in_flight']} running, loop lag p99 {lag} ms"
+        f"{count_of(state['served'], 'answer')} given, {state['in_flight']} running"
     )
     device = state["endpoints"].get("device", {})
     server = state["endpoints"].get("server", {})
@@ -131,7 +130,9 @@ def _engine(device: dict[str, Any]) -> list[str]:
 def _disk(stats: dict[str, Any]) -> list[str]:
     """Print the idle conversations on disk, and why no more are written."""
     n, error = stats.get("disk_texts", 0), stats.get("disk_error", "")
-    lines = [f"{n} conversations, {stats.get('disk_bytes', 0) / 2**20:.0f} MiB"] * bool(n) + [error] * bool(error)
+    lines = [f"{count_of(n, 'conversation')}, {stats.get('disk_bytes', 0) / 2**20:.0f} MiB"] * bool(n) + [error] * bool(
+        error
+    )
     return ["on disk      " + "; ".join(lines)] if lines else []
 
 
@@ -213,11 +214,11 @@ def _estimators(known: dict[str, Any]) -> list[str]:
     c_ms, k_ms = 1e3 * device["c_s"], 1e3 * device["k_s_per_token"]
     limited = f"{known['constrained']} limited to {known['budget']:g}"
     return [
-        f"server TTFT  {ttft}; {server['n']} samples, {censored:.0f} % censored, {server['shifts']} regime shifts",
-        f"             answers {answers:.0f} % of the requests",
-        f"device TTFT  {c_ms:.0f} ms + {k_ms:.2f} ms a token; {device['n']} samples",
-        f"prompts      {prompts['mean']:.0f} tokens; {prompts['n']} samples",
-        f"answers      {outputs['mean']:.0f} tokens; {outputs['n']} samples",
+        f"server TTFT  {ttft}; {count_of(server['n'], 'sample')}, {censored:.0f} % of them ended before a first token",
+        f"             answers {answers:.0f} % of the requests; its speed changed {count_of(server['shifts'], 'time')}",
+        f"device TTFT  {c_ms:.0f} ms + {k_ms:.2f} ms a token; {count_of(device['n'], 'sample')}",
+        f"prompts      {prompts['mean']:.0f} tokens; {count_of(prompts['n'], 'sample')}",
+        f"answers      {outputs['mean']:.0f} tokens; {count_of(outputs['n'], 'sample')}",
         f"budget       {limited}, handed out now {known['handed_out']:.3f}{ratio}",
         *_hedges(known.get("hedge")),
     ]

@@ -67,6 +67,11 @@ def direct(stream: TextIO) -> TextIO:
     return stream.stream if isinstance(stream, Plainly) else stream
 
 
+def has_screen() -> bool:
+    """Whether this program reads from and writes to a terminal, all of it: the terminal UI draws on stderr."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
 def make_console(*, stderr: bool = False, **options: Any) -> Console:
     """Make a console of Rich, whose colours are ours and whose text is plain."""
     from rich.console import Console

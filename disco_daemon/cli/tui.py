@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from .terminal import raw_output
+from .terminal import has_screen, raw_output
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,6 +24,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Show the terminal UI until it is quit."""
+    if not has_screen():
+        print("disco tui: this is no terminal to draw on; `disco chat` works in pipes and scripts", file=sys.stderr)
+        return 2
     from disco_tui.app import run as show
 
     from ..client import once as client

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..errors import DiscoError
-from ..plain import plain
+from ..plain import plain, reason_of
 from ..system import socketfile
 from ..system.net import hostname, is_loopback, without_credentials
 from . import listeners
@@ -42,9 +42,9 @@ class DaemonError(DiscoError):
         self.code = code
 
 
-def not_running(root: str, why: object) -> DaemonError:
+def not_running(root: str, why: BaseException | str) -> DaemonError:
     """Return the error for a daemon that does not listen at `root`."""
-    return DaemonError(f"no daemon at {root}: start one with `disco up` ({why})", NOT_RUNNING)
+    return DaemonError(f"no daemon at {root}: start one with `disco up` ({reason_of(why)})", NOT_RUNNING)
 
 
 def refusal(root: str, status: int, body: bytes) -> DaemonError:

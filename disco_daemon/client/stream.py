@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from ..plain import plain
+from ..plain import plain, reason_of
 from ..system import socketfile
 from ..system.net import is_http_url, without_credentials
 from ..types import Side
@@ -257,7 +257,8 @@ class Link:
             msg = f"the connection to the daemon at {self._shown} broke before the end of its answer"
             raise DaemonError(msg) from e
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
-            raise DaemonError(f"the connection to the daemon at {self._shown} broke: {e or type(e).__name__}") from e
+            msg = f"the connection to the daemon at {self._shown} broke: {reason_of(e)}"
+            raise DaemonError(msg) from e
 
     def _stranger(self) -> DaemonError:
         return DaemonError(f"what answers at {self._shown} is no disco daemon: give the address of one")

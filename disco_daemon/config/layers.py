@@ -18,7 +18,7 @@ import platformdirs
 
 from ..continuations import CONTINUATIONS
 from ..errors import ConfigError
-from ..plain import did_you_mean
+from ..plain import did_you_mean, in_words, pointed_to, which
 from ..system import smallfile
 from ..system.net import (
     hostname,
@@ -275,8 +275,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     if not isinstance(target, dict):
         raise ConfigError(f"[{section}] must be a table")
     if isinstance(value, str):
-        cls = SECTIONS[section]
-        kind = next(f.type for f in msgspec.structs.fields(cls) if f.name == name)
+        kind = next(f.type for f in msgspec.structs.fields(SECTIONS[section]) if f.name == name)
         try:
             if key in TABLES:
                 value = tomllib.loads(f"value = {value}")["value"]
@@ -286,7 +285,8 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
         except tomllib.TOMLDecodeError as e:
             raise ConfigError(f"{key} must be a TOML table such as {{name = 'value'}}: {e} (got {value!r})") from e
         except msgspec.ValidationError as e:
-            raise ConfigError(f"{key}: {e} (got {value!r})") from e
+            msg = f"{key} {in_words(str(e), kind, repr(value))}"
+            raise ConfigError(msg) from e
     target[name] = value
 
 
@@ -294,7 +294,9 @@ def _convert(values: dict[str, Any], path: Path) -> Config:
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{path}{_line_of(path, str(e))}: {e}; `disco config get` lists all settings") from e
+        said = f"{pointed_to(str(e)) or 'disco'} {in_words(str(e), Config)}".replace("an object", "a table")
+        msg = f"{path}{_line_of(path, str(e))}: {said}; `disco config get` lists all settings"
+        raise ConfigError(msg) from e
     _check(config)
     return config
 
@@ -335,7 +337,8 @@ def _check(config: Config) -> None:
     }
     for key, (value, allowed) in choices.items():
         if value not in allowed:
-            raise ConfigError(f"{key} = {value!r}: choose one of {', '.join(allowed)}")
+            msg = f"{key} = {value!r}: {which(value, allowed)}"
+            raise ConfigError(msg)
     if config.device.flash_attn == "off" and (config.device.rounding == "exact" or config.device.kv_type != "auto"):
         msg = "device.flash_attn = 'off' does not go with device.rounding = 'exact', nor with a device.kv_type"
         raise ConfigError(msg)

@@ -131,6 +131,11 @@ class Parts:
             await asyncio.to_thread(self.planner.restore, learned)
         else:
             await asyncio.to_thread(self.learner.restore)
+            if before is not None:  # what is known of a side that stays, and of the user's prompts, holds as before
+                same_device = device_key(before.config) == device_key(self.config)
+                same_server = server_key(before.config) == server_key(self.config)
+                self.planner.knowledge.take_over(before.planner.knowledge, device=same_device, server=same_server)
+                await self.learner.fit()
         if self.measured is not None:
             self.planner.knowledge.use_profile(*self.measured.prior)
             await self.learner.fit()
@@ -322,5 +327,14 @@ def hedge_share(config: Config, spending: Spending) -> float:
 
 def estimator_key(config: Config) -> str:
     """Return the name of the pair of endpoints that learned figures are about: another pair starts from nothing."""
-    server = f"{without_credentials(config.server.base_url)} {config.server.model}"
-    return f"{server} | {kind_of(config).identity(config)} {config.device.model or 'default'}"
+    return f"{server_key(config)} | {device_key(config)}"
+
+
+def server_key(config: Config) -> str:
+    """Return the name of the server that learned figures are about."""
+    return f"{without_credentials(config.server.base_url)} {config.server.model}"
+
+
+def device_key(config: Config) -> str:
+    """Return the name of the device that learned figures are about."""
+    return f"{kind_of(config).identity(config)} {config.device.model or 'default'}"

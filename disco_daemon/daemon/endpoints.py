@@ -40,7 +40,10 @@ def make_endpoints(
     if config.server.base_url:
         endpoints[Side.SERVER] = _server(config, making.clock, endpoints.get(Side.DEVICE), listed)
     if not endpoints:
-        msg = "neither device nor server is configured: enable the device, or `disco config set server.base_url URL`"
+        msg = (
+            "neither device nor server is configured: `disco setup` adds a server, `disco config set device.enabled "
+            "true` takes this machine's model"
+        )
         raise ConfigError(msg)
     return endpoints
 

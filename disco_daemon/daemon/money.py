@@ -22,6 +22,7 @@ from ..money.caps import SERVER_CONTEXT, CapLimits, Caps, Spent
 from ..money.catalog import Catalog, Price
 from ..money.prices import J_PER_WH
 from ..money.spending import CostBound, Speeds, Spending
+from ..plain import reason_of
 from ..power.sensors import Sensors, of_this_machine
 from ..store import History
 from ..store.kept_sums import KeptSums
@@ -111,7 +112,7 @@ def restore(spending: Spending, history: History, clock: Clock) -> None:
         kept = sums.load()
         caps.restore(days or {}, kept or {}, clock.wall())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        wrong.append(f"{sums.path} cannot be read ({e}); if nothing was spent, remove it")
+        wrong.append(f"{sums.path} cannot be read ({reason_of(e)}); if nothing was spent, remove it")
         kept, is_new = None, False
         caps.restore(days or {}, {}, clock.wall())
     keeper = _SumsKeeper(caps, sums)

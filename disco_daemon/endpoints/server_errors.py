@@ -15,7 +15,7 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..plain import MAX_LINE, masked, one_line
+from ..plain import MAX_LINE, masked, one_line, reason_of
 from ..system.net import in_the_clear, origin, pointed_to
 from ..types import Side
 from .chunks import CutError
@@ -184,7 +184,11 @@ class ServerErrors:
 
     def _brief(self, e: BaseException) -> str:
         """Return one line of an error, never a page of HTML."""
-        return self.show(str(e)) or type(e).__name__
+        return (
+            self.show(reason_of(e))
+            if isinstance(e, OSError | aiohttp.ClientError)
+            else self.show(str(e)) or type(e).__name__
+        )
 
     def _status_error(self, e: StatusError) -> EndpointError:
         status, text = e.status, self._brief(e)

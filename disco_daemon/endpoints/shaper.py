@@ -20,6 +20,7 @@ from typing import Any
 from ..clock import Clock
 from ..engine.supervisor import Engine
 from ..errors import ConfigError
+from ..plain import reason_of
 from ..types import (
     Capabilities,
     CaughtUp,
@@ -44,7 +45,8 @@ def read_trace(path: Path) -> list[float]:
         with path.open(newline="", encoding="utf-8") as f:
             values = [float(row["ttft_s"]) for row in csv.DictReader(r for r in f if not r.startswith("#"))]
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as e:
-        raise ConfigError(f"{path} is no trace: a CSV file with a column ttft_s is expected ({e})") from e
+        msg = f"{path} is no trace: a CSV file with a column ttft_s is expected ({reason_of(e)})"
+        raise ConfigError(msg) from e
     if not values or not all(0 <= v < math.inf for v in values):
         raise ConfigError(f"{path} has no TTFT values, or such as are negative or not finite")
     return values

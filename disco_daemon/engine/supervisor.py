@@ -18,6 +18,7 @@ import msgspec
 
 from ..clock import Clock
 from ..errors import EndpointError
+from ..plain import reason_of
 from ..system.supervised import ChildProcess
 from ..types import GenerationRequest
 from . import framing, wire
@@ -192,7 +193,7 @@ class Engine:
             try:
                 await self._live()
             except OSError as e:
-                self.last_error = f"cannot start the engine process: {e}"
+                self.last_error = f"cannot start the engine process: {reason_of(e)}"
                 lives.end(self._clock.now(), 0, 0)
             if self.state is EngineState.FAILED:
                 log.error("engine cannot load its model: %s", self.last_error)

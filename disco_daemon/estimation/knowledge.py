@@ -71,6 +71,15 @@ class Knowledge:
             self.device = before.believing(k)
         return self.device is not before
 
+    def take_over(self, before: Knowledge, *, device: bool, server: bool) -> None:
+        """Go on with what was known of a side that is the same, if that is more, and of the user's prompts."""
+        if device and before.device.n > self.device.n:
+            self.device, self._profiled = DeviceTtft.from_json(before.device.to_json()), before._profiled
+        if server and before.server.n > self.server.n:
+            self.server = ServerTtft.from_json(before.server.to_json())
+        if before.prompts.n > self.prompts.n:
+            self.prompts = PromptLengths.from_json(before.prompts.to_json())
+
     def learn(self, outcome: Outcome) -> None:
         """Take one finished answer. What a suspend or a stall of our own disturbed tells nothing of either side.
 

@@ -23,6 +23,7 @@ from typing import IO, TypedDict
 import platformdirs
 
 from ..errors import ConfigError
+from ..plain import reason_of
 from ..system import program
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -148,7 +149,7 @@ def _copy_out(file: Path, target: Path) -> str:
                 check=False,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
+            return reason_of(error)
         os.fsync(sink.fileno())
     said = done.stderr.decode("utf-8", "replace").strip()
     return said or f"status {done.returncode}" if done.returncode else ""
@@ -261,4 +262,6 @@ def _disk_trouble(folder: Path, error: OSError) -> ConfigError:
     """Say what a user can do about an OSError in the models folder."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ConfigError(f"no room in {folder}: free {2 * SIZE / 1e6:.0f} MB there, or set DISCO_MODELS_DIR")
-    return ConfigError(f"cannot write to the models folder {folder}: {error}; mend it, or set DISCO_MODELS_DIR")
+    return ConfigError(
+        f"cannot write to the models folder {folder}: {reason_of(error)}; mend it, or set DISCO_MODELS_DIR"
+    )

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..plain import reason_of
 from ..system.smallfile import open_regular
 from .gguf import Header, joined, read_header, shard, shard_names, with_shards
 
@@ -57,7 +58,7 @@ def examine(path: Path, *, quick: bool = False) -> ModelFile:
     except OSError as e:
         return ModelFile(path, Header(0, {}), 0, None, f"cannot be read: {e.strerror}")
     except ValueError as e:
-        return ModelFile(path, Header(0, {}), _size(path), None, str(e))
+        return ModelFile(path, Header(0, {}), _size(path), None, f"cannot be used: {e}")
     problem = _what_else(header) or _parts_problem(path, header, sizes)
     if quick or problem:
         return ModelFile(path, header, sum(sizes.values()), None, problem)
@@ -122,7 +123,7 @@ def _weights(header: Header, parts: list[Path], sizes: dict[Path, int]) -> tuple
         try:
             found = header if part is parts[0] or len(parts) == 1 else _header(part, quick=False)
         except (OSError, ValueError) as e:
-            return None, f"has a part that is no GGUF file: {part.name}: {e}"
+            return None, f"has a part that is no GGUF file: {part.name}: {reason_of(e)}"
         if not found.whole:
             cut = sizes[part] < LONGER[-1]
             return None, f"{part.name} is cut short" if cut else f"has a header beyond {LONGER[-1] >> 20} MiB"

@@ -23,6 +23,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from .. import __version__
 from ..errors import ConfigError, DiscoError
+from ..plain import reason_of
 from .gguf import read_header
 from .part import Part, PartTooLong, is_same, path_of
 from .progress import Report
@@ -108,7 +109,8 @@ class Hub:
                 tries = 1 if got() > had else tries + 1
                 if tries >= MAX_TRIES:
                     kept = f"; {got() / 1e6:.0f} MB are kept, and the same command goes on from there" if got() else ""
-                    raise PullError(f"{self._where} cannot be reached: {e}{kept}") from e
+                    msg = f"{self._where} cannot be reached: {reason_of(e)}{kept}"
+                    raise PullError(msg) from e
             self._pause(min(MAX_PAUSE_S, PAUSE_S * 2 ** (tries - 1)))
 
     def _translate_errors(self, work: Callable[[], T]) -> T:
@@ -123,9 +125,10 @@ class Hub:
                 raise _Cut(f"it answers {status}") from e
             raise PullError(self._refusal(e, status)) from e
         except httpx2.TransportError as e:
-            raise _Cut(str(e) or type(e).__name__) from e
+            raise _Cut(reason_of(e)) from e
         except (httpx2.HTTPError, ValueError, KeyError, TypeError) as e:  # such as the log-in page of a hotel
-            raise PullError(f"{self._where} does not answer as the Hub does: {e}") from e
+            msg = f"{self._where} does not answer as the Hub does: {reason_of(e)}"
+            raise PullError(msg) from e
         except PartTooLong as e:
             raise PullError(f"{self._where} sends more of the file than there is of it; nothing was kept") from e
 
@@ -239,4 +242,6 @@ def _disk_trouble(folder: Path, error: OSError) -> ConfigError:
     """Say what a user can do about an OSError in the models folder."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ConfigError(f"no room left in {folder}: free some, and pull again: it goes on where it is")
-    return ConfigError(f"cannot write to the models folder {folder}: {error}; mend it, or set DISCO_MODELS_DIR")
+    return ConfigError(
+        f"cannot write to the models folder {folder}: {reason_of(error)}; mend it, or set DISCO_MODELS_DIR"
+    )

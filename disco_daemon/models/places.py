@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..plain import which
 from ..system.smallfile import open_regular
 from .default import models_dir
 from .gguf import shard
@@ -71,8 +72,10 @@ def choose_model(wanted: str, found: Sequence[FoundModel]) -> FoundModel:
     if len(alike) == 1:
         return alike[0]
     if alike:
-        raise ConfigError(f"several models are called {wanted}: {', '.join(one.name for one in alike)}")
-    msg = f"no model is called {wanted}, and there is no such file: `disco models list` shows what there is"
+        msg = f"several models are called {wanted}: {', '.join(one.name for one in alike)}"
+        raise ConfigError(msg)
+    near = which(wanted, (one.name for one in found), "`disco models list` shows what there is")
+    msg = f"no model is called {wanted}, and there is no such file: {near}"
     raise ConfigError(msg)
 
 

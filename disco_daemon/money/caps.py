@@ -271,7 +271,8 @@ class Caps:
         reset_at = max(self._reset(cap) for cap in closed)
         wait = max((self._reset(cap) - now for cap in spent), default=min(BUSY_RETRY_S, reset_at - now))
         reason = "; ".join(
-            f"{cap.name} = {cap.limit:g} {cap.unit} is reached: {cap.spent:.4g} spent, {cap.reserved_now:.4g} reserved"
+            f"the limit {cap.name} = {cap.limit:g} {cap.unit} is reached: {cap.spent:.4g} {cap.unit} spent"
+            + (f", {cap.reserved_now:.4g} held for answers that run" if cap.reserved_now else "")
             for cap in closed
         )
         return CapRefusal(side, reason, reset_at, max(0.0, wait))

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from ..continuations import CONTINUATIONS
 from ..errors import ConfigError
+from ..plain import which
 from ..system.net import hostname, is_http_url, is_loopback, without_credentials
 from ..types import UNKNOWN, Capabilities, Capability
 
@@ -241,7 +242,7 @@ class _PriceListReader:
     def known(self, table: Mapping[str, Any], keys: Iterable[str], where: str) -> None:
         for key in table:
             if key not in keys:
-                raise self.error(key, f"is not a key here; choose from {', '.join(sorted(keys))}", where)
+                raise self.error(key, f"is not a key here: {which(key, sorted(keys))}", where)
 
     def table(self, table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         value = table.get(key, {})
@@ -270,7 +271,7 @@ class _PriceListReader:
     def choice(self, table: Mapping[str, Any], key: str, allowed: tuple[str, ...], default: str) -> str:
         value = table.get(key, default)
         if value not in allowed:
-            raise self.error(key, f"= {value!r}: choose one of {', '.join(allowed)}")
+            raise self.error(key, f"= {value!r}: {which(str(value), allowed)}")
         return str(value)
 
     def closing(self, table: Mapping[str, Any]) -> bool | None:

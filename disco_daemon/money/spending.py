@@ -186,7 +186,7 @@ def capped(*refusals: CapRefusal) -> EndpointError:
     """Return the error for sides that caps close; it may be tried again when the first of them opens."""
     first = sooner(*refusals)
     reasons = "; ".join(refused.reason for refused in refusals)
-    message = f"A spending cap is reached: {reasons}. `disco config` shows the caps (section caps) and changes them."
+    message = f"{reasons[:1].upper()}{reasons[1:]}. `disco config set caps.NAME VALUE` changes a limit, null ends it."
     return EndpointError(first.side, "cap_reached", message, retry_after_s=retry_after_s(first))
 
 

@@ -16,6 +16,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..money.catalog import is_private
+from ..plain import reason_of
 from ..system.net import hostname, is_address, is_loopback, is_private_address, pointed_to
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def ask_models(url: str, api_key: str) -> Reply:
     except _late():
         return Reply(problem=f"no answer within {MODELS_TIMEOUT_S:g} s", late=True)
     except _trouble() as e:
-        return Reply(problem=str(e) or type(e).__name__)
+        return Reply(problem=reason_of(e))
 
 
 def _get_models(http: httpx2.Client, url: str, api_key: str) -> Reply:
@@ -198,7 +199,7 @@ def ask_answer(url: str, api_key: str, model: str, *, limit: str = "max_tokens")
     except _late():
         return Said(problem=f"no token within {ANSWER_TIMEOUT_S:g} s", late=True)
     except _trouble() as e:
-        return Said(problem=str(e) or type(e).__name__)
+        return Said(problem=reason_of(e))
 
 
 def _post(http: httpx2.Client, url: str, api_key: str, body: Mapping[str, Any]) -> Said:

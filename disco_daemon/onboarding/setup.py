@@ -12,7 +12,8 @@ from ..config.layers import load
 from ..config.schema import Config
 from ..errors import ConfigError
 from ..money.catalog import Catalog
-from ..system.net import is_http_url
+from ..plain import which
+from ..system.net import with_scheme
 from . import checking, providers, saving
 from .checking import Checked
 from .providers import Provider, ServerKey
@@ -48,14 +49,17 @@ class Onboarding:
         return providers.providers(self.catalog())
 
     def address(self, name: str) -> str:
-        """Return the base URL of a provider by its name, or `name` itself if it is a URL. Raises ConfigError."""
+        """Return the base URL of a provider by its name, or `name` itself if it is an address. Raises ConfigError.
+
+        An address without a scheme gets one, so that no key is asked for before it is known to be an address.
+        """
         found = providers.find_provider(self.catalog(), name)
         if found is not None:
             return found.base_url
-        if is_http_url(name):
-            return name
-        known = ", ".join(p.name for p in self.providers())
-        msg = f"{name!r} is no server that is known: give a URL such as https://llm.example.com/v1, or one of {known}"
+        if url := with_scheme(name):
+            return url
+        near = which(name, [p.name for p in self.providers()], "`disco setup` without flags lists those that are known")
+        msg = f"{name!r} is no known server, and no URL such as https://llm.example.com/v1: {near}"
         raise ConfigError(msg)
 
     def key(self, base_url: str, given: str = "") -> ServerKey:

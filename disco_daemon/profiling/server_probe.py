@@ -18,6 +18,7 @@ from ..endpoints.probe import probe
 from ..endpoints.server import Server
 from ..errors import EndpointError
 from ..estimation.prefill_curve import mean95
+from ..plain import reason_of
 from ..system.net import without_credentials
 from ..types import GenerationRequest, Sampling, Usage
 from .device import Steps
@@ -92,7 +93,7 @@ async def _rtts(url: str, clock: Clock, steps: Steps, wrong: list[str]) -> list[
                     await writer.wait_closed()
     except (OSError, TimeoutError) as e:
         # Not the end: behind a proxy this machine reaches the server in no other way.
-        wrong.append(f"cannot connect to {parts.hostname}:{port}: {e or f'no answer in {CONNECT_S:g} s'}")
+        wrong.append(f"cannot connect to {parts.hostname}:{port}: {reason_of(e)}")
     steps.end()
     return taken[1:]
 

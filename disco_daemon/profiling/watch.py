@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..clock import Clock
 from ..errors import DiscoError
+from ..plain import reason_of
 from ..power.measurement import Covers
 from ..power.meter import WINDOW_LAGS, WINDOW_S, EnergyMeter
 from ..power.sensors import PowerState, Sensors
@@ -36,7 +37,8 @@ class Watch:
             async with asyncio.timeout(SENSORS_S):
                 self.now = state = await asyncio.to_thread(self.sensors.look, self.clock.now())
         except (OSError, ValueError) as e:  # a TimeoutError is an OSError
-            raise ProfileError(f"the power sensors cannot be read: {e or f'no answer in {SENSORS_S:g} s'}") from e
+            msg = f"the power sensors cannot be read: {reason_of(e)}"
+            raise ProfileError(msg) from e
         self.meter.sample(self.clock.now(), state.reading)
         self.throttled = self.throttled or (state.thermal is not None and state.thermal.throttled)
         return state

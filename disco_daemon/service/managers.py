@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DiscoError
+from ..plain import reason_of
 from . import launchd, systemd
 from .spec import NAME, STOP_S, Spec
 
@@ -292,7 +293,8 @@ def _call(command: Sequence[str], *, check: bool) -> subprocess.CompletedProcess
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as e:
-        raise ServiceError(f"`{' '.join(command)}` cannot be run: {e}") from e
+        msg = f"`{' '.join(command)}` cannot be run: {reason_of(e)}"
+        raise ServiceError(msg) from e
     if check and found.returncode:
         raise ServiceError(f"`{' '.join(command)}` failed: {_why(found)}")
     return found

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..money.prices import J_PER_WH
+from ..plain import count_of
 from ..types import Side
 from .figures import align, label, panels, require_plots, save
 from .whatif import WhatIf, WhatIfPoint, WhatIfSetting
@@ -101,7 +102,8 @@ def notes(model: WhatIf) -> list[str]:
     if not model.terms.stops_billing:
         found.append("closing a stream is not known to end the server's bill: whoever is asked bills the whole answer")
     if known.n_left_out:
-        found.append(f"{known.n_left_out} requests are left out: no answer came, or the server failed")
+        left = count_of(known.n_left_out, "request")
+        found.append(f"left out: {left} without an answer, or where the server failed")
     return found
 
 
@@ -112,11 +114,19 @@ def summary(findings: Findings) -> str:
     """The table and the pictures as plain text."""
     model, known = findings.model, findings.model.recorded
     head = (
-        f"{known.n} requests of {known.days:.1f} days under other settings; $ and Wh are sums over all of them\n"
+        f"{count_of(known.n, 'request')} of {_span(known.days)} under other settings; $ and Wh are sums over all\n"
         f"the device is the scarcer side above {model.threshold_usd_per_kwh:.4g} $/kWh"
     )
     pictures = [picture(findings, field, title) for field, _, title in COSTS]
     return "\n\n".join([head, _table(findings), *pictures, *(["\n".join(notes(model))] if notes(model) else [])])
+
+
+def _span(days: float) -> str:
+    """Return a time in the unit that has digits."""
+    if days >= 2:
+        return f"{days:.0f} days"
+    hours = 24 * days
+    return f"{hours:.0f} hours" if hours >= 2 else count_of(max(1, round(60 * hours)), "minute")
 
 
 def _table(findings: Findings) -> str:

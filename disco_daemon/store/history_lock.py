@@ -73,8 +73,8 @@ def _take(handle: int, history: Path) -> None:
 
 def _whose(handle: int, history: Path) -> str:
     pid = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
-    who = f"the process {pid}" if pid else "another process"
+    who = f" (it is process {pid})" if pid else ""
     return (
-        f"a daemon runs already on {history} ({who}): end it first, or give this one a history of its own "
+        f"another disco daemon is running and has the history {history}{who}: end that first, or give this one its own "
         "(`disco up --history FILE --port N`)"
     )

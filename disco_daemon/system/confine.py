@@ -63,7 +63,7 @@ class Confinement:
         try:
             detail = measure()
         except OSError as e:
-            self.missing[name] = e.strerror or str(e)
+            self.missing[name] = e.strerror or "unknown"
         else:
             self.in_force.append(f"{name} {detail}" if detail else name)
 

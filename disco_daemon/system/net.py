@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 from functools import lru_cache
 from urllib.parse import urljoin, urlsplit
 
@@ -87,6 +88,21 @@ def is_http_url(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def with_scheme(text: str) -> str:
+    """Return an address as a URL: one without a scheme gets http on networks of one's own, https elsewhere.
+
+    "" if it is no address: a single word, unless it has a port or is this machine's name.
+    """
+    if "://" in text:
+        return text if is_http_url(text) else ""
+    host = hostname(f"//{text}")
+    named = "." in host or ":" in host or host == "localhost" or re.match(r"[^/]+:\d+(/|$)", text)
+    if not host or not named or any(map(str.isspace, text)):
+        return ""
+    url = f"{'http' if is_loopback(host) or is_private_address(host) or '.' not in host else 'https'}://{text}"
+    return url if is_http_url(url) else ""
 
 
 def without_credentials(url: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from ..clock import Clock, SystemClock
-from ..plain import plain
+from ..plain import plain, reason_of
 from .process import RestartPause, end, spawn
 
 N_WORDS = 50  # lines of stderr that are kept, to say why it ended
@@ -139,11 +139,11 @@ class SupervisedProcess:
         try:
             child = self.child = await self._start()
         except OSError as e:
-            return f"the {self._name} process cannot be started: {e}"
+            return f"the {self._name} process cannot be started: {reason_of(e)}"
         try:
             why = await self._converse(child)
         except OSError as e:
-            why = str(e)
+            why = reason_of(e)
         finally:
             await asyncio.shield(child.end(self._patience_s))
             self.child = None

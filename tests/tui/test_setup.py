@@ -182,6 +182,21 @@ async def test_another_address_without_a_list_of_models(daemon: Dictated) -> Non
         assert saved(daemon) == [{"base_url": "http://127.0.0.1:8080/v1", "api_key": "", "model": "llama"}]
 
 
+async def test_an_address_is_mended_or_refused_before_a_key_is_asked_for(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("0")
+        await at(app, pilot, "address")
+        type_in(app, "nonsense")
+        await pilot.press("enter")
+        await until(pilot, lambda: "That is no address" in screen_text(app))
+        type_in(app, "127.0.0.1:18700")
+        await pilot.press("enter")
+        await at(app, pilot, "API key")
+        assert "http://127.0.0.1:18700" in screen_text(app)
+
+
 async def test_no_server_and_another_local_model(daemon: Dictated) -> None:
     daemon.known = KNOWN | {"server": {"base_url": GROQ, "model": "m"}}
     async with shown(daemon.root) as (app, pilot):
@@ -296,7 +311,7 @@ async def test_a_daemon_is_started_where_none_runs_and_a_question_waits_for_it(
     """The daemon comes up (here: the link finds it) after the question was asked."""
     up = daemon.root
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr("disco_tui.data.daemon_launcher.DaemonLauncher.command", lambda self: command)
+    monkeypatch.setattr("disco_daemon.client.launcher.DaemonLauncher.command", lambda self: command)
     async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
         await until(pilot, lambda: app.launcher.running)
         await until(pilot, lambda: "The daemon is starting" in screen_text(app))
@@ -322,7 +337,7 @@ async def test_a_daemon_that_ends_at_once_is_told_and_not_started_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "disco_tui.data.daemon_launcher.DaemonLauncher.command", lambda self: ["/bin/sh", "-c", "echo no model; exit 1"]
+        "disco_daemon.client.launcher.DaemonLauncher.command", lambda self: ["/bin/sh", "-c", "echo no model; exit 1"]
     )
     async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
         await until(pilot, lambda: "has ended: no model" in screen_text(app))

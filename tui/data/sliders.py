@@ -85,7 +85,7 @@ def regime(money: Money, counts: float, policy: Mapping[str, Any]) -> str:
     if policy.get("private"):
         return "nothing leaves, this machine answers all"
     if money.scarcer is None:
-        return "there is no server, nothing is scarce"
+        return "there is no server: this machine answers all"
     if (set_to := policy.get("scarcer", "auto")) != "auto":
         return f"{set_to} is scarce, as you set it"
     if money.threshold is None:

@@ -18,9 +18,10 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from disco_daemon.client.launcher import DaemonLauncher, startable
 from disco_daemon.client.once import DaemonError
+from disco_daemon.system.net import with_scheme
 
-from ..data.daemon_launcher import DaemonLauncher, startable
 from ..data.setup_draft import (  # fmt: skip
     DIGITS,
     LOCAL,
@@ -197,8 +198,11 @@ class SetupScreen(Screen[None]):
         event.stop()
         text = event.value.strip()
         if self._step is Step.ADDRESS and text:
-            self._draft = SetupDraft(base_url=text)
-            self._ask_key()
+            self._draft = SetupDraft(base_url=with_scheme(text) or text)
+            if with_scheme(text):
+                self._ask_key()
+            else:
+                self._ask_address("That is no address: write it like https://api.openai.com/v1.")
         elif self._step is Step.KEY:
             self._draft.key = text
             self._wait(f"Asking {self._draft.base_url} for its models …", self._list)

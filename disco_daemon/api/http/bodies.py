@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeVar
 
 import msgspec
 
 from ...errors import RequestError
+from ...plain import in_words, pointed_to
 
 MAX_DEPTH = 64  # objects and arrays within each other: readers further on recurse
 
@@ -58,21 +58,15 @@ def convert(raw: dict[str, Any], kind: type[_S]) -> _S:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
-        raise invalid(e) from e
+        raise invalid(e, kind) from e
 
 
-def invalid(error: msgspec.ValidationError) -> RequestError:
-    """Return the error for a value of the wrong type, or out of bounds."""
-    param = _param(str(error))
-    return RequestError(
-        f"Invalid value for '{param}': {error}" if param else str(error), param=param, code="invalid_type"
-    )
-
-
-def _param(text: str) -> str | None:
-    """Return msgspec's `… - at `$.messages[0].role`` as OpenAI's `messages[0].role`."""
-    if at := re.search(r"at `\$\.([^`]+)`", text):
-        return at[1].replace("[...]", "")
-    if missing := re.search(r"missing required field `([^`]+)`", text):
-        return missing[1]
-    return None
+def invalid(error: msgspec.ValidationError, kind: Any, where: str = "") -> RequestError:
+    """Return the error for a value of the wrong type, or out of bounds: `kind` was expected below `where`."""
+    problem = str(error)
+    param = pointed_to(problem) or None
+    if where:
+        param = f"{where}.{param}" if param else where
+    said = in_words(problem, kind)
+    text = f"Invalid value for '{param}': it {said}." if param else f"The body {said}."
+    return RequestError(text, param=param, code="invalid_type")

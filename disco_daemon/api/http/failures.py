@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from ...errors import DiscoError, ReaderGone, RequestError
+from ...plain import did_you_mean
 from ..control.scrape import Handler
 from ..openai.shapes import error_body
 
@@ -79,7 +80,10 @@ def of_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
         msg = f"{plain(request.method)} is not allowed here; use {allowed}."
         return failure(RequestError(msg, status=405), {"Allow": allowed}, shape=shape)
     if isinstance(error, web.HTTPNotFound):
-        return failure(RequestError(f"Invalid URL ({where})", status=404, code="not_found"), shape=shape)
+        known = request.app.router.resources() if isinstance(request, web.Request) else ()
+        near = did_you_mean(request.path, (one.canonical for one in known)).strip()
+        text = f"Invalid URL ({where}){': ' * bool(near)}{near}"
+        return failure(RequestError(text, status=404, code="not_found"), shape=shape)
     return failure(RequestError(f"{error.reason} ({where})", status=error.status), shape=shape)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ...errors import RequestError
+from ...plain import in_words
 from ...types import Embedding
 from ..http.bodies import convert
 from .openai_request import MAX_INT, MAX_TOKEN_ID, DiscoOptions
@@ -59,7 +60,8 @@ def _inputs(given: Any) -> list[Given]:
             case [list(), *_]:
                 return list(msgspec.convert(given, list[_Ids]))
     except msgspec.ValidationError as e:
-        raise RequestError(f"Invalid value for 'input': {e}", param="input", code="invalid_type") from e
+        msg = f"Invalid value for 'input': it {in_words(str(e), Any)}."
+        raise RequestError(msg, param="input", code="invalid_type") from e
     msg = "Invalid value for 'input': expected text, token ids, or an array of one or the other, and not an empty one."
     raise RequestError(msg, param="input", code="invalid_type")
 

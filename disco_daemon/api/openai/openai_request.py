@@ -21,7 +21,7 @@ from ...types import (
     SplitWish,
     n_choices,
 )
-from ...types.drawing import WishError, drawing_of
+from ...types.drawing import WishError, Wishes, drawing_of
 from ..http.bodies import convert, invalid
 from .chat_messages import begun_text, check_message, flattened, has_text_only
 
@@ -159,7 +159,7 @@ def _drawing(extra: dict[str, Any], max_tokens: int | None) -> Drawing:
     except WishError as e:
         raise RequestError(str(e), param=e.param, code="invalid_value") from e
     except msgspec.ValidationError as e:
-        raise invalid(e) from e
+        raise invalid(e, Wishes) from e
     if max_tokens is not None and drawing.min_tokens > max_tokens:
         msg = f"'min_tokens' is {drawing.min_tokens}, more than the limit of {max_tokens} tokens."
         raise RequestError(msg, param="min_tokens", code="invalid_value")

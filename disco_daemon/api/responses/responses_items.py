@@ -220,6 +220,4 @@ def item_of(raw: Mapping[str, Any], kind: type[_S], where: str) -> _S:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
-        found = invalid(e)
-        param = f"{where}.{found.param}" if found.param else where
-        raise RequestError(f"Invalid value for '{param}': {e}", param=param, code=found.code) from e
+        raise invalid(e, kind, where) from e

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...plain import masked, plain
+from ...plain import masked, plain, reason_of
 from ...system.control_groups import cpu_quota
 from ..terminal import make_console
 
@@ -162,7 +162,7 @@ def _history(config: Config) -> Generator[Finding, None, float | None]:
     except FileNotFoundError:
         seen = None
     except (OSError, Unavailable) as e:
-        yield history(path, str(e))
+        yield history(path, reason_of(e))
         return None
     yield history(path, seen)
     return None if seen is None else seen.latest
@@ -192,7 +192,7 @@ def _server(
         catalog = pricelist.load(folder)
     except (ConfigError, OSError) as e:
         catalog = Catalog(pricelist.shipped_lists())
-        yield wrong("price lists", str(e), "mend that file, or move it away: `disco up` reads it, too")
+        yield wrong("price lists", reason_of(e), "mend that file, or move it away: `disco up` reads it, too")
     yield server.address(settings, config.api, offline=bool(unasked))
     if not settings.base_url:
         return None

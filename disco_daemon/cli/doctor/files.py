@@ -30,7 +30,7 @@ def configuration(path: Path, config: Config, error: str) -> Finding:
     except ConfigError as e:
         return wrong(name, str(e), "`disco up` does not start before")
     if not config.device.enabled and not config.server.base_url:
-        mend = "`disco config set device.enabled true`, or `disco config set server.base_url URL`"
+        mend = "`disco setup` adds a server, `disco config set device.enabled true` takes this machine's model"
         return wrong(name, "neither device nor server may answer", mend)
     if not is_loopback(config.api.host) and not config.api.key:
         mend = "`disco config set api.key SECRET`, or `disco config set api.host 127.0.0.1`"

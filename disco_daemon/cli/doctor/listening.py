@@ -14,6 +14,7 @@ from ...client import once as client
 from ...config.schema import Api
 from ...errors import DiscoError
 from ...onboarding.asking import within
+from ...plain import reason_of
 from ...system.net import is_loopback
 from .finding import Finding, ok, warn, wrong
 
@@ -42,12 +43,12 @@ def listener(api: Api) -> Listener:
         return Listener(free=True)
     except OSError as e:
         if e.errno != errno.EADDRINUSE:
-            return Listener(problem=e.strerror or str(e))
+            return Listener(problem=reason_of(e))
     root = client.base_url(client.reachable(api.host), api.port)
     try:
         state = within(DAEMON_TIMEOUT_S, lambda: client.get(root, "/disco/v1/state", api.control_key or api.key))
     except (DiscoError, OSError, ValueError, http.client.HTTPException) as e:
-        return Listener(problem=str(e) or type(e).__name__)
+        return Listener(problem=reason_of(e))
     is_ours = isinstance(state, dict) and "version" in state and "endpoints" in state
     return Listener(state=state) if is_ours else Listener(problem="it is no disco daemon")
 

@@ -38,7 +38,7 @@ def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Fin
     """Check whether an OpenAI client can use the URL, and that it is not the daemon's own (`api`)."""
     name, url = "server", settings.base_url
     if not url:
-        return ok(name, "none, this machine answers alone", "`disco config set server.base_url URL` lets one take part")
+        return ok(name, "none, this machine answers alone", "`disco setup` adds one")
     parts, where = urlsplit(url), display_url(url)
     text = f"{settings.model or 'no model'} at {where}"
     if "@" in parts.netloc or parts.query:

@@ -47,7 +47,7 @@ from .orders import (
     ToRelay,
 )
 
-log = logging.getLogger("disco.peer")
+log = logging.getLogger("disco.link")
 
 STOP_TIMEOUT_S = 3.0  # after the socket is closed, for good-byes to other machines; then SIGKILL
 MAX_ORDERS = 1000  # messages that wait for a relay; one that takes none for so long hangs

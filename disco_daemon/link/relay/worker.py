@@ -20,6 +20,7 @@ from collections import deque
 
 import msgspec
 
+from ...plain import reason_of
 from ...system.confine import Access, confine
 from ..trust.tls import meaning
 from . import orders
@@ -203,7 +204,7 @@ def main() -> None:
     try:
         asyncio.run(_run(socket.socket(fileno=int(sys.argv[1])), confined))
     except (msgspec.MsgspecError, OSError) as e:
-        sys.exit(f"{type(e).__name__}: {e}")
+        sys.exit(reason_of(e))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...plain import which
 from ..relay.orders import Address, Identity, Member, PairAnswer, PairAsked
 from .pairing_code import N_SECRET, PairingCode, PairingError, check_name, safe_name
 from .private_folder import PrivateFolder
@@ -90,8 +91,8 @@ class Issuer:
             records = self.records()
             left = [record for record in records if record.name != name]
             if len(left) == len(records):
-                known = ", ".join(record.name for record in records) or "none"
-                raise PairingError("bad_name", f"no paired machine is called {name!r}; there are: {known}")
+                known = which(name, (record.name for record in records))
+                raise PairingError("bad_name", f"no paired machine is called {name!r}: {known}")
             self._folder.write(MEMBERS, left)
 
     # --- codes ----------------------------------------------------------------------------------------------------

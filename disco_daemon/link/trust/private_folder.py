@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ...plain import reason_of
 from .pairing_code import PairingError
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class PrivateFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as e:
-            raise self._damaged(name, e.strerror or str(e)) from e
+            raise self._damaged(name, reason_of(e)) from e
 
     def write(self, name: str, value: object) -> None:
         """Write a JSON file. Raises PairingError."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from ...engine.host_door import GRANTED, LENT, MAX_TEXT
 from ...errors import ConfigError
+from ...plain import reason_of
 from ...system.supervised import ChildProcess
 from .host_places import Borrower, Lenders, LentLife, LentMachine, RangePath
 from .layer_plan import host_name
@@ -189,8 +190,8 @@ class HostProcesses:
                     sock = await self._open(number)
                 except OSError as e:
                     log.warning("no process for host %d of the fleet: %s", number, e)
-                    why = (e.strerror or str(e))[:MAX_TEXT].encode()[:MAX_TEXT]
-                    await asyncio.get_running_loop().sock_sendall(door, why or b"it cannot be started")
+                    said = reason_of(e)[:MAX_TEXT].encode()[:MAX_TEXT]
+                    await asyncio.get_running_loop().sock_sendall(door, said or b"it cannot be started")
                     continue
                 is_lent = self.hosts[number - 1].lent is not None
                 with sock:

@@ -32,6 +32,7 @@ from ...link.relay.orders import HomeEnded, HomeReached, HostOffered, LendHosts,
 from ...link.relay.relay_process import RelayLost, RelayProcess
 from ...link.trust.pairing import PairedPartner
 from ...link.trust.pairing_code import PairingError
+from ...plain import reason_of
 from ..owner import OwnerTerms
 from .host_processes import ENDED_S
 from .lend_terms import TermsFolder
@@ -114,7 +115,7 @@ class FleetLending:
                 try:
                     await asyncio.to_thread(self._kept.keep, wish)
                 except OSError as e:
-                    self._tell(f"the new terms cannot be kept: {e}")
+                    self._tell(f"the new terms cannot be kept: {reason_of(e)}")
                 self._tell(f"from now on: {wish}")
                 self._asks.set()  # home hears of it with the next offer, which comes at once
             for lent in self._processes:
@@ -313,7 +314,7 @@ class FleetLending:
             try:
                 lent = await LentProcess.begin(sock.fileno(), self._folder, self._terms, over)
             except OSError as e:
-                self._tell(f"no process of a host can be started: {e}")
+                self._tell(f"no process of a host can be started: {reason_of(e)}")
                 return
         self._processes.add(lent)
         serving, ended = asyncio.create_task(lent.serve(self._have)), asyncio.create_task(over.wait())

@@ -39,6 +39,7 @@ from ...link.relay.orders import (
 )
 from ...link.relay.relay_process import RelayLost
 from ...link.trust.roles import Role
+from ...plain import reason_of
 from ..member_service import MemberService
 from ..split.check import checksum
 from ..trust_store import authority_folder
@@ -284,7 +285,7 @@ class FleetMembers(MemberService):
                 )
                 relay.offer(offer, file.fileno())
         except (ConfigError, OSError) as e:
-            self._answer(replace(refused, message=str(e)))
+            self._answer(replace(refused, message=reason_of(e)))
 
 
 async def _nobody() -> None:

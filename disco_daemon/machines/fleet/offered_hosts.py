@@ -20,6 +20,7 @@ from ...errors import ConfigError
 from ...link.protocol import Build
 from ...link.relay.handshake import TellLoad
 from ...link.relay.orders import HostEnded, HostOffered
+from ...plain import reason_of
 from ...system import process
 from .host_places import LentLife, LentMachine
 from .spare_host import MODULE
@@ -308,7 +309,7 @@ def own_llama(build: Build) -> Build:
     try:
         done = process.run(MODULE, "--build", timeout_s=BUILD_S)
     except (OSError, subprocess.TimeoutExpired) as e:
-        msg = f"llama.cpp does not say its version: {e}"
+        msg = f"llama.cpp does not say its version: {reason_of(e)}"
         raise ConfigError(msg) from e
     lines = done.stdout.decode("utf-8", "replace").split("\n")
     if done.returncode != 0 or not lines[0].strip():

@@ -22,6 +22,7 @@ from ...fleet.forecast import FleetLoad
 from ...fleet.layout import FleetLayout, PlacedRange
 from ...fleet.placement import free_bytes
 from ...fleet.steps import BATCH_KINDS, FleetStep
+from ...plain import reason_of, which
 from ...types import Outcome
 from .host_processes import HostProcesses
 from .interim_layout import detour, fitting
@@ -70,7 +71,7 @@ class FleetOperator:
         """Let all layers leave a host, and none come. Raises ConfigError for an unknown one."""
         numbers = {self._hosts.name_of(host): host.number for host in self._hosts.hosts}
         if name not in numbers:
-            msg = f"the fleet has no host {name!r}, only {', '.join(numbers)}"
+            msg = f"the fleet has no host {name!r}: {which(name, numbers)}"
             raise ConfigError(msg)
         self.wishes = replace(self.wishes, drained=self.wishes.drained | {numbers[name]})
 
@@ -222,7 +223,7 @@ class FleetOperator:
             seen = seen_of(self._moment(self._engine.clock.now()), machine)  # others may have taken the room
             last = await self._move_to(fitting(between, layout, seen.fleet), seen)
         except (ConfigError, EndpointError, OSError, ValueError) as e:
-            return wire.LayersMoved(id="", error=str(e))
+            return wire.LayersMoved(id="", error=reason_of(e))
         seconds, pause_s = first.seconds + last.seconds, max(first.pause_s, last.pause_s)
         return msgspec.structs.replace(last, seconds=seconds, pause_s=pause_s)
 

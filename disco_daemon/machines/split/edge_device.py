@@ -29,7 +29,7 @@ from .joined_model import JoinedFolder, shape_of
 from .split_device import PartnerPower, SplitDevice, rules_of
 from .trained_exits import mark_of, read_calibration
 
-log = logging.getLogger("disco.peer")
+log = logging.getLogger("disco.link")
 
 HELD = "policy.private is on: nothing leaves this machine"
 MOST_WATTS = 1e5  # that a partner may say to draw; more is no machine's

@@ -35,6 +35,7 @@ from ...link.relay.orders import (
 from ...link.relay.relay_process import RelayLost
 from ...link.rows.content import credits_for
 from ...link.trust.roles import Role
+from ...plain import reason_of
 from ...types import LayerRange
 from ..device_settings import model_path
 from ..member_service import MemberService
@@ -54,7 +55,7 @@ class Partner(MemberService):
     is called when it has just computed.
     """
 
-    log = logging.getLogger("disco.peer")
+    log = logging.getLogger("disco.link")
     role = Role.SPLIT
     turned_on = MappingProxyType({"partner.enabled": True})
     listen_s = LISTEN_S
@@ -207,7 +208,7 @@ class Partner(MemberService):
             cuts = await asyncio.to_thread(tell_cuts, config, hosted)
             relay.send(CutsAnswer(n=asked.n, cuts=cuts))
         except (ConfigError, OSError) as e:
-            relay.send(CutsAnswer(n=asked.n, message=str(e)))
+            relay.send(CutsAnswer(n=asked.n, message=reason_of(e)))
 
     async def _offer(self, asked: FileAsked) -> None:
         """Cut the model for a member, load the layers above, and hand over those below; or say why not."""
@@ -219,7 +220,7 @@ class Partner(MemberService):
                 offer, path = await self._prepare(config, asked)
             except (ConfigError, OSError) as e:
                 self.log.warning("%s gets no layers: %s", asked.name, e)
-                relay.send(RefuseFile(cut=asked.cut, message=str(e)))
+                relay.send(RefuseFile(cut=asked.cut, message=reason_of(e)))
                 return
             with path.open("rb") as file:
                 relay.offer(offer, file.fileno())

@@ -218,7 +218,7 @@ async def test_a_raw_completion_is_not_taken_apart(device: DaemonProcess) -> Non
     [
         ({"messages": []}, "cannot set messages"),
         ({"name": "<|im_end|>"}, "control tokens"),
-        ("quiet", "'chat_template_kwargs': Expected `object"),
+        ("quiet", "'chat_template_kwargs': it must be an object"),
     ],
 )
 async def test_arguments_that_a_template_must_not_get_are_refused(args: Any, said: str, device: DaemonProcess) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from disco_daemon.models.default import models_dir
 from tests.fixtures.daemon import running
+from tests.fixtures.ports import free_port
 from tests.fixtures.upstream import Upstream
 
 ROOT = Path(__file__).parents[3]
@@ -64,13 +66,27 @@ async def test_a_measurement_that_became_a_script_says_where_it_is(tmp_path: Pat
     assert " soak " not in out
 
 
-@pytest.mark.parametrize("args", [["status"], ["chat", "Hello!"]])
+@pytest.mark.parametrize("args", [["status"], ["chat", "Hello!", "--no-start"]])
 async def test_without_a_daemon_there_is_one_line_that_says_what_to_do(args: list[str], tmp_path: Path) -> None:
     code, out, err = await disco(*args, home=tmp_path, env={"DISCO_API_PORT": "1"})
     assert code == 1
     assert out == ""
     assert "disco up" in err
     assert len(err.splitlines()) == 1
+
+
+async def test_chat_starts_a_daemon_where_none_runs_which_ends_with_it(tmp_path: Path) -> None:
+    env = {
+        "DISCO_API_PORT": str(free_port()), "DISCO_DEVICE_N_CTX": "256", "DISCO_MODELS_DIR": str(models_dir()),
+    }  # fmt: skip
+    code, out, err = await disco("chat", "Say hello.", "--max-tokens", "3", home=tmp_path, env=env)
+    assert (code, err) == (0, "No daemon was running: one is starting, and ends with this chat …\n")
+    assert out.strip()
+    assert (await disco("status", home=tmp_path, env=env))[0] == 1
+    broken = env | {"DISCO_DEVICE_MODEL": "/nowhere.gguf"}
+    code, _, err = await disco("chat", "Hello?", home=tmp_path, env=broken)
+    assert code == 1
+    assert "the one that was started has ended: the device's model /nowhere.gguf does not exist" in err
 
 
 async def test_config_is_set_shown_and_checked(tmp_path: Path) -> None:

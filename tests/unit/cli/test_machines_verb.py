@@ -143,7 +143,7 @@ def test_a_code_is_of_what_the_machine_is_set_to_be(
 def test_a_machine_is_revoked_in_each_role_that_it_has(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.fleet = OFF | {"members": [MEMBER]}
     assert main(["machines", "revoke", "desk"]) == 1
-    assert "there are: laptop" in capsys.readouterr().err
+    assert "it is one of laptop" in capsys.readouterr().err
     assert main(["machines", "revoke", "laptop"]) == 0
     daemon.split = OFF | {"members": [MEMBER]}
     assert main(["machines", "revoke", "laptop", "--json"]) == 0

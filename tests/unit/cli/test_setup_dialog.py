@@ -107,7 +107,7 @@ async def test_an_address_where_nobody_is_leads_back_to_the_question_who(setup: 
 async def test_enter_leaves_all_as_it_is_and_nonsense_is_asked_again(setup: Onboarding) -> None:
     choice, checked, terminal = await talked(setup, "nobody", "99", "")
     assert (choice, checked) == (Choice(), None)
-    assert "is no server that is known" in terminal.text
+    assert "is no known server" in terminal.text
 
 
 async def test_a_model_that_is_not_here_is_fetched_if_one_wants_it(

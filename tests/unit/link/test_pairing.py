@@ -254,7 +254,7 @@ def test_only_a_sound_request_is_signed_and_only_its_key_is_taken(issuer: Issuer
 def test_who_is_revoked_is_no_member_and_its_name_is_free_again(issuer: Issuer) -> None:
     joined(issuer, "laptop")
     [before] = issuer.members()
-    with pytest.raises(PairingError, match="there are: laptop"):
+    with pytest.raises(PairingError, match="it is one of laptop"):
         issuer.revoke("nobody")
     issuer.revoke("laptop")
     assert issuer.members() == ()

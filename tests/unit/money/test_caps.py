@@ -82,7 +82,7 @@ def test_a_cap_that_is_spent_opens_at_midnight() -> None:
     one = make(CapLimits(usd_per_day=1.0), Spent(usd_today=1.0))
     no = refused(one.reserve(Side.SERVER, 0.01, NOON))
     assert (no.side, no.reset_at, no.retry_after_s) == (Side.SERVER, MIDNIGHT, DAY / 2)
-    assert "usd_per_day = 1 $ is reached" in no.reason
+    assert "the limit usd_per_day = 1 $ is reached" in no.reason
     refused(one.check(Side.SERVER, 0.01, MIDNIGHT - 0.001))
     assert one.check(Side.SERVER, 0.01, MIDNIGHT) is None
 

@@ -199,12 +199,12 @@ ONE = {"m": entry(1, 2)}
 @pytest.mark.parametrize(
     ("table", "key", "mend"),
     [
-        (listing(ONE, colour="red"), "colour", "choose from"),
+        (listing(ONE, colour="red"), "colour", "choose one, such as"),
         ({"models": ONE} | HEAD, "base_url", "https://"),
         (listing(ONE, "ftp://x"), "base_url", "https://"),
         (listing(ONE, other_urls=["x"]), "other_urls", "https://"),
         (listing(ONE, other_urls="https://x"), "other_urls", "list of texts"),
-        (listing(ONE, continuation="magic"), "continuation", "choose one of"),
+        (listing(ONE, continuation="magic"), "continuation", "it is one of"),
         (listing(ONE, closing_stops_billing="maybe"), "closing_stops_billing", "true, false"),
         (listing(ONE, private="yes"), "private", "true or false"),
         (listing(ONE, notes=3), "notes", "text"),
@@ -217,7 +217,7 @@ ONE = {"m": entry(1, 2)}
         (listing({"m": entry(True, 2)}), 'models."m".input', "0.15"),
         (listing({"m": {"input": "1", "output": 2}}), 'models."m".input', "0.15"),
         (listing({"m": entry(1, 2, cached_input=3)}), 'models."m".cached_input', "lower it"),
-        (listing({"m": entry(1, 2, price=3)}), 'models."m".price', "choose from"),
+        (listing({"m": entry(1, 2, price=3)}), 'models."m".price', "it is one of"),
         (listing({"m": entry(1, 2, as_of="yesterday")}), 'models."m".as_of', "2026-11-21"),
         (listing({"m": entry(1, 2, as_of=7)}), 'models."m".as_of', "2026-11-21"),
         (listing({"m": entry(1, 2, aliases=["M"])}), 'models."m".aliases', "twice"),

@@ -14,7 +14,7 @@ ENDS = {
     "disco_daemon/system/process.py": "the parts: their socket or their stdin ends",
     "disco_daemon/fleet_keeper/keeper.py": "the lending command: its stdin ends; Ray: PR_SET_PDEATHSIG",
     "disco_daemon/bench/child.py": "`disco up --until-eof`, loopback and llama-server: their stdin ends",
-    "tui/data/daemon_launcher.py": "`disco up --until-eof`: its stdin ends",
+    "disco_daemon/client/launcher.py": "`disco up --until-eof`: its stdin ends",
     "benchmarks/fleet/live.py": "its stdin ends, when it has played what it was asked for",
     "benchmarks/split/daemons.py": "a verb, which ends by itself or is killed after its time-out",
     "benchmarks/split/naive.py": "end_with_stdin",

@@ -1,4 +1,4 @@
-"""Launches a daemon as a child process that ends with this window."""
+"""Launches a daemon as a child process that ends with the program that asks it: the terminal UI, or `disco chat`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from disco_daemon.system.net import hostname, is_loopback
-from disco_daemon.system.program import verb
+from ..plain import reason_of
+from ..system.net import hostname, is_loopback
+from ..system.program import verb
 
 STOP_TIMEOUT_S = 8.0  # this window's answers have ended by then; those of other clients get this long
 SERVICE_TIMEOUT_S = 120.0  # for installing the service, which starts the daemon
@@ -51,6 +52,7 @@ class DaemonLauncher:
         with contextlib.ExitStack() as stack:
             out: int = asyncio.subprocess.DEVNULL
             if self._log is not None:
+                self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 opened = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 stack.callback(os.close, opened)
                 out = opened
@@ -72,7 +74,7 @@ class DaemonLauncher:
                 *self.service_command(), stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=asyncio.subprocess.STDOUT
             )
         except OSError as e:
-            return False, str(e)
+            return False, reason_of(e)
         try:
             said, _ = await asyncio.wait_for(process.communicate(), SERVICE_TIMEOUT_S)
         except TimeoutError:
@@ -91,7 +93,7 @@ class DaemonLauncher:
             return ""
         with contextlib.suppress(OSError):
             lines = self._log.read_text("utf-8", "replace").strip().splitlines()
-            return lines[-1] if lines else ""
+            return lines[-1].removeprefix("disco: ") if lines else ""
         return ""
 
     async def close(self) -> None:
