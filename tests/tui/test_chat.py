@@ -469,7 +469,7 @@ async def test_no_dialog_has_a_frame_in_plain_mode(daemon: Dictated, keys: list[
         await pilot.press(*keys)
         await until(pilot, lambda: app.screen is not app.chat)
         await pilot.pause()
-        assert not set(screen_text(app)) & set("─│╭╮╰╯▏▔▁▊▎┌┐└┘━┃")
+        assert not set(screen_text(app)) & set("─│╭╮╰╯▏▔▊▎┌┐└┘━┃"), "what is left is the scroll bar's"
 
 
 async def test_a_new_conversation_begins_with_the_route_that_decides(daemon: Dictated) -> None:
