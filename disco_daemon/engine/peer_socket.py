@@ -1,7 +1,7 @@
 """The engine's ends of the socket pairs that lead to relays, and through them to the machines with the other layers.
 
 A relay may die, or be ended while nothing is to leave the machine; the engine outlives it. So the daemon hands over a
-new socket for each life of a relay, through one that stays.
+new socket for each life of a relay, by the engine's `door`.
 """
 
 from __future__ import annotations
@@ -48,41 +48,17 @@ class PeerSocket:
                 self._sock.sendall(data)
 
 
-class RelayDoor:
-    """The socket through which the daemon hands over one to each relay, and what is sent by the present one.
+class PresentRelay:
+    """What is sent by the relay that there is now, if there is one; for the main thread."""
 
-    `sockets` is for a thread of its own, all else for the main one.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._present: PeerSocket | None = None
-
-    def sockets(self) -> Iterator[PeerSocket]:
-        """Yield the end of each socket to a relay, as the daemon hands it over, until that has gone."""
-        while True:
-            data, descriptors, _, _ = socket.recv_fds(self._sock, 1, 1)
-            if not data:
-                return
-            yield PeerSocket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptors[0]))
+    def __init__(self) -> None:
+        self._socket: PeerSocket | None = None
 
     def use(self, present: PeerSocket | None) -> None:
         """Send by this one from now on; None: nothing is sent, there is no relay."""
-        self._present = present
+        self._socket = present
 
     def send(self, peer: int, message: PeerFrame, payload: bytes = b"") -> None:
         """Send one frame to a peer, if there is a relay. Raises BadFrameError if it is too large."""
-        if self._present is not None:
-            self._present.send(peer, message, payload)
-
-
-def hand_over(door: socket.socket) -> socket.socket:
-    """Make a socket pair to the engine behind `door`; return the end that is for a relay. Raises OSError."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            socket.send_fds(door, [b"."], [theirs.fileno()])
-        except BaseException:
-            ours.close()
-            raise
-    return ours
+        if self._socket is not None:
+            self._socket.send(peer, message, payload)

@@ -19,17 +19,16 @@ import msgspec
 from ..clock import Clock
 from ..errors import EndpointError
 from ..plain import reason_of
-from ..system.supervised import ChildProcess
+from ..system.supervised import ChildProcess, SupervisedProcess
 from ..types import GenerationRequest
 from . import framing, wire
 from .channel import RequestChannel
+from .door import Hosts, hand_over
 from .early import EarlyEngine, start_worker
 from .fleet_orders import FleetOrders
 from .hang import LOOK_S, HangWatch, look_at
-from .host_door import Hosts
 from .inbox import EngineAnswer, EngineGone, wait_for_embedding
 from .lives import CRASHES, EngineLives
-from .peer_socket import hand_over
 from .requests import count_message, generate_message
 
 log = logging.getLogger("disco.engine")
@@ -93,7 +92,7 @@ class Engine:
         self._wanted = asyncio.Event()
         self._why_killed: str | None = None
         self._repack = True  # until a load crashes because of it
-        self._supervisor: asyncio.Task[None] | None = None
+        self._supervised: SupervisedProcess | None = None
 
     def __repr__(self) -> str:
         return f"<Engine {self.state} pid={self.pid} restarts={self.restarts} in flight={self.in_flight}>"
@@ -150,7 +149,9 @@ class Engine:
     def start(self) -> None:
         """Begin supervising; loading happens in the background."""
         self.state, self._expected = EngineState.LOADING, False
-        self._supervisor = asyncio.create_task(self._supervise(), name="engine supervisor")
+        self._supervised = SupervisedProcess(
+            "engine", self._spawn, self._live, rest=self._rest, patience_s=STOP_TIMEOUT_S, log=log
+        )
 
     def wake(self) -> None:
         """Load the model again if it was unloaded, in the background."""
@@ -160,11 +161,9 @@ class Engine:
 
     async def close(self) -> None:
         """Stop the engine and wait for it; idempotent."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
-            self._supervisor = None
+        if self._supervised is not None:
+            await self._supervised.close()
+            self._supervised = None
         self._expected = False
         await self._enter(EngineState.STOPPED)
 
@@ -185,36 +184,29 @@ class Engine:
         """Whether the model will be in memory before long."""
         return self.state is EngineState.LOADING or (self.state is EngineState.BACKOFF and not self._lives.crashes)
 
-    async def _supervise(self) -> None:
+    async def _rest(self, _: str) -> bool:
+        """Wait for the next life of the process; return whether there is to be one."""
         lives = self._lives
-        while True:
-            lives.begin(self._clock.now())
-            await self._enter(EngineState.LOADING)
-            try:
-                await self._live()
-            except OSError as e:
-                self.last_error = f"cannot start the engine process: {reason_of(e)}"
-                lives.end(self._clock.now(), 0, 0)
-            if self.state is EngineState.FAILED:
-                log.error("engine cannot load its model: %s", self.last_error)
-                return
-            if self._unloading:
-                self._unloading = False
-                lives.unload()
-                await self._wanted.wait()
-                continue
-            if lives.is_given_up(has_loaded=self.info is not None):  # llama.cpp reads the whole file each time
-                self.last_error = lives.given_up(Path(self.config.model_path).name, self.last_error or "")
-                log.error("engine given up: %s", self.last_error)
-                await self._enter(EngineState.FAILED)
-                return
-            log.warning("engine stopped (%s), starting again in %.1f s", self.last_error, lives.pause_s)
-            self.restarts += 1
-            await asyncio.sleep(lives.pause_s)
+        if self.state is EngineState.FAILED:
+            log.error("engine cannot load its model: %s", self.last_error)
+            return False
+        if self._unloading:
+            self._unloading = False
+            lives.unload()
+            await self._wanted.wait()
+            return True
+        if lives.is_given_up(has_loaded=self.info is not None):  # llama.cpp reads the whole file each time
+            self.last_error = lives.given_up(Path(self.config.model_path).name, self.last_error or "")
+            log.error("engine given up: %s", self.last_error)
+            await self._enter(EngineState.FAILED)
+            return False
+        log.warning("engine stopped (%s), starting again in %.1f s", self.last_error, lives.pause_s)
+        self.restarts += 1
+        await asyncio.sleep(lives.pause_s)
+        return True
 
-    async def _live(self) -> None:
-        """Run one life of the process, from fork to the end of its socket."""
-        child = await self._spawn()
+    async def _live(self, child: ChildProcess) -> str:
+        """Run one life of the process, to the end of its socket; what there is to say of that is in `last_error`."""
         self.pid, ours = child.pid, child.sockets[0]
         ours.setblocking(False)
         try:
@@ -230,15 +222,23 @@ class Engine:
                     watch.cancel()
         finally:
             await asyncio.shield(self._bury(child))
+        return ""
 
     async def _spawn(self) -> ChildProcess:
         """Start the process, or take the one started early. Raises OSError."""
+        self._lives.begin(self._clock.now())
+        await self._enter(EngineState.LOADING)
         is_alone = self._attach is None and self._hosts is None
         if is_alone and self._early is not None and (started := self._early.take()) is not None:
             return started
-        if self._hosts is not None:
-            await self._hosts.prepare()
-        child = await start_worker(1 if is_alone else 2)
+        try:
+            if self._hosts is not None:
+                await self._hosts.prepare()
+            child = await start_worker(1 if is_alone else 2)
+        except OSError as e:
+            self.last_error = f"cannot start the engine process: {reason_of(e)}"
+            self._lives.end(self._clock.now(), 0, 0)
+            raise
         if self._hosts is not None:
             self._hosts.attach(child.sockets[1])
         elif self._attach is not None:

@@ -26,7 +26,7 @@ from ..models.gguf import with_shards
 from ..scheduler.latency import IterationLatency
 from ..system.confine import Access, Confinement, confine
 from . import framing, wire
-from .host_door import HostDoor
+from .door import EngineDoor
 from .kv.cells import Cells
 from .kv.spill import Spill, fingerprint_of
 from .llama import gpu
@@ -37,7 +37,7 @@ from .llama.model import AbortFlag, Llama, build
 from .llama.refusals import ModelError
 from .llama.sequences import N_SEQS
 from .llama.template import TemplateError
-from .peer_socket import RelayDoor
+from .peer_socket import PeerSocket, PresentRelay
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
 from .serve.edge import SplitEdge
@@ -59,9 +59,9 @@ class Worker:
 
     def __init__(self, sock: socket.socket, door: socket.socket | None = None) -> None:
         """Through `door` come sockets that lead to the machines that have the other layers, or to a fleet's hosts."""
-        self._sock, self._door = sock, door
+        self._sock, self._door = sock, EngineDoor(door) if door is not None else None
         self._stream = sock.makefile("rb")
-        self._relays: RelayDoor | None = None
+        self._relay: PresentRelay | None = None
         self._send_lock = threading.Lock()
         self._abort = AbortFlag()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: the daemon has gone
@@ -101,11 +101,11 @@ class Worker:
         if not isinstance(load, wire.Load):
             raise TypeError(f"the first message must be Load, not {type(load).__name__}")
         if self._door is not None and not load.ranges:
-            self._relays = RelayDoor(self._door)
+            self._relay = PresentRelay()
         confined = _give_up_rights(load)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         try:
-            hosts = HostDoor(self._door) if self._door is not None and load.ranges else None
+            hosts = self._door if load.ranges else None
             llama = load_llama(load, self._abort, hosts, warm=self._door is not None)
             if self._door is not None:
                 _require_divisible(llama, load.model_path)
@@ -121,7 +121,7 @@ class Worker:
         spare_bytes = int(SPARE_SHARE * available_bytes())
         cells = self._cells = Cells(llama, N_SEQS, llama.n_cells, spare_bytes=spare_bytes, spill=spill)
         admission = Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
-        send_frame = None if self._relays is None else self._relays.send
+        send_frame = None if self._relay is None else self._relay.send
         batcher = make_batcher(load, llama, self.post, admission, send_frame)
         if load.speculate and llama.divisible:  # else wrong guesses could not be cut
             batcher.speculator = Speculator(llama, latency, cells, small)
@@ -147,10 +147,9 @@ class Worker:
             fim=llama.vocabulary.infill.is_there,
         )
         self.send(self._loaded)
-        if self._relays is not None:
-            threading.Thread(
-                target=self._read_peers, args=[self._relays, batcher.remote], name="peers", daemon=True
-            ).start()
+        if self._door is not None and self._relay is not None:
+            given = self._door, self._relay, batcher.remote
+            threading.Thread(target=self._read_peers, args=given, name="peers", daemon=True).start()
         if not llama.prefill_tps:
             self._warm_up(llama, latency)
         self._compute(batcher)
@@ -179,18 +178,18 @@ class Worker:
         if self._spill is not None:
             self._spill.token_s = 1.0 / prefill_tps
 
-    def _read_peers(self, relays: RelayDoor, remote: RemoteLayers) -> None:
+    def _read_peers(self, door: EngineDoor, relay: PresentRelay, remote: RemoteLayers) -> None:
         """Read peers' frames in a thread of its own, and queue them for the main thread; one relay follows another."""
         assert isinstance(remote, SplitEdge | SplitPartner)
 
         def lose_relay() -> None:
-            relays.use(None)
+            relay.use(None)
             for peer in remote.peers:
                 remote.receive(peer, PeerLeft(reason="the relay has gone"), b"")
 
         try:
-            for present in relays.sockets():
-                self._commands.put(partial(relays.use, present))
+            for present in map(PeerSocket, door.sockets()):
+                self._commands.put(partial(relay.use, present))
                 for peer, message, payload in present.read():
                     self._commands.put(partial(remote.receive, peer, message, payload))
                 self._commands.put(lose_relay)

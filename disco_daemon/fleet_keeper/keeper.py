@@ -1,11 +1,11 @@
-"""The keeper: `python -m disco_daemon.fleet_keeper.keeper`, the one process that knows Ray.
+"""The keeper: `python -m disco_daemon.fleet_keeper.keeper FD`, the one process that knows Ray.
 
 At home it starts Ray's head, or watches a cluster that is there, and places an actor on each node that lends a host; at
 a machine that has joined it starts a node. The actor keeps the process alive that lends the host, and Ray the actor. No
 token of an answer goes this way: Ray gone, hosts compute on, and only nobody restarts them.
 
 Ray does not promise that what an actor has started ends with it: that ends with its stdin, whose other end the actor
-has, and Ray's own processes end with this one (PR_SET_PDEATHSIG), which ends with its stdin.
+has, and Ray's own processes end with this one (PR_SET_PDEATHSIG), which ends with its socket.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..system.program import end_with_stdin, line
-from .keeper_messages import KeeperJob, KeeperState, RayHost, decode_job, encode
+import msgspec
+
+from ..system.control_socket import BlockingControl
+from ..system.program import line
+from .keeper_messages import KeeperJob, KeeperState, RayHost
 
 NAMESPACE = "disco"
 RESOURCE = "disco_host"  # that a node has which lends a host: one of it, for one actor
@@ -60,29 +65,30 @@ class RayRole:
     """One role in one cluster. All mutable state: Ray's services that were started here, and the actors by node."""
 
     job: KeeperJob
+    say: Callable[[KeeperState], None]
     services: subprocess.Popen[bytes] | None = None
     _actors: dict[str, Any] = field(default_factory=dict)
     _asked: dict[str, Any] = field(default_factory=dict)
     _hosts: dict[str, RayHost] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Start what is to be started, and say how it is, until stdin ends. Raises OSError."""
-        say(KeeperState(state="starting"))
+        """Start what is to be started, and say how it is, for ever. Raises OSError."""
+        self.say(KeeperState(state="starting"))
         if self.job.role != "watch":
             self.services = self._start()
         if self.job.role == "node":
             assert self.services is not None
-            say(KeeperState(state="up", version=_version()))
+            self.say(KeeperState(state="up", version=_version()))
             code = self.services.wait()
-            say(KeeperState(state="lost", why=f"Ray's node has ended ({code})"))
+            self.say(KeeperState(state="lost", why=f"Ray's node has ended ({code})"))
             return
         why = self._connect()
         while not why:
-            say(KeeperState(state="up", version=_version(), hosts=self._look()))
+            self.say(KeeperState(state="up", version=_version(), hosts=self._look()))
             time.sleep(LOOK_S)
             if self.services is not None and self.services.poll() is not None:
                 why = f"Ray's head has ended ({self.services.returncode})"
-        say(KeeperState(state="lost", why=why))
+        self.say(KeeperState(state="lost", why=why))
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start Ray's services of this machine."""
@@ -191,30 +197,25 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def say(state: KeeperState) -> None:
-    """Tell the program that has started this one."""
-    sys.stdout.buffer.write(encode(state))
-    sys.stdout.buffer.flush()
-
-
 def main() -> None:
-    """Do the job on stdin until that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing stdin
-    job = decode_job(sys.stdin.buffer.readline())
+    """Do the job of the inherited socket until that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
+    control = BlockingControl(socket.socket(fileno=int(sys.argv[1])))
+    job = msgspec.msgpack.decode(control.receive()[0], type=KeeperJob)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
     if job.token_path:
         os.environ["RAY_AUTH_TOKEN_PATH"] = job.token_path
-    keeper = RayRole(job)
+    keeper = RayRole(job, control.send)
 
     def end() -> None:
         keeper.stop()
         os._exit(0)
 
-    end_with_stdin(end)
+    control.end_with(end)
     try:
         keeper.run()
     except (OSError, ImportError) as e:
-        say(KeeperState(state="lost", why=str(e)))
+        control.send(KeeperState(state="lost", why=str(e)))
     keeper.stop()
     os._exit(1)  # Ray has threads that a usual end waits for
 

@@ -1,4 +1,4 @@
-"""What a keeper is told, in one line on its stdin, and what it says of Ray, a line each on its stdout. Pure."""
+"""What a keeper is told, once, and what it says of Ray. Pure."""
 
 from __future__ import annotations
 
@@ -40,21 +40,3 @@ class KeeperState(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     version: str = ""
     hosts: tuple[RayHost, ...] = ()
-
-
-_encoder = msgspec.json.Encoder()
-
-
-def encode(message: KeeperJob | KeeperState) -> bytes:
-    """Return a message as one line."""
-    return _encoder.encode(message) + b"\n"
-
-
-def decode_job(line: bytes) -> KeeperJob:
-    """Return what a keeper is told. Raises msgspec.MsgspecError."""
-    return msgspec.json.decode(line, type=KeeperJob)
-
-
-def decode_state(line: bytes) -> KeeperState:
-    """Return what a keeper says. Raises msgspec.MsgspecError."""
-    return msgspec.json.decode(line, type=KeeperState)

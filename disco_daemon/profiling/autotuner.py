@@ -7,11 +7,10 @@ import logging
 from collections.abc import Callable
 
 from ..clock import Clock
-from ..engine.measure.job_replies import encode
-from ..engine.measure.tune_messages import Tuned, TuneJob, decode_message
+from ..engine.measure.tune_messages import Tuned, TuneJob
 from ..errors import DiscoError
 from ..system.idle import IDLE_S, is_machine_quiet, unless, until_idle
-from ..system.process import run_job
+from ..system.job import run_job
 
 log = logging.getLogger("disco.tune")
 
@@ -27,9 +26,7 @@ class TuneError(DiscoError):
 async def run_tune(job: TuneJob, progress: Callable[[str], None]) -> Tuned:
     """Run a job in a child process, which a cancellation kills. Raises TuneError."""
     module = "disco_daemon.engine.measure.tune"
-    return await run_job(
-        module, encode(job), decode_message, progress, Tuned, TuneError, name="the tune", timeout_s=LAST_S
-    )
+    return await run_job(module, job, progress, Tuned, TuneError, name="the tune", timeout_s=LAST_S)
 
 
 class Autotuner:

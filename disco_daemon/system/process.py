@@ -8,12 +8,8 @@ import os
 import random
 import socket
 import subprocess
-from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
 
 from .program import command, environment
 
@@ -23,7 +19,6 @@ PAUSE_FIRST_S = 0.1  # a crash is mostly a one-off: be back before the next requ
 PAUSE_MAX_S = 30.0  # the longest pause between two starts
 PAUSE_JITTER = 0.5  # of a pause: several daemons whose engines fell together do not load together
 USEFUL_S = 10.0  # a life that worked for longer, and longer than it took to start, says nothing against the next one
-LONGEST_LINE = 2**24  # bytes of a job's report in one line; a table of all that was measured takes some thousand
 
 
 class RestartPause:
@@ -64,47 +59,6 @@ def start(module: str, *args: str, sock: socket.socket) -> subprocess.Popen[byte
     """Start a module that is told the number of `sock` last, and ends with the other end of it. Raises OSError."""
     words = command(module, *args, str(sock.fileno()))
     return subprocess.Popen(words, pass_fds=[sock.fileno()], env=environment(module=module), stdin=subprocess.DEVNULL)
-
-
-async def run_job(
-    module: str,
-    job: bytes,
-    decode: Callable[[bytes], Any],
-    progress: Callable[[str], None],
-    result: type[Result],
-    error: type[Exception],
-    *,
-    name: str,
-    timeout_s: float,
-    hint: str = "memory may be short",
-) -> Result:
-    """Run a module with a job as the one line on its stdin; return the result, which is the last that it prints.
-
-    A reply with a `text` goes to `progress` at once; one with a `message` says why there is no result. Lines that
-    `decode` refuses with a MsgspecError are none: a library may print something. A cancellation kills the process.
-    Raises OSError, and `error` with a sentence for the user, also after having killed it at the end of its time.
-    """
-    process = await spawn(module, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LONGEST_LINE)
-    reply: Any = None
-    try:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(job + b"\n")  # left open: the child ends with that pipe, should we be killed
-        async with asyncio.timeout(timeout_s):
-            while line := await process.stdout.readline():
-                with contextlib.suppress(msgspec.MsgspecError):
-                    reply = decode(line)
-                    if (text := getattr(reply, "text", None)) is not None:
-                        progress(text)
-            code = await process.wait()
-    except TimeoutError:
-        msg = f"{name} gave no result in {timeout_s:g} s"
-        raise error(msg) from None
-    finally:
-        await asyncio.shield(end(process))
-    if isinstance(reply, result):
-        return reply
-    raise error(getattr(reply, "message", f"{name} ended without a result (exit status {code}): {hint}"))
 
 
 def run(

@@ -1,6 +1,6 @@
 """The life of a child process of this program, said once: for engine, hosts, relay, keeper and what is lent.
 
-A child ends with us, however we end: with the socket or the pipe whose other end it has. Its last words are kept, and
+A child ends with us, however we end: with the socket whose other end it has. Its last words are kept, and
 what does not end in its time is killed. What a child says, and what ends with it, its owner knows.
 """
 
@@ -30,18 +30,16 @@ class ChildProcess:
         self._reading = asyncio.create_task(_drain(process.stderr, self._said), name="a child's stderr")
 
     @classmethod
-    async def start(
-        cls, module: str, *words: str, n_sockets: int = 0, fds: Sequence[int] = (), piped: bool = False
-    ) -> ChildProcess:
+    async def start(cls, module: str, *words: str, n_sockets: int = 0, fds: Sequence[int] = ()) -> ChildProcess:
         """Start a module of this program, which is told the numbers of its sockets and of `fds` before the `words`.
 
-        With `piped` it has a stdin and a stdout to us. Raises OSError.
+        Raises OSError.
         """
         pairs = [socket.socketpair() for _ in range(n_sockets)]
-        passed, pipe = [*(theirs.fileno() for _, theirs in pairs), *fds], PIPE if piped else DEVNULL
+        passed = [*(theirs.fileno() for _, theirs in pairs), *fds]
         try:
             process = await spawn(
-                module, *map(str, passed), *words, pass_fds=passed, stdin=pipe, stdout=pipe, stderr=PIPE
+                module, *map(str, passed), *words, pass_fds=passed, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
             )
         except BaseException:
             for ours, _ in pairs:
@@ -96,7 +94,8 @@ class SupervisedProcess:
     """A child process that is started again whenever it ends, until this is closed.
 
     `start` begins a life and `converse` speaks with it to its end, closing what it ends with; it has `patience_s` then.
-    `lost` hears why a life has ended. All mutable state: the child of the present life, and the lives so far.
+    `lost` hears why a life has ended. In place of that and of our pause, `rest` hears it, waits for the next life, and
+    says whether there is to be one. All mutable state: the child of the present life, and the lives so far.
     """
 
     def __init__(
@@ -104,19 +103,20 @@ class SupervisedProcess:
         name: str,
         start: Callable[[], Awaitable[ChildProcess]],
         converse: Callable[[ChildProcess], Awaitable[str]],
-        lost: Callable[[str], None],
+        lost: Callable[[str], None] = lambda _: None,
         *,
         patience_s: float,
         log: logging.Logger,
         clock: Clock | None = None,
         pause: RestartPause | None = None,
+        rest: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         """`converse` returns why the life ended; "" where it can say no more than how the process ended."""
         self.child: ChildProcess | None = None
         self.n_restarts = 0
         self._name, self._start, self._converse, self._lost = name, start, converse, lost
         self._clock, self._pause = clock or SystemClock(), pause or RestartPause()
-        self._patience_s, self._log = patience_s, log
+        self._patience_s, self._log, self._rest = patience_s, log, rest or self._pause_longer
         self._task = asyncio.create_task(self._run(), name=f"{name} supervisor")
 
     async def close(self) -> None:
@@ -125,14 +125,17 @@ class SupervisedProcess:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        while True:
-            born = self._clock.now()
-            why = await self._live()
-            pause_s = self._pause.after(0.0, self._clock.now() - born)
-            self._log.warning("%s stopped (%s), starting again in %.1f s", self._name, why, pause_s)
-            self._lost(why)
-            self.n_restarts += 1
-            await asyncio.sleep(pause_s)
+        self._born_at = self._clock.now()
+        while await self._rest(await self._live()):
+            self._born_at = self._clock.now()
+
+    async def _pause_longer(self, why: str) -> bool:
+        pause_s = self._pause.after(0.0, self._clock.now() - self._born_at)
+        self._log.warning("%s stopped (%s), starting again in %.1f s", self._name, why, pause_s)
+        self._lost(why)
+        self.n_restarts += 1
+        await asyncio.sleep(pause_s)
+        return True
 
     async def _live(self) -> str:
         """Run one life of the process; return why it ended, or cannot begin."""

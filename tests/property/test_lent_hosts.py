@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.host_door import LentSocket
+from disco_daemon.engine.door import LentSocket
 from disco_daemon.engine.hosts.cell_memory import CellMemory, SharedCells, new_memory
 from disco_daemon.engine.hosts.link import HostGoneError, HostLink
 from disco_daemon.engine.hosts.messages import (

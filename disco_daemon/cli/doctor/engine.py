@@ -15,8 +15,7 @@ import msgspec
 
 from ...config.schema import DeviceSettings
 from ...engine.lives import CRASHED
-from ...engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_reply
-from ...engine.measure.job_replies import encode
+from ...engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_reply, encode
 from ...models.gguf import read_gguf, shard_names
 from ...models.model_shape import shape_of
 from ...system.process import run as run_part

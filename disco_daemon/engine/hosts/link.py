@@ -13,7 +13,7 @@ import numpy as np
 from ...link.protocol import MAX_PAYLOAD
 from ...plain import one_line
 from ...system.frames import BadFrameError, FrameBuffer
-from ..host_door import LentSocket
+from ..door import LentSocket
 from ..llama.hidden import FloatRows
 from ..wire import Load
 from .cell_memory import CellMemory, SavedCells, SharedCells, new_memory

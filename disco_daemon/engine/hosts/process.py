@@ -1,7 +1,8 @@
 """A host's process: `python -m disco_daemon.engine.hosts.process FD`.
 
-For a home on another machine three words follow: its folder of files, its threads and its memory (`lent`). With
-`--build` in place of all it prints by which llama.cpp it computes, and ends.
+For a home on another machine the socket of the program that lends it comes before, and three words follow: its folder
+of files, its threads and its memory (`lent`). With `--build` in place of all it prints by which llama.cpp it computes,
+and ends.
 
 It has segments of a model and no vocabulary: rows in, rows out. The main thread computes; all rows that wait for a
 segment go into one batch. The reader thread takes frames off the socket and gives signs of life. A segment is loaded by
@@ -25,8 +26,10 @@ from pathlib import Path
 import numpy as np
 
 from ...system.confine import Access, confine
+from ...system.control_socket import BlockingControl
 from ...system.frames import BadFrameError, FrameBuffer
 from ...types import LayerRange
+from ..lent_messages import HostTerms
 from ..llama import gpu
 from ..llama.layer_states import StateFormatError, moves_states, unpacked
 from ..llama.model import N_BATCH, build, quiet
@@ -235,7 +238,7 @@ class Host:
         elif ready.model is not None:
             self._segments[ready.number] = ready.model
             if self.lent is not None:
-                ready.model.use_threads(self.lent.n_threads)  # which may be others since it was begun
+                ready.model.use_threads(self.lent.terms.n_threads)  # which may be others since it was begun
 
 
 def frames(home: HostSocket, descriptors: deque[int]) -> Iterator[Order]:
@@ -314,10 +317,13 @@ def main() -> None:
         print(build())
         return
     give_back_what_is_freed()
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    lent = LentHost(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])) if len(sys.argv) > 2 else None
+    lent, home = None, sys.argv[1]
+    if len(sys.argv) > 2:
+        lender, home, folder, n_threads, memory_bytes = sys.argv[1:]
+        terms = HostTerms(int(n_threads), int(memory_bytes))
+        lent = LentHost(Path(folder), terms, BlockingControl(socket.socket(fileno=int(lender))))
     try:
-        serve(HostSocket(sock), lent)
+        serve(HostSocket(socket.socket(fileno=int(home))), lent)
     except (BadFrameError, ModelError, StateFormatError) as e:
         sys.exit(f"the host ends: {e}")
     except OSError:

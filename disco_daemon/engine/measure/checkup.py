@@ -17,8 +17,7 @@ from ..llama import model as llama
 from ..llama.library import FAULT
 from ..llama.memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
 from ..llama.metadata import KV_BYTES
-from .checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_request
-from .job_replies import reply
+from .checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_request, encode
 
 
 def bindings() -> Bindings:
@@ -59,11 +58,16 @@ def main() -> None:
     asked = decode_request(sys.stdin.buffer.readline())
     confinement = confine(Access(), gpu.free_bytes)
     end_with_stdin()
-    reply(Confined(confinement.in_force, confinement.missing, try_forbidden()))
+    _report(Confined(confinement.in_force, confinement.missing, try_forbidden()))
     found = bindings()
-    reply(found)
+    _report(found)
     if asked is not None:
-        reply(fit(asked, available_bytes(), found.gpu_bytes))
+        _report(fit(asked, available_bytes(), found.gpu_bytes))
+
+
+def _report(message: Confined | Bindings | Fit) -> None:
+    sys.stdout.buffer.write(encode(message) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -63,5 +63,6 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
     problem: str = ""
 
 
+encode = msgspec.json.Encoder().encode
 decode_request = msgspec.json.Decoder(CheckupRequest | None).decode
 decode_reply = msgspec.json.Decoder(Confined | Bindings | Fit).decode

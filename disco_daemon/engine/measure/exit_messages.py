@@ -1,10 +1,9 @@
-"""The messages of an exit's training, the child process that `disco exits train` starts: a job in, JSON lines out."""
+"""The messages of an exit's training, the child process of `disco exits train`: a job and its result (`system.job`)."""
 
 from __future__ import annotations
 
 import msgspec
 
-from .job_replies import JobFailed, JobProgress
 from .split_messages import SplitRange
 
 
@@ -67,7 +66,3 @@ class ExitTrained(msgspec.Struct, tag=True, frozen=True):
 
     figures: ExitFigures
     file: str
-
-
-decode_job = msgspec.json.Decoder(ExitJob).decode
-decode_reply = msgspec.json.Decoder(JobProgress | ExitTrained | JobFailed).decode

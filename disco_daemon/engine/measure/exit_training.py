@@ -1,13 +1,10 @@
-"""`python -m disco_daemon.engine.measure.exit_training`: train an exit of a model, in a process of its own.
-
-An ExitJob comes on standard input; JobProgress lines, then ExitTrained or JobFailed go to standard output, as JSON.
-"""
+"""`python -m disco_daemon.engine.measure.exit_training`: train an exit of a model, in a process of its own."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,7 @@ from ...exits.training import train
 from ...models.gguf import Header, with_shards
 from ...models.gguf_file import read_file_header
 from ...system.confine import Access, confine
-from ...system.program import end_with_stdin
+from ...system.job import JobSocket
 from ...types import LayerRange
 from ..llama import gpu
 from ..llama.model import quiet
@@ -32,9 +29,8 @@ from ..llama.template import TemplateError
 from ..llama.weights import find_weights, read_output, read_packed, read_weights
 from ..wire import Load
 from .exit_alone import write_alone
-from .exit_messages import ExitFigures, ExitJob, ExitTrained, decode_job
+from .exit_messages import ExitFigures, ExitJob, ExitTrained
 from .exit_rows import CELLS, ExitRows, RowCollector
-from .job_replies import JobFailed, JobProgress, reply
 
 SHARE = 12  # of the tokens to train on, one part each to calibrate and to judge
 AT_ONCE = 512  # rows whose logits are in memory at a time
@@ -47,18 +43,18 @@ FFN = ("norm", "gate", "up", "down")
 class Trainer:
     """One training: collects, fits, calibrates and judges."""
 
-    def __init__(self, job: ExitJob) -> None:
-        """Load the model. Raises ModelError, TemplateError."""
-        self._job = job
+    def __init__(self, job: ExitJob, say: Callable[[str], None]) -> None:
+        """Load the model; `say` what is computed. Raises ModelError, TemplateError."""
+        self._job, self._say = job, say
         self._whole = Path(job.whole)
         self._cut = job.ranges[0].last
         with self._whole.open("rb") as file:
             _, self._header = read_file_header(file)
-        reply(JobProgress(f"loading {self._whole.name}"))
+        self._say(f"loading {self._whole.name}")
         lower, upper = ((_load(job, r.path), LayerRange(r.first, r.last, job.n_layers)) for r in job.ranges)
         self._teacher = Teacher(LowerRange(*lower), UpperRange(*upper, attended=self._attends()))
         self._output = read_output(self._whole, self._header)
-        self._rows = RowCollector(self._teacher, Path(job.folder), job.patterns, lambda text: reply(JobProgress(text)))
+        self._rows = RowCollector(self._teacher, Path(job.folder), job.patterns, say)
 
     def run(self) -> ExitTrained:
         """Carry out the job. Raises ModelError, and ValueError if there is too little text."""
@@ -77,11 +73,11 @@ class Trainer:
         calibration = calibrate(*self._verdicts(head, kept))
         found, agrees = self._verdicts(head, judged)
         confidence = calibration.confidence(found)
-        reply(JobProgress("letting the exit write alone"))
+        self._say("letting the exit write alone")
         alone = write_alone(
             self._teacher, self._rows, head, calibration, self._output, job.patterns, len(judged.labels)
         )
-        reply(JobProgress(f"done in {time.process_time():.0f} s of processor time since the latest start"))
+        self._say(f"done in {time.process_time():.0f} s of processor time since the latest start")
         file = f"{self._cut}-{name}.npz"
         self._save(Path(job.folder) / file, head, calibration)
         figures = ExitFigures(
@@ -125,7 +121,7 @@ class Trainer:
 
     def _start(self, rows: ExitRows, kept: ExitRows, block: FfnBlock | None) -> ExitHead:
         """Return a head whose map is the one in closed form."""
-        reply(JobProgress("fitting a map in closed form"))
+        self._say("fitting a map in closed form")
         d = len(self._output[0])
         plain = ExitHead(np.ones(d, np.float32), np.eye(d, dtype=np.float32), _eps(self._header), block)
         sample = plain.features(rows.rows[:: max(1, len(rows.rows) // 4096)])
@@ -141,7 +137,7 @@ class Trainer:
 
     def _trained(self, head: ExitHead, rows: ExitRows, what: str) -> ExitHead:
         def report(epoch: int, of: int, loss: float) -> None:
-            reply(JobProgress(f"training {what}: {epoch} of {of} times through the text, loss {loss:.3f}"))
+            self._say(f"training {what}: {epoch} of {of} times through the text, loss {loss:.3f}")
 
         return train(head, rows.rows, rows.finals, rows.labels, self._output, report)
 
@@ -206,22 +202,22 @@ def _load(job: ExitJob, path: str) -> Load:
 
 
 def main() -> None:
-    """Do the job on standard input. The process ends with its stdin."""
-    job = decode_job(sys.stdin.buffer.readline())
+    """Do the job of the inherited socket."""
+    home = JobSocket()
+    job = home.job(ExitJob)
     os.nice(job.nice)
     os.umask(0o077)
     paths = [Path(job.whole), *(Path(part.path) for part in job.ranges)]
     confine(Access(read=with_shards(paths), write=[Path(job.folder)]), gpu.free_bytes)
-    end_with_stdin()
     quiet()
-    try:
-        trainer = Trainer(job)
-        reply(trainer.run())
-        trainer.close()
-    except (ModelError, TemplateError, ValueError) as e:
-        reply(JobFailed(str(e)))
-    except OSError as e:
-        reply(JobFailed(f"the rows cannot be kept in {job.folder}: {e.strerror or e}"))
+    with home.refusing(ModelError, TemplateError, ValueError):
+        try:
+            trainer = Trainer(job, home.progress)
+            home.done(trainer.run())
+            trainer.close()
+        except OSError as e:
+            msg = f"the rows cannot be kept in {job.folder}: {e.strerror or e}"
+            raise ValueError(msg) from e
 
 
 if __name__ == "__main__":

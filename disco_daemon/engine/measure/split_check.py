@@ -6,9 +6,8 @@ them compute the same script of batches, and what the one before has given is ke
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from ...models.gguf import with_shards
 from ...system.confine import Access, confine
-from ...system.program import end_with_stdin
+from ...system.job import JobSocket
 from ...types import LayerRange
 from ..llama import gpu
 from ..llama.hidden import FloatRows
@@ -25,8 +24,7 @@ from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel
 from ..wire import Load
-from .job_replies import JobFailed, JobProgress, reply
-from .split_messages import SplitCompared, SplitJob, decode_job
+from .split_messages import SplitCompared, SplitJob
 
 N_SHORT = 15  # shorter sequences beside it
 N_STEPS = 48  # batches of one to sixteen rows behind the prompts
@@ -93,17 +91,17 @@ def play(model: SegmentModel, steps: Sequence[CheckBatch], given: Sequence[Float
     return found
 
 
-def compare(job: SplitJob) -> SplitCompared:
-    """Compute the script with the whole model and with the chain. Raises ModelError, and ValueError."""
+def compare(job: SplitJob, say: Callable[[str], None]) -> SplitCompared:
+    """Compute the script with the whole model and with the chain, and `say` so. Raises ModelError, ValueError."""
     whole = LayerRange(0, job.n_layers, job.n_layers)
-    reply(JobProgress("the whole model"))
+    say("the whole model")
     began = time.perf_counter()
     steps, wanted = _whole(job, whole)
     whole_s = time.perf_counter() - began
     given: list[FloatRows | None] = [None] * len(steps)
     for part in job.ranges:
         layers = LayerRange(part.first, part.last, job.n_layers)
-        reply(JobProgress(f"layers {layers} of {job.n_layers}"))
+        say(f"layers {layers} of {job.n_layers}")
         model = SegmentModel(_load(job, part.path), layers)
         try:
             given = list(play(model, steps, given))
@@ -144,16 +142,14 @@ def _load(job: SplitJob, path: str) -> Load:
 
 
 def main() -> None:
-    """Read a job from standard input, and report on standard output. The process ends with its stdin."""
-    job = decode_job(sys.stdin.buffer.readline())
+    """Do the job of the inherited socket."""
+    home = JobSocket()
+    job = home.job(SplitJob)
     paths = [Path(job.whole), *(Path(part.path) for part in job.ranges)]
     confine(Access(read=with_shards(paths)), gpu.free_bytes)
-    end_with_stdin()
     quiet()
-    try:
-        reply(compare(job))
-    except (ModelError, ValueError) as e:
-        reply(JobFailed(str(e)))
+    with home.refusing(ModelError, ValueError):
+        home.done(compare(job, home.progress))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""The messages of a split check, the child process that `disco split check` starts: a job in, JSON lines out."""
+"""The messages of a split check, the child process of `disco split check`: a job and its result (`system.job`)."""
 
 from __future__ import annotations
 
 import msgspec
-
-from .job_replies import JobFailed, JobProgress
 
 
 class SplitRange(msgspec.Struct, frozen=True):
@@ -52,7 +50,3 @@ class SplitCompared(msgspec.Struct, tag=True, frozen=True):
     def is_equal(self) -> bool:
         """Whether the chain computes what the whole model does, to the bit."""
         return self.worst == 0.0 and self.agreement == 1.0
-
-
-decode_job = msgspec.json.Decoder(SplitJob).decode
-decode_reply = msgspec.json.Decoder(JobProgress | SplitCompared | JobFailed).decode

@@ -1,7 +1,4 @@
-"""`python -m disco_daemon.engine.measure.tune`: measures a model on this machine, in a process of its own.
-
-A TuneJob comes on standard input; JobProgress lines, then Tuned or JobFailed go to standard output, as JSON.
-"""
+"""`python -m disco_daemon.engine.measure.tune`: measures a model on this machine, in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import sqrt
 from pathlib import Path
 from statistics import median
@@ -20,16 +17,15 @@ from msgspec.structs import replace
 
 from ...models.gguf import with_shards
 from ...system.confine import Access, confine
-from ...system.program import end_with_stdin
+from ...system.job import JobSocket
 from ..llama import gpu
 from ..llama.model import N_BATCH, AbortFlag, load_model
 from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.template import TemplateError
 from ..wire import Generate, Load
-from .job_replies import JobFailed, JobProgress, reply
 from .search import N_SAMPLES, Search
-from .tune_messages import Knobs, Speed, Tuned, TuneJob, decode_job
+from .tune_messages import Knobs, Speed, Tuned, TuneJob
 
 N_ANSWERS = 8  # written at a time, beside one alone: the engine does both
 N_PROMPT = 64  # tokens that an answer has in front of it while it is measured
@@ -177,10 +173,10 @@ def _with(load: Load, knobs: Knobs, n_gpu_layers: int | None = None) -> Load:
     )  # fmt: skip
 
 
-def run_job(job: TuneJob) -> Tuned:
-    """Carry out a job. Raises ModelError."""
+def tune(job: TuneJob, say: Callable[[str], None]) -> Tuned:
+    """Carry out a job; `say` what is measured. Raises ModelError."""
     started = time.perf_counter()
-    reply(JobProgress(f"loading {os.path.basename(job.model_path)}"))  # noqa: PTH119
+    say(f"loading {os.path.basename(job.model_path)}")  # noqa: PTH119
     bench = TuneBench(job)
     loaded = time.perf_counter()  # the budget is for what is measured, or a slow disk would leave nothing of it
     last = [""]
@@ -189,7 +185,7 @@ def run_job(job: TuneJob) -> Tuned:
         seconds = bench.measure(knobs, work, busy)
         if (text := _line(knobs, work, busy)) != last[0]:
             last[0] = text
-            reply(JobProgress(text))
+            say(text)
         return seconds
 
     search = Search(measure, lambda: time.perf_counter() - loaded > job.budget_s)
@@ -201,14 +197,14 @@ def run_job(job: TuneJob) -> Tuned:
         knobs = search.best(knobs, job.n_cores, flash=flash, long=bench.long)
     speed, start = bench.speed(knobs), bench.speed(job.start)
     file_type = int(bench.llama.file_type or -1)
-    other, agreement = _compare(job, bench) if job.compare else (None, None)
+    other, agreement = _compare(job, bench, say) if job.compare else (None, None)
     took_s = time.perf_counter() - started
     return Tuned(knobs, speed, start, search.rows(), took_s, search.complete, file_type, other, agreement)
 
 
-def _compare(job: TuneJob, bench: TuneBench) -> tuple[Speed, float | None]:
+def _compare(job: TuneJob, bench: TuneBench, say: Callable[[str], None]) -> tuple[Speed, float | None]:
     """Measure another file at `job.start`, and its share of next tokens in common; None for another vocabulary."""
-    reply(JobProgress(f"measuring {os.path.basename(job.compare)}"))  # noqa: PTH119
+    say(f"measuring {os.path.basename(job.compare)}")  # noqa: PTH119
     ours, n_vocab = bench.next_tokens(), bench.llama.vocabulary.n_tokens
     bench.llama.close()  # there may not be memory for two
     start = replace(job.start, repack=True)  # how the other file is packed is another matter
@@ -232,15 +228,13 @@ def _line(knobs: Knobs, work: str, busy: bool) -> str:
 
 
 def main() -> None:
-    """Do the job on standard input."""
-    job = decode_job(sys.stdin.buffer.readline())
+    """Do the job of the inherited socket."""
+    home = JobSocket()
+    job = home.job(TuneJob)
     os.nice(job.nice)
     confine(Access(read=with_shards(Path(p) for p in (job.model_path, job.compare) if p)), gpu.free_bytes)
-    end_with_stdin()
-    try:
-        reply(run_job(job))
-    except (ModelError, TemplateError) as e:
-        reply(JobFailed(str(e)))
+    with home.refusing(ModelError, TemplateError):
+        home.done(tune(job, home.progress))
 
 
 if __name__ == "__main__":

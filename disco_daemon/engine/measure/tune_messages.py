@@ -1,10 +1,8 @@
-"""The messages to and from the tune: JSON lines over its standard input and output."""
+"""The messages of a tune: a job and its result (`system.job`)."""
 
 from __future__ import annotations
 
 import msgspec
-
-from .job_replies import JobFailed, JobProgress
 
 
 class Knobs(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,7 +73,3 @@ class Tuned(msgspec.Struct, tag=True, frozen=True):
     file_type: int
     other: Speed | None = None
     agreement: float | None = None
-
-
-decode_job = msgspec.json.Decoder(TuneJob).decode
-decode_message = msgspec.json.Decoder(JobProgress | Tuned | JobFailed).decode

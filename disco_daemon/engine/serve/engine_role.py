@@ -13,7 +13,7 @@ import msgspec
 
 from ...link.rows.content import ContentManager, credits_for
 from .. import wire
-from ..host_door import MAX_NUMBER, HostDoor
+from ..door import MAX_HOSTS, EngineDoor
 from ..llama.model import AbortFlag, Llama, load_model
 from ..llama.refusals import ModelError
 from .admission import Admission
@@ -24,7 +24,7 @@ from .partner import SendFrame, SplitPartner
 from .partner_absence import PartnerAbsence
 
 
-def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None, *, warm: bool) -> Llama:
+def load_llama(load: wire.Load, abort: AbortFlag, hosts: EngineDoor | None, *, warm: bool) -> Llama:
     """Load the model; with `hosts` its inner layers are loaded by processes that are asked for. Raises ModelError.
 
     Without hosts it is measured only if `warm` says so.
@@ -37,7 +37,7 @@ def load_llama(load: wire.Load, abort: AbortFlag, hosts: HostDoor | None, *, war
     parts = load.ranges
     if len(parts) < 3:
         raise ModelError(f"the model is in {len(parts)} ranges, where home and one host have three")
-    openers = [partial(hosts.open, number) for number in range(MAX_NUMBER + 1)]
+    openers = [partial(hosts.open, number) for number in range(MAX_HOSTS + 1)]
     began = time.perf_counter()
     home = HomeLlama(msgspec.structs.replace(load, ranges=()), ends_of(parts), abort, openers)
     home.load_s = time.perf_counter() - began  # of all ranges, the hosts' too

@@ -1,6 +1,6 @@
 """The messages between a daemon and its relay: what the relay is to do, and what happens on the links. Pure.
 
-A frame (`system.frames`) has one msgpack-encoded message, a tagged struct; with some of them comes a file descriptor.
+They go by a control socket (`system.control_socket`); with some of them comes a file descriptor.
 The daemon has the key of the certificate authority, the names of the members and the code: the relay asks it, and
 decides nothing of its own.
 """
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
+from ...system.frames import FrameFormat
 from ..protocol import Build, Hello, Welcome
 from .handshake import OfferHost, TellLoad, TheCuts, TheRay, TheSegments
 
-MAX_CONTROL = 1 << 20  # bytes of a message: certificates, and a thousand names
+FRAMES = FrameFormat(1 << 20)  # bytes of a message: certificates, and a thousand names
 
 
 class ControlMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -307,21 +308,5 @@ Asked = PairAsked | FileAsked | CutsAsked | MemberLeaves | SegmentsAsked
 OfHosts = HostOffered | HostEnded | HomeReached | HomeEnded | MachineTold
 RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | TwoAddresses | Asked | OfHosts
 
-_encoder = msgspec.msgpack.Encoder()
-_to_relay: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)
-_event: msgspec.msgpack.Decoder[RelayEvent] = msgspec.msgpack.Decoder(RelayEvent)
-
-
-def encode(message: ToRelay | RelayEvent) -> bytes:
-    """Return a message's bytes."""
-    return _encoder.encode(message)
-
-
-def decode_to_relay(body: bytes) -> ToRelay:
-    """Return a message of the daemon. Raises msgspec.MsgspecError."""
-    return _to_relay.decode(body)
-
-
-def decode_event(body: bytes) -> RelayEvent:
-    """Return a message of the relay. Raises msgspec.MsgspecError."""
-    return _event.decode(body)
+to_relay: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)
+relay_event: msgspec.msgpack.Decoder[RelayEvent] = msgspec.msgpack.Decoder(RelayEvent)

@@ -30,9 +30,9 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from ...system.control_socket import ControlClosedError, ControlSocket
 from ...system.supervised import ChildProcess, SupervisedProcess
 from . import orders
-from .control_socket import ControlClosedError, ControlSocket
 from .orders import (
     EngineSocket,
     HomeReached,
@@ -160,13 +160,12 @@ class RelayProcess:
 
     async def _converse(self, child: ChildProcess) -> str:
         """Speak with one life of the process until its socket ends; return why it ended."""
-        [ours] = child.sockets
-        sock = ControlSocket(ours)
+        sock = ControlSocket(child.sockets[0], orders.FRAMES)
         sending = asyncio.create_task(self._send(sock), name="orders")
         try:
             while True:
                 body, descriptor = await sock.receive()
-                self._take(orders.decode_event(body), descriptor)
+                self._take(orders.relay_event.decode(body), descriptor)
         except msgspec.MsgspecError as e:
             return str(e)
         except ControlClosedError:

@@ -22,10 +22,10 @@ import msgspec
 
 from ...plain import reason_of
 from ...system.confine import Access, confine
+from ...system.control_socket import ControlClosedError, ControlSocket
 from ..trust.tls import meaning
 from . import orders
 from .connector import Connector
-from .control_socket import ControlClosedError, ControlSocket
 from .engine_hub import EngineHub
 from .host_lender import HostLender
 from .listener import MemberListener
@@ -57,7 +57,7 @@ class RelayService:
 
     def __init__(self, sock: socket.socket, confined: tuple[str, ...]) -> None:
         self._confined = confined
-        self._control = ControlSocket(sock)
+        self._control = ControlSocket(sock, orders.FRAMES)
         self._events: deque[tuple[RelayEvent, int | None]] = deque()
         self._happened = asyncio.Event()
         self._hub = EngineHub()
@@ -81,7 +81,7 @@ class RelayService:
         try:
             while True:
                 body, descriptor = await self._control.receive()
-                await self._do(orders.decode_to_relay(body), descriptor)
+                await self._do(orders.to_relay.decode(body), descriptor)
         except ControlClosedError:
             pass
         finally:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ...engine.host_door import GRANTED, LENT, MAX_TEXT
+import msgspec
+
+from ...engine.door import HostWanted, SocketPassed
 from ...errors import ConfigError
 from ...plain import reason_of
+from ...system.control_socket import ControlClosedError, ControlSocket
 from ...system.supervised import ChildProcess
 from .host_places import Borrower, Lenders, LentLife, LentMachine, RangePath
 from .layer_plan import host_name
@@ -77,7 +80,7 @@ class HostProcesses:
         self._needs = needs
         self._ending: Callable[[Borrower], None] | None = None
         self._spare = SpareHost()
-        self._door: socket.socket | None = None
+        self._door: ControlSocket | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def prepare(self) -> None:
@@ -161,10 +164,9 @@ class HostProcesses:
 
     def attach(self, door: socket.socket) -> None:
         """Start hosts as a new engine process asks for them by its end of `door`."""
-        door.setblocking(False)
-        self._door = door
+        self._door = ControlSocket(door)
         self._spare.prepare()
-        self._serving = asyncio.create_task(self._serve(door), name="fleet hosts")
+        self._serving = asyncio.create_task(self._serve(self._door), name="fleet hosts")
 
     async def detach(self) -> None:
         """End all hosts, and wait for them: their engine process has gone. Idempotent."""
@@ -182,20 +184,19 @@ class HostProcesses:
         for host in self.hosts:
             host.lent = None  # its socket was the engine's
 
-    async def _serve(self, door: socket.socket) -> None:
+    async def _serve(self, door: ControlSocket) -> None:
         """Answer the engine until it has gone."""
-        with suppress(OSError):
-            async for number in _numbers(door):
+        with suppress(ControlClosedError, msgspec.MsgspecError):
+            while True:
+                number = msgspec.msgpack.decode((await door.receive())[0], type=HostWanted).number
                 try:
                     sock = await self._open(number)
                 except OSError as e:
                     log.warning("no process for host %d of the fleet: %s", number, e)
-                    said = reason_of(e)[:MAX_TEXT].encode()[:MAX_TEXT]
-                    await asyncio.get_running_loop().sock_sendall(door, said or b"it cannot be started")
+                    await door.send(SocketPassed(why=reason_of(e)))
                     continue
-                is_lent = self.hosts[number - 1].lent is not None
                 with sock:
-                    socket.send_fds(door, [LENT if is_lent else GRANTED], [sock.fileno()])
+                    await door.send(SocketPassed(self.hosts[number - 1].lent is not None), sock.fileno())
 
     async def _open(self, number: int) -> socket.socket:
         """Begin a new life of a host in place of the one before; return home's end of its socket. Raises OSError."""
@@ -250,8 +251,3 @@ async def _bury(host: HostLife, wait_s: float = ENDED_S) -> str:
     by_itself = await child.end(wait_s)
     host.child = None
     return f"it {child.ending if by_itself else 'no longer answered'}{child.last_words}"
-
-
-async def _numbers(door: socket.socket) -> AsyncIterator[int]:
-    while said := await asyncio.get_running_loop().sock_recv(door, 1):
-        yield said[0]

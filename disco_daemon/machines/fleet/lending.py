@@ -118,8 +118,9 @@ class FleetLending:
                     self._tell(f"the new terms cannot be kept: {reason_of(e)}")
                 self._tell(f"from now on: {wish}")
                 self._asks.set()  # home hears of it with the next offer, which comes at once
-            for lent in self._processes:
-                if not lent.go_by(self._terms) and loop.time() > self._agreed_at + LESS_S and not lent.over.is_set():
+            is_late = loop.time() > self._agreed_at + LESS_S
+            for lent in tuple(self._processes):
+                if not await lent.go_by(self._terms) and is_late and not lent.over.is_set():
                     self._tell("a host ends: its layers were not moved away, and it has more memory than it may")
                     lent.over.set()
 

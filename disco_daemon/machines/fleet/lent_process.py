@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import psutil
 
+from ...engine.lent_messages import FileAnswer, HostTerms
 from ...link.relay.handshake import SegmentFact
 from ...link.trust.pairing_code import PairingError
+from ...system.control_socket import ControlClosedError, ControlSocket
 from ...system.supervised import ChildProcess
 from ..owner import OwnerTerms
 from .spare_host import MODULE
@@ -27,45 +30,45 @@ class LentProcess:
 
     child: ChildProcess
     over: asyncio.Event
-    n_threads: int
-    memory_bytes: int
+    terms: HostTerms
+    _control: ControlSocket = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._control = ControlSocket(self.child.sockets[0])
 
     @staticmethod
     async def begin(fd: int, folder: Path, terms: OwnerTerms, over: asyncio.Event) -> LentProcess:
         """Start one behind the socket `fd`. Raises OSError."""
         words = str(folder), str(terms.n_threads), str(terms.memory_bytes)
-        child = await ChildProcess.start(MODULE, *words, fds=[fd], piped=True)
-        return LentProcess(child, over, terms.n_threads, terms.memory_bytes)
+        child = await ChildProcess.start(MODULE, *words, n_sockets=1, fds=[fd])
+        return LentProcess(child, over, HostTerms(terms.n_threads, terms.memory_bytes))
 
-    def go_by(self, terms: OwnerTerms) -> bool:
+    async def go_by(self, terms: OwnerTerms) -> bool:
         """Put the terms in force as far as that is possible now; return whether all of them are."""
-        wanted, present = terms.memory_bytes, self.memory_bytes
+        wanted, present = terms.memory_bytes, self.terms.memory_bytes
         if wanted and (not present or wanted < present) and (taken_by(self.child.pid) or 0) > wanted:
             wanted = present
-        if (terms.n_threads, wanted) != (self.n_threads, present):
-            self.n_threads, self.memory_bytes = terms.n_threads, wanted
-            self._say(f"terms {self.n_threads} {self.memory_bytes}")
-        return self.memory_bytes == terms.memory_bytes
+        if (new := HostTerms(terms.n_threads, wanted)) != self.terms:
+            self.terms = new
+            with suppress(ControlClosedError):
+                await self._control.send(new)
+        return wanted == terms.memory_bytes
 
     async def serve(self, have: Callable[[SegmentFact], Awaitable[None]]) -> None:
         """Let each file that it asks for be there, by `have`, until it ends."""
-        assert self.child.process.stdout is not None
-        assert self.child.process.stdin is not None
-        with suppress(OSError, ValueError):
-            while line := await self.child.process.stdout.readline():
-                first, last, name = line.decode("utf-8", "replace").rstrip("\n").split(" ", 2)
-                answer = "there"
+        try:
+            while True:
+                body, _ = await self._control.receive()
+                missing = ""
                 try:
-                    await have(SegmentFact(int(first), int(last), name))
+                    await have(msgspec.msgpack.decode(body, type=SegmentFact))
                 except PairingError as e:
-                    answer = " ".join(f"missing {e}".split())
-                self._say(answer)
-                await self.child.process.stdin.drain()
-
-    def _say(self, line: str) -> None:
-        assert self.child.process.stdin is not None
-        if not self.child.process.stdin.is_closing():
-            self.child.process.stdin.write(line.encode() + b"\n")
+                    missing = str(e)
+                await self._control.send(FileAnswer(missing))
+        except (ControlClosedError, msgspec.MsgspecError):
+            return
+        finally:
+            self._control.close()
 
 
 def taken_by(pid: int) -> int | None:

@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ import msgspec
 
 from ...config.layers import write_private
 from ...config.schema import Config
-from ...fleet_keeper.keeper_messages import INSTALL, KeeperJob, KeeperState, decode_state, encode
+from ...fleet_keeper.keeper_messages import INSTALL, KeeperJob, KeeperState
 from ...link.relay.handshake import TheRay
 from ...link.trust.addresses import own_addresses
+from ...system.control_socket import ControlClosedError, ControlSocket
 from ...system.supervised import ChildProcess, SupervisedProcess
 
 log = logging.getLogger("disco.fleet")
@@ -96,7 +96,7 @@ class RayKeeper:
         self.job, self.state = job, KeeperState(state="starting")
         self._changed = changed
         self._supervised = SupervisedProcess(
-            "keeper", lambda: ChildProcess.start("disco_daemon.fleet_keeper.keeper", piped=True),
+            "keeper", lambda: ChildProcess.start("disco_daemon.fleet_keeper.keeper", n_sockets=1),
             self._converse, self._has_ended,
             patience_s=STOP_S, log=log,
         )  # fmt: skip
@@ -113,17 +113,16 @@ class RayKeeper:
 
     async def _converse(self, child: ChildProcess) -> str:
         """Give one life of the keeper its job, and hear what it says until it ends."""
-        stdin, stdout = child.process.stdin, child.process.stdout
-        assert stdin is not None
-        assert stdout is not None
+        sock = ControlSocket(child.sockets[0])
         try:
-            stdin.write(encode(self.job))
-            while line := await stdout.readline():
-                with suppress(msgspec.MsgspecError):  # a library may print something
-                    self._take(decode_state(line))
+            await sock.send(self.job)
+            while True:
+                body, _ = await sock.receive()
+                self._take(msgspec.msgpack.decode(body, type=KeeperState))
+        except ControlClosedError:
+            return self.state.why
         finally:
-            stdin.close()
-        return self.state.why
+            sock.close()
 
     def _has_ended(self, why: str) -> None:
         if self.state.state != "lost":

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from ...config.layers import data_path
 from ...config.schema import Config
-from ...engine.measure.job_replies import encode
-from ...engine.measure.split_messages import SplitCompared, SplitJob, SplitRange, decode_reply
+from ...engine.measure.split_messages import SplitCompared, SplitJob, SplitRange
 from ...errors import ConfigError, DiscoError
 from ...models.fingerprint import fingerprint
 from ...models.segment_files import SegmentFiles, read_head
 from ...models.segments import NotCuttableError, n_layers
-from ...system.process import run_job
+from ...system.job import run_job
 from ...types import LayerRange
 from ..device_settings import knobs_for
 
@@ -82,8 +81,7 @@ async def check(
     )
     return await run_job(
         "disco_daemon.engine.measure.split_check",
-        encode(job),
-        decode_reply,
+        job,
         progress,
         SplitCompared,
         SplitError,

@@ -19,15 +19,14 @@ import numpy as np
 
 from ...config.layers import data_path
 from ...config.schema import Config
-from ...engine.measure.exit_messages import ExitFigures, ExitJob, ExitTrained, decode_reply
-from ...engine.measure.job_replies import encode
+from ...engine.measure.exit_messages import ExitFigures, ExitJob, ExitTrained
 from ...engine.measure.split_messages import SplitRange
 from ...engine.wire import ExitCalibration
 from ...errors import ConfigError, DiscoError
 from ...exits.calibrate import Calibration
 from ...models.segment_files import read_head
 from ...models.segments import CALIBRATION, ExitTensor
-from ...system.process import run_job
+from ...system.job import run_job
 from ...system.processors import n_cores
 from ...types import LayerRange
 from ..device_settings import knobs_for
@@ -212,8 +211,7 @@ async def train(
         with _alone(folder):
             trained = await run_job(
                 "disco_daemon.engine.measure.exit_training",
-                encode(msgspec.structs.replace(job, folder=str(folder))),
-                decode_reply,
+                msgspec.structs.replace(job, folder=str(folder)),
                 progress,
                 ExitTrained,
                 ExitError,

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.fleet.local_hosts import LocalHosts
-from disco_daemon.engine.host_door import LentSocket
+from disco_daemon.engine.door import LentSocket
 from disco_daemon.engine.hosts.home import HomeLlama
 from disco_daemon.engine.hosts.messages import (
     FROM_HOST,

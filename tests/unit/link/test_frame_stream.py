@@ -25,11 +25,10 @@ from disco_daemon.link.protocol import (
     decode,
     frame,
 )
-from disco_daemon.link.relay.control_socket import MAX_WAITING, ControlClosedError, ControlSocket
 from disco_daemon.link.relay.frame_stream import FrameStream
 from disco_daemon.link.relay.handshake import AskFile, BindRows, decode_first, decode_reply, first_frame
 from disco_daemon.link.relay.orders import (
-    MAX_CONTROL,
+    FRAMES,
     Address,
     EngineSocket,
     FileAsked,
@@ -41,11 +40,11 @@ from disco_daemon.link.relay.orders import (
     ServeMembers,
     StopRole,
     ToRelay,
-    decode_event,
-    decode_to_relay,
-    encode,
+    relay_event,
+    to_relay,
 )
 from disco_daemon.link.trust.refusals import LinkEndedError, check_builds
+from disco_daemon.system.control_socket import MAX_WAITING, ControlClosedError, ControlSocket, encode
 from disco_daemon.system.frames import HEADER
 from tests.fixtures.peers import BUILD, HELLO, WELCOME
 
@@ -156,7 +155,7 @@ ORDERS: list[ToRelay] = [
 
 async def test_each_descriptor_comes_with_its_message() -> None:
     ours, theirs = socket.socketpair()
-    daemon, relay = ControlSocket(ours), ControlSocket(theirs)
+    daemon, relay = ControlSocket(ours, FRAMES), ControlSocket(theirs, FRAMES)
     pipes = [os.pipe() for _ in range(200)]
 
     async def send() -> None:
@@ -166,7 +165,7 @@ async def test_each_descriptor_comes_with_its_message() -> None:
     sending = asyncio.create_task(send())
     for i, (read_end, write_end) in enumerate(pipes):
         body, taken = await relay.receive()
-        order = decode_to_relay(body)
+        order = to_relay.decode(body)
         assert order == ORDERS[i % len(ORDERS)]
         os.close(write_end)
         assert (taken is not None) == (i % 2 == 1)
@@ -186,7 +185,7 @@ async def test_each_descriptor_comes_with_its_message() -> None:
 
 
 STRANGE: dict[str, bytes] = {
-    "a length beyond the limit": HEADER.pack(MAX_CONTROL + 1, 0, 0),
+    "a length beyond the limit": HEADER.pack(FRAMES.max_body + 1, 0, 0),
     "the longest lengths": b"\xff" * HEADER.size,
     "bytes behind a message": HEADER.pack(1, 1, 0),
     "half a length": b"\1\0",
@@ -201,7 +200,7 @@ STRANGE: dict[str, bytes] = {
 @pytest.mark.parametrize("data", STRANGE.values(), ids=STRANGE)
 async def test_what_is_no_control_message_ends_the_socket_and_is_not_waited_for(data: bytes) -> None:
     ours, theirs = socket.socketpair()
-    daemon = ControlSocket(ours)
+    daemon = ControlSocket(ours, FRAMES)
     with theirs:
         theirs.sendall(data)
         theirs.shutdown(socket.SHUT_WR)
@@ -212,9 +211,9 @@ async def test_what_is_no_control_message_ends_the_socket_and_is_not_waited_for(
 
 async def test_descriptors_that_belong_to_no_message_are_few() -> None:
     ours, theirs = socket.socketpair()
-    daemon, (read_end, write_end) = ControlSocket(ours), os.pipe()
+    daemon, (read_end, write_end) = ControlSocket(ours, FRAMES), os.pipe()
     with theirs:
-        theirs.sendall(HEADER.pack(MAX_CONTROL, 0, 0))
+        theirs.sendall(HEADER.pack(FRAMES.max_body, 0, 0))
         for _ in range(2 * MAX_WAITING):
             socket.send_fds(theirs, [b"x"], [write_end])
         with pytest.raises(ControlClosedError, match="belong to no message"):
@@ -237,10 +236,10 @@ NO_EVENTS = [
 @pytest.mark.parametrize("body", NO_EVENTS, ids=range(len(NO_EVENTS)))
 def test_what_is_no_event_of_a_relay_is_refused(body: bytes) -> None:
     with pytest.raises((msgspec.MsgspecError, ValueError, RecursionError)):
-        decode_event(body)
+        relay_event.decode(body)
 
 
 @pytest.mark.parametrize("event", [Listening(port=7, error="x"), FileAsked(name="a", cut=3)], ids=repr)
 def test_an_event_is_what_it_was(event: RelayEvent) -> None:
-    assert decode_event(encode(event)) == event
+    assert relay_event.decode(encode(event)) == event
     assert "k" not in repr(IDENTITY)

@@ -17,7 +17,7 @@ from disco_daemon.cli.fleet import lines_of
 from disco_daemon.cli.main import main
 from disco_daemon.config.schema import Config, DeviceSettings, FleetSettings
 from disco_daemon.engine import wire
-from disco_daemon.engine.host_door import HostDoor
+from disco_daemon.engine.door import EngineDoor
 from disco_daemon.engine.measure.tune_messages import Knobs
 from disco_daemon.errors import ConfigError
 from disco_daemon.fleet.layout import FleetLayout, PlacedRange
@@ -230,7 +230,7 @@ async def test_an_engine_is_told_why_there_is_no_host_and_gets_its_socket_where_
     ours, theirs = socket.socketpair()
     with theirs:
         hosts.attach(ours)
-        door = HostDoor(theirs)
+        door = EngineDoor(theirs)
         with pytest.raises(OSError, match="the fleet has no host 2"):
             await asyncio.to_thread(door.open, 2)
         sock = await asyncio.to_thread(door.open, 1)

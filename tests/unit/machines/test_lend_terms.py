@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import threading
 import time
@@ -10,13 +11,16 @@ from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from disco_daemon.engine.lent_messages import HostTerms
 from disco_daemon.errors import ConfigError
 from disco_daemon.machines.fleet import lend_terms
 from disco_daemon.machines.fleet.lend_terms import TermsFolder
 from disco_daemon.machines.fleet.lent_process import LentProcess, taken_by
 from disco_daemon.machines.owner import OwnerTerms
+from disco_daemon.system.control_socket import ControlSocket
 from disco_daemon.system.supervised import ChildProcess
 
 MUCH, LITTLE = OwnerTerms(4, 8 << 30, only_mains=True), OwnerTerms(2, 1 << 30)
@@ -80,29 +84,28 @@ def test_two_programs_do_not_lend_from_one_folder(lending: TermsFolder, monkeypa
         asyncio.run(lending.alone())
 
 
-ECHO = "import sys; [print(line, end='', flush=True) for line in sys.stdin]"
-
-
 async def test_a_process_has_less_memory_only_when_it_takes_no_more_and_all_else_at_once() -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ECHO, stdin=PIPE, stdout=PIPE)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=PIPE)
+    ours, theirs = socket.socketpair()
+    host = ControlSocket(theirs)
     try:
-        assert process.stdout is not None
-        lent = LentProcess(ChildProcess(process), asyncio.Event(), 4, 8 << 30)
+        lent = LentProcess(ChildProcess(process, [ours]), asyncio.Event(), HostTerms(4, 8 << 30))
 
-        async def heard() -> bytes:
-            assert process.stdout is not None
+        async def heard() -> HostTerms:
             async with asyncio.timeout(30):
-                return await process.stdout.readline()
+                return msgspec.msgpack.decode((await host.receive())[0], type=HostTerms)
 
-        assert not lent.go_by(OwnerTerms(1, 1000)), "it has more than 1000 bytes"
-        assert await heard() == f"terms 1 {8 << 30}\n".encode()
-        assert lent.go_by(OwnerTerms(1, 4 << 30))
-        assert await heard() == f"terms 1 {4 << 30}\n".encode()
-        assert lent.go_by(OwnerTerms(1))
-        assert await heard() == b"terms 1 0\n"
-        assert not lent.go_by(OwnerTerms(1, 1000)), "no limit is more than any"
+        assert not await lent.go_by(OwnerTerms(1, 1000)), "it has more than 1000 bytes"
+        assert await heard() == HostTerms(1, 8 << 30)
+        assert await lent.go_by(OwnerTerms(1, 4 << 30))
+        assert await heard() == HostTerms(1, 4 << 30)
+        assert await lent.go_by(OwnerTerms(1))
+        assert await heard() == HostTerms(1)
+        assert not await lent.go_by(OwnerTerms(1, 1000)), "no limit is more than any"
         assert 1000 < (taken_by(process.pid) or 0) < 4 << 30
     finally:
         process.kill()
         await process.wait()
+        host.close()
+        ours.close()
     assert taken_by(process.pid) is None

@@ -10,47 +10,45 @@ import pytest
 
 from disco_daemon.errors import DiscoError
 from disco_daemon.system import process
-from disco_daemon.system.process import run_job
+from disco_daemon.system.job import run_job
 
-BEGIN = "import os, sys, time; pid = os.getpid(); say = lambda text: print(text, flush=True); "
-FOUND = """say('{"type": "Found", "n": 7}'); """
-STEP = """say('{"type": "Step", "text": "half of it"}'); """
-REFUSED = """say('{"type": "Refused", "message": "it is too long"}'); """
+BEGIN = """
+import os, sys, time
+from disco_daemon.system.job import JobFailed, JobSocket
+from tests.unit.system.test_jobs import Asked, Found
+home = JobSocket()
+job = home.job(Asked)
+"""
+FOUND, STEP = "home.done(Found(job.n))\n", "home.progress('half of it')\n"
+REFUSED = "with home.refusing(ValueError): raise ValueError('it is too long')\n"
 
 
-class Step(msgspec.Struct, tag=True):
-    text: str
+class Asked(msgspec.Struct):
+    n: int
 
 
 class Found(msgspec.Struct, tag=True):
     n: int
 
 
-class Refused(msgspec.Struct, tag=True):
-    message: str
-
-
 class JobError(DiscoError):
     pass
 
 
-decode = msgspec.json.Decoder(Step | Found | Refused).decode
-
-
 async def ran(code: str, told: list[str], timeout_s: float = 60.0) -> Found:
     return await run_job(
-        BEGIN + code, b"7", decode, told.append, Found, JobError, name="the job", timeout_s=timeout_s, hint="who knows"
+        BEGIN + code, Asked(7), told.append, Found, JobError, name="the job", timeout_s=timeout_s, hint="who knows"
     )
 
 
 @pytest.fixture(autouse=True)
 def _lines_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "command", lambda code: [sys.executable, "-c", code])
+    monkeypatch.setattr(process, "command", lambda code, *words: [sys.executable, "-c", code, *words])
 
 
-def test_the_result_is_the_last_reply_and_what_a_library_prints_is_none() -> None:
+def test_the_result_is_what_it_says_last_and_what_a_library_prints_is_none() -> None:
     told: list[str] = []
-    code = "assert sys.stdin.readline() == '7\\n'; say('llama.cpp'); " + STEP + FOUND + "say('bye')"
+    code = "print('llama.cpp', flush=True)\n" + STEP + FOUND + "print('bye')\n"
     assert asyncio.run(ran(code, told)) == Found(7)
     assert told == ["half of it"]
 
@@ -60,7 +58,7 @@ def test_the_result_is_the_last_reply_and_what_a_library_prints_is_none() -> Non
     [
         (STEP + REFUSED, "^it is too long$"),
         ("sys.exit(3)", r"^the job ended without a result \(exit status 3\): who knows$"),
-        (FOUND + STEP + "os.kill(pid, 9)", r"^the job ended without a result \(exit status -9\): who knows$"),
+        (STEP + "os.kill(os.getpid(), 9)", r"^the job ended without a result \(exit status -9\): who knows$"),
     ],
 )
 def test_without_a_result_one_sentence_says_why(code: str, why: str) -> None:
