@@ -16,9 +16,10 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
-from disco_daemon.fleet.forecast import FleetLoad
-from disco_daemon.fleet.measured import plan_steps
-from disco_daemon.fleet.placement import MEMORY_SHARE, Placement
+from disco_daemon.fleet.forecast import FleetLoad, FleetModel
+from disco_daemon.fleet.measured import next_steps
+from disco_daemon.fleet.placement import MAX_HOSTS, MEMORY_SHARE, Placement
+from disco_daemon.fleet.steps import FleetStep
 
 from .fleet_constants import (
     EXTRA_LAYERS,
@@ -43,6 +44,7 @@ from .queue import Metrics, Served, deal, make_requests, measure, serve_continuo
 from .speedup import equal_hosts_speedup
 
 RATES = (*RATES_LOW, *RATES_HIGH)
+MAX_STEPS = 4 * MAX_HOSTS  # of a plan
 PLAN_ROUNDS = 2  # the load depends on the placement, and the placement on the load
 SATURATED = 100_000.0  # answers that want to run: more than fit anywhere
 SATURATING_RATE = 400.0  # requests/s, more than any of the systems serves; not one of the paper's loads
@@ -74,6 +76,16 @@ def mean_context(constants: Constants) -> float:
     answers = [one.n_answer for one in make_requests(50.0, 0, constants, 600.0)]
     squares = sum(n * n for n in answers) / max(1, sum(answers))
     return constants.mean_prompt_tokens + squares / 2
+
+
+def plan_steps(fleet: FleetModel, placement: Placement) -> tuple[Placement, list[FleetStep]]:
+    """Return all steps until none gains enough, and where they lead."""
+    steps: list[FleetStep] = []
+    while len(steps) < MAX_STEPS and (more := next_steps(fleet, placement)):
+        for step in more:
+            placement = step.apply(placement)
+        steps += more
+    return placement, steps
 
 
 @lru_cache(maxsize=64)

@@ -28,7 +28,7 @@ def n_replicas_that_fit(
     layer = max(model.weights[1 : model.head])
     by_memory = int(free_bytes(host, hosts, placement, model) // layer) if layer else model.n_layers
     if layer_compute:
-        n_there = model.n_layers_among(placement.on(host))
+        n_there = sum(0 < module < model.head for module in placement.on(host))
         by_memory = min(by_memory, int(hosts[host].speed // layer_compute) - n_there)
     return max(0, by_memory)
 

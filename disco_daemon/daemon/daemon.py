@@ -139,7 +139,7 @@ class Daemon:
             try:
                 yield self.url
             finally:
-                await cancel_all(watching)
+                await cancel_all(*watching)
                 await runtime.stop()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import ConfigError
-from ..system.tasks import cancel_all
+from ..system.tasks import TaskSet, cancel_all
 from .daemon import Daemon
 from .tasks.collector import collect_at_leisure
 
@@ -59,15 +59,13 @@ async def run_until_signal(
         except OSError as e:  # a file, or /dev/null, whose end is never reported
             msg = "--until-eof is for a pipe as standard input, which ends with the process that holds it"
             raise ConfigError(msg) from e
-    reloads: set[asyncio.Task[None]] = set()
+    reloads = TaskSet()
 
     def on_hangup() -> None:
-        task = asyncio.create_task(_reload(daemon), name="reload")
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
+        reloads.begin(_reload(daemon), "reload")
 
     async with daemon.serving() as url, contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(lambda: cancel_all(list(reloads)))
+        stack.push_async_callback(lambda: cancel_all(*reloads))
         loop.add_signal_handler(signal.SIGHUP, on_hangup)
         if signal.SIGHUP in early:
             on_hangup()
@@ -78,7 +76,7 @@ async def run_until_signal(
         # A fit in its thread gives way to the loop within a millisecond, not five.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         collecting = asyncio.create_task(collect_at_leisure(lambda: len(daemon.conductor.in_flight)), name="collector")
-        stack.push_async_callback(lambda: cancel_all([collecting]))
+        stack.push_async_callback(lambda: cancel_all(collecting))
         announce(url)
         daemon.manager.ready(f"listens on {url}")
         await stop.wait()

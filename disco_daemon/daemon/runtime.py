@@ -83,11 +83,11 @@ class Runtime:
     async def end_tasks(self) -> None:
         """End the background tasks; the learner saves what was learned."""
         tasks, self._tasks = self._tasks, []
-        await cancel_all(tasks)
+        await cancel_all(*tasks)
 
     async def stop(self) -> None:
         """End changes that are under way, and the background tasks."""
-        await cancel_all(list(self._changes))
+        await cancel_all(*self._changes)
         await self._partner.close()
         await self.end_tasks()
 

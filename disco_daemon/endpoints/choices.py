@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 import msgspec
 
+from ..system.tasks import cancel_all
 from ..types import CaughtUp, Delta, Finish, Order, Paused, Token, Usage
 from .base import Controls
 
@@ -104,7 +105,5 @@ class _Choices:
 
     async def close(self) -> None:
         """End all choices, and wait until that is so."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(*self._tasks)
         self._count()

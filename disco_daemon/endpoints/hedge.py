@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from ..clock import Clock
 from ..errors import EndpointError
+from ..system.tasks import cancel_all
 from ..types import Finish, Token, Usage
 
 log = logging.getLogger("disco.server")
@@ -76,8 +77,7 @@ class _Begun:
 
     async def close(self) -> None:
         """End it: what its task has raised was looked at already, or comes too late to matter."""
-        self.begun.cancel()
-        await asyncio.gather(self.begun, return_exceptions=True)
+        await cancel_all(self.begun)
         await self.events.aclose()
 
 

@@ -203,35 +203,3 @@ def _norm(busy: FloatArray, fill: FloatArray) -> float:
 
 def _tokens_per_s(one: FleetForecast) -> float:
     return one.tokens_per_s
-
-
-def routes(shares: FloatArray, least: float = 1e-6) -> list[tuple[float, tuple[int, ...]]]:
-    """Return ways through the modules with these shares: for each its share of the sequences, and a host a module.
-
-    A way stays on its host as long as the next module's shares allow, so that no other ways cross fewer boundaries.
-    """
-    ways: list[tuple[float, tuple[int, ...]]] = [
-        (float(share), (host,)) for host, share in enumerate(shares[0]) if share > least
-    ]
-    for row in shares[1:]:
-        left = [float(share) for share in row]
-        following: list[tuple[float, tuple[int, ...]]] = []
-        moving = []
-        for share, way in ways:
-            stays = min(share, left[way[-1]])
-            left[way[-1]] -= stays
-            if stays > least:
-                following.append((stays, (*way, way[-1])))
-            if share - stays > least:
-                moving.append((share - stays, way))
-        for share, way in moving:
-            rest = share
-            for host in sorted(range(len(left)), key=lambda h: -left[h]):
-                taken = min(rest, left[host])
-                if taken > least:
-                    following.append((taken, (*way, host)))
-                    left[host] -= taken
-                    rest -= taken
-        ways = following
-    total = sum(share for share, _ in ways)
-    return sorted(((share / total, way) for share, way in ways), reverse=True)

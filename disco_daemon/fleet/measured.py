@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from .forecast import FleetForecast, FleetModel
-from .placement import MAX_HOSTS, Placement, free_bytes, runs
+from .placement import Placement, free_bytes, runs
 from .steps import FleetStep, StepKind
 
 LEAST_GAIN = 0.02  # of the rate: a step that gains less is not taken
@@ -21,7 +21,6 @@ N_BRANCHES = 4  # first steps that are tried with what follows, where all steps 
 MAX_CANDIDATES = 130  # of one step; where there would be more, only a choice of them is tried
 N_TARGETS = 3  # hosts to which modules may go, the least busy ones, where not all are tried
 N_SOURCES = 2  # hosts that they leave or are relieved, the busiest ones
-MAX_STEPS = 4 * MAX_HOSTS  # of a plan
 ROUNDING = 1e-9  # of a rate
 
 
@@ -51,16 +50,6 @@ def next_steps(fleet: FleetModel, placement: Placement) -> list[FleetStep]:
             why = f"{begin.tokens_per_s:.1f} to {now:.1f} token/s expected"
             return [replace(one.step, predicted=gain, why=why) for one in best[:n]]
     return []
-
-
-def plan_steps(fleet: FleetModel, placement: Placement) -> tuple[Placement, list[FleetStep]]:
-    """Return all steps until none gains enough, and where they lead."""
-    steps: list[FleetStep] = []
-    while len(steps) < MAX_STEPS and (more := next_steps(fleet, placement)):
-        for step in more:
-            placement = step.apply(placement)
-        steps += more
-    return placement, steps
 
 
 @dataclass(frozen=True, slots=True)

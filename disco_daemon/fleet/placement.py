@@ -67,10 +67,6 @@ class ModelModules:
         """The number of the output head, which is the last module."""
         return len(self.weights) - 1
 
-    def n_layers_among(self, modules: Iterable[int]) -> int:
-        """Return how many of `modules` are layers, which alone have a KV cache."""
-        return sum(0 < module < self.head for module in modules)
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -20,15 +20,15 @@ from typing import Any, ClassVar
 from ..config.schema import Config
 from ..errors import ConfigError
 from ..link.protocol import Build, Welcome
+from ..link.relay.handshake import AskPair
 from ..link.relay.orders import (
     Address,
     HomeReached,
     HostOffered,
     Listening,
     Member,
+    MemberAsks,
     MemberLeaves,
-    PairAnswer,
-    PairAsked,
     RefusalCounts,
     RelayEvent,
     ServeMembers,
@@ -37,7 +37,7 @@ from ..link.relay.orders import (
 )
 from ..link.relay.relay_process import RelayLost, RelayProcess
 from ..link.trust.addresses import own_addresses
-from ..link.trust.pairing import Issuer, MemberRecord
+from ..link.trust.pairing import Issuer, MemberRecord, answer_pair
 from ..link.trust.pairing_code import ADDRESSES_MAX, PairingError, format_code
 from ..link.trust.roles import Role
 from ..system.tasks import cancel_all
@@ -200,7 +200,7 @@ class MemberService(ABC):
         """End all that is served, and the relay; idempotent."""
         async with self._changing:
             await self._stop()
-        await cancel_all(list(self._tasks))
+        await cancel_all(*self._tasks)
 
     # --- what is served -------------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class MemberService(ABC):
                     "%s is connected from %s and %s at a time: unless it has just moved to another network, somebody "
                     "has its key, and it is to be revoked", name, before, address,
                 )  # fmt: skip
-            case PairAsked():
+            case MemberAsks(asked=AskPair()):
                 self._begin(self._grant(event), "certificate")
             case MemberLeaves(name=name):
                 self.log.info("%s leaves", name)
@@ -310,15 +310,13 @@ class MemberService(ABC):
             msg = f"no other machine can reach this one: {self._error or 'the relay does not listen'}"
             raise ConfigError(msg)
 
-    async def _grant(self, asked: PairAsked) -> bool:
+    async def _grant(self, asked: MemberAsks) -> bool:
         """Sign the certificate of a machine that has the code, or say why not; return whether it has joined."""
-        try:
-            certificate = await asyncio.to_thread(self._issuer.grant, asked.secret, asked.csr, asked.name)
-        except PairingError as e:
-            self.log.warning("a machine at %s has not joined: %s", asked.address, e)
-            self._answer(PairAnswer(n=asked.n, reason=e.reason, message=str(e)))
-            return False
-        self.log.info("%s at %s has joined", asked.name, asked.address)
-        await self._admit()  # a member before it hears of it: it connects at once
-        self._answer(PairAnswer(n=asked.n, certificate=certificate))
-        return True
+        answer = await asyncio.to_thread(answer_pair, self._issuer, asked)
+        if answer.given is not None:
+            self.log.info("%s at %s has joined", asked.name, asked.address)
+            await self._admit()  # a member before it hears of it: it connects at once
+        else:
+            self.log.warning("a machine at %s has not joined: %s", asked.address, answer.message)
+        self._answer(answer)
+        return answer.given is not None

@@ -11,6 +11,7 @@ from ..engine import wire
 from ..engine.inbox import EngineGone
 from ..engine.supervisor import LOAD_TIMEOUT_S, Engine
 from ..link.relay.relay_process import RelayProcess
+from ..system.tasks import cancel_all
 
 
 class RangeEngine:
@@ -34,7 +35,7 @@ class RangeEngine:
     async def close(self) -> None:
         """Stop the engine and wait for it; idempotent. The relay is the caller's."""
         await self.engine.close()
-        await self._stop_handing()
+        await cancel_all(self._handing)
         self._relay.give_engine(None)
 
     def _attach(self, sock: socket.socket) -> None:
@@ -51,9 +52,3 @@ class RangeEngine:
                 return
             self._loaded(info)
             self._relay.give_engine(sock)
-
-    async def _stop_handing(self) -> None:
-        if self._handing is not None:
-            self._handing.cancel()
-            await asyncio.gather(self._handing, return_exceptions=True)
-            self._handing = None

@@ -13,6 +13,7 @@ from ..plain import reason_of
 from ..power.measurement import Covers
 from ..power.meter import WINDOW_LAGS, WINDOW_S, EnergyMeter
 from ..power.sensors import PowerState, Sensors
+from ..system.tasks import cancel_all
 
 SENSORS_S = 10.0  # one look at the sensors; commands that they ask have shorter ones
 
@@ -69,5 +70,4 @@ async def watching(watch: Watch) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_all(task)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from ..clock import Clock, SystemClock
 from ..plain import plain, reason_of
 from .process import RestartPause, end, spawn
+from .tasks import cancel_all
 
 N_WORDS = 50  # lines of stderr that are kept, to say why it ended
 
@@ -121,8 +122,7 @@ class SupervisedProcess:
 
     async def close(self) -> None:
         """End the process and wait for it; idempotent."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_all(self._task)
 
     async def _run(self) -> None:
         self._born_at = self._clock.now()

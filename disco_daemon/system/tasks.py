@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 
-async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and wait until they have ended."""
-    for task in tasks:
+async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel those tasks that there are, and wait until they have ended."""
+    found = [task for task in tasks if task is not None]
+    for task in found:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*found, return_exceptions=True)
+
+
+class TaskSet(set[asyncio.Task[Any]]):
+    """Tasks that run beside each other, each until it has ended."""
+
+    def begin(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start one more."""
+        self.add(task := asyncio.create_task(work, name=name))
+        task.add_done_callback(self.discard)
+        return task

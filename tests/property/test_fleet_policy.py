@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.fleet.figures import plan_steps
 from benchmarks.fleet.grow import grow_paper
 from disco_daemon.fleet.busiest import best_shares, least_load
 from disco_daemon.fleet.control import (
@@ -24,8 +25,8 @@ from disco_daemon.fleet.control import (
     grow_measured,
 )
 from disco_daemon.fleet.costs import CostCurve, CostSample, ModuleCosts, fit_costs
-from disco_daemon.fleet.forecast import FleetLoad, FleetModel, routes
-from disco_daemon.fleet.measured import LEAST_GAIN, next_steps, plan_steps
+from disco_daemon.fleet.forecast import FleetLoad, FleetModel
+from disco_daemon.fleet.measured import LEAST_GAIN, next_steps
 from disco_daemon.fleet.placement import CPU_SHARE, MEMORY_SHARE, FleetHost, ModelModules, Placement
 from disco_daemon.fleet.reduction import FleetView, ReducedState
 from disco_daemon.fleet.returning import returning
@@ -92,22 +93,6 @@ def test_work_that_nobody_can_do_is_an_error() -> None:
         best_shares({0b10: 1.0}, [1.0, 0.0])
     with pytest.raises(ValueError, match="16 hosts"):
         least_load({1: 1.0}, [1.0] * 17)
-
-
-@given(st.integers(0, 10_000), st.integers(2, 5), st.integers(2, 12))
-@settings(max_examples=25, deadline=None)
-def test_ways_through_the_hosts_have_the_shares_and_cross_as_little_as_they_must(
-    seed: int, n: int, layers: int
-) -> None:
-    random = np.random.default_rng(seed)
-    shares = random.dirichlet([0.5] * n, layers)
-    ways = routes(shares)
-    found = np.zeros_like(shares)
-    for share, way in ways:
-        found[np.arange(layers), list(way)] += share
-    assert np.allclose(found, shares, atol=1e-3)
-    crossed = sum(share * sum(a != b for a, b in itertools.pairwise(way)) for share, way in ways)
-    assert crossed == pytest.approx(np.abs(np.diff(shares, axis=0)).sum() / 2, abs=1e-2)
 
 
 # --- forecasts and plans ----------------------------------------------------------------------------------------------

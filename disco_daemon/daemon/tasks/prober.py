@@ -12,6 +12,7 @@ from ...endpoints.probe import probe
 from ...endpoints.server import Server
 from ...errors import DiscoError
 from ...store import History
+from ...system.tasks import cancel_all
 from ...types import Outcome, Side, Usage
 
 log = logging.getLogger("disco.prober")
@@ -102,8 +103,7 @@ class Prober:
         try:
             await asyncio.wait([self._inquiring])  # it bounds its own time
         finally:
-            self._inquiring.cancel()
-            await asyncio.gather(self._inquiring, return_exceptions=True)
+            await cancel_all(self._inquiring)
 
     async def _probe(self) -> None:
         spent = Usage()
@@ -111,8 +111,7 @@ class Prober:
         try:
             await asyncio.wait([self._probing])  # it bounds its own time
         finally:
-            self._probing.cancel()
-            await asyncio.gather(self._probing, return_exceptions=True)  # only then its whole cost is known
+            await cancel_all(self._probing)  # only then its whole cost is known
             self._book(spent)
         profile = None if self._probing.cancelled() else self._probing.result()
         if profile is not None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from typing import Protocol
 
+from ...system.tasks import cancel_all
 from ..protocol import FRAMES, BadFrameError, PeerFrame, PeerJoined, PeerLeft, decode, frame
 from ..trust.refusals import LinkEndedError
 from .frame_stream import READ_AHEAD, FrameStream
@@ -71,10 +72,8 @@ class EngineHub:
     async def detach(self, why: str) -> None:
         """The engine has gone, and with it all that the links are about; idempotent."""
         self._lose(why)
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-            self._reader = None
+        await cancel_all(self._reader)
+        self._reader = None
 
     def join(self, link: LinkEnd) -> None:
         """Tell the engine that a machine is there. Raises LinkEndedError if there is no engine."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 import msgspec
 
 from ...plain import plain
+from ...system.tasks import TaskSet, cancel_all
 from ..trust import tls
 from ..trust.refusals import RETRIED, LinkEndedError
 from .connector import (
@@ -51,7 +52,7 @@ class HostLender:
         self._context = tls.client_context(config.identity)
         self._addresses = list(config.addresses)
         self._lives = itertools.count(1)
-        self._standing: set[asyncio.Task[None]] = set()
+        self._standing = TaskSet()
         self._changed = asyncio.Event()
         self._load: TellLoad | None = None
         self._has_news = asyncio.Event()
@@ -100,9 +101,7 @@ class HostLender:
                 else:
                     pause_s = min(2 * pause_s, RETRY_MAX_S)
         finally:
-            for task in (telling, *self._standing):
-                task.cancel()
-            await asyncio.gather(telling, *self._standing, return_exceptions=True)
+            await cancel_all(telling, *self._standing)
 
     async def _keep_telling(self) -> None:
         """Say to home how this machine is whenever there is news, by a connection of its own."""
@@ -145,19 +144,15 @@ class HostLender:
     async def _lend(self, stream: FrameStream) -> None:
         """Give the connection to a process, and wait until home takes it, it has ended, or another one is offered."""
         taken = asyncio.Event()
-        life = asyncio.create_task(self._live(stream, next(self._lives), taken), name="life of a host")
-        self._standing.add(life)
-        life.add_done_callback(self._standing.discard)
+        life = self._standing.begin(self._live(stream, next(self._lives), taken), "life of a host")
         life.add_done_callback(lambda _: taken.set())
         waits = [asyncio.create_task(event.wait()) for event in (taken, self._changed)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
+            await cancel_all(*waits)
         if not taken.is_set():
-            life.cancel()
-            await asyncio.gather(life, return_exceptions=True)
+            await cancel_all(life)
         if len(self._standing) >= MAX_LIVES:
             await asyncio.wait(self._standing, return_when=asyncio.FIRST_COMPLETED)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from ...system.tasks import cancel_all
 from ..protocol import Welcome
 from ..trust.refusals import LinkEndedError, check_builds
 from .frame_stream import FrameStream
@@ -98,9 +99,7 @@ async def carry(stream: FrameStream, sock: socket.socket, heard: Callable[[], No
         done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         return done.pop().result()
     finally:
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+        await cancel_all(*ways)
 
 
 async def _out(stream: FrameStream, sock: socket.socket) -> str:

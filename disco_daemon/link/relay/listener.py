@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from ...plain import plain
+from ...system.tasks import TaskSet, cancel_all
 from ..protocol import BadFrameError, Hello, Welcome
 from ..rows.codec import salt_for
 from ..trust import tls
@@ -87,7 +88,7 @@ class MemberListener:
         self._context: ssl.SSLContext | None = None
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._places = StrangerPlaces()
         self._strangers: dict[int, asyncio.Task[None]] = {}
         self._of_members: dict[asyncio.Task[None], MemberConnection] = {}
@@ -115,9 +116,7 @@ class MemberListener:
     async def close(self) -> None:
         """Stop listening and end all connections."""
         await self._stop_listening()
-        for connection in self._tasks:
-            connection.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(*self._tasks)
         if self._counting is not None:
             self._counting.cancel()
         self._config = None
@@ -140,10 +139,7 @@ class MemberListener:
         self._report(Listening(port=made.getsockname()[1]))
 
     async def _stop_listening(self, *, tell: bool = True) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.gather(self._accepting, return_exceptions=True)
-            self._accepting = None
+        await cancel_all(self._accepting)
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -167,10 +163,7 @@ class MemberListener:
                 sock.close()
                 self._count("crowded")
                 continue
-            task = asyncio.create_task(self._serve(sock, host, place), name="peer connection")
-            self._strangers[place] = task
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._strangers[place] = self._tasks.begin(self._serve(sock, host, place), "peer connection")
 
     def _count(self, reason: str) -> None:
         """Count a refusal, and report all of them soon."""

@@ -7,9 +7,9 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+
+import msgspec
 
 from ..protocol import BadFrameError, Build, Welcome
 from ..trust.refusals import LinkEndedError
@@ -33,24 +33,21 @@ from .handshake import (
     OfferHost,
     PairGranted,
     TellLoad,
+    TheCuts,
     TheRay,
+    TheSegments,
     decode_first,
     first_frame,
 )
 from .host_pipe import HostPipes, Report
 from .orders import (
-    CutsAnswer,
-    CutsAsked,
     FileAsked,
     MachineTold,
+    MemberAnswer,
+    MemberAsks,
     MemberLeaves,
     OfferFile,
-    PairAnswer,
-    PairAsked,
     RefuseFile,
-    RelayEvent,
-    SegmentsAnswer,
-    SegmentsAsked,
 )
 
 PAIR_S = 20.0  # for the daemon to sign a certificate: milliseconds, unless it is writing a model's layers
@@ -64,7 +61,6 @@ TOLD_S = 30.0  # in which a machine says again how it is: it does so every few s
 TOLD_LEAST_S = 0.5  # between two times that it is listened to
 MAX_ASKING = 8  # questions of one kind that the daemon is asked at a time, such as for a certificate
 ASKING_OF_MEMBER = 2  # of them by one machine: none keeps the others from asking
-Answer = TypeVar("Answer", PairAnswer, CutsAnswer, SegmentsAnswer)
 
 Layers = tuple[int, int, str]  # from the first of them up to the second; whose they are, "" = anybody's
 
@@ -88,13 +84,11 @@ class Offers:
     def __init__(self, report: Report) -> None:
         self._report, self._hosts = report, HostPipes(report)
         self._numbers = itertools.count(1)
-        self._asking: dict[int, asyncio.Future[PairAnswer]] = {}
-        self._planning: dict[int, asyncio.Future[CutsAnswer]] = {}
-        self._placing: dict[int, asyncio.Future[SegmentsAnswer]] = {}
+        self._asking: dict[int, asyncio.Future[MemberAnswer]] = {}
         self._files: dict[Layers, OfferedFile] = {}
         self._wanted: dict[Layers, asyncio.Future[OfferedFile]] = {}
         self._fetching: Counter[str] = Counter()
-        self._n_asking: Counter[str] = Counter()
+        self._n_asking: Counter[str | type] = Counter()  # by machine, and by what is asked
         self.welcome: Welcome | None = None
         self.only_llama = ""
         self.ray: TheRay | None = None
@@ -105,17 +99,10 @@ class Offers:
 
     # --- the daemon's answers -------------------------------------------------------------------------------------
 
-    def answer_pair(self, answer: PairAnswer) -> None:
-        """Take the daemon's answer to a PairAsked; one that comes too late is dropped."""
-        _settle(self._asking, answer)
-
-    def answer_cuts(self, answer: CutsAnswer) -> None:
-        """Take the daemon's answer to a CutsAsked; one that comes too late is dropped."""
-        _settle(self._planning, answer)
-
-    def answer_segments(self, answer: SegmentsAnswer) -> None:
-        """Take the daemon's answer to a SegmentsAsked; one that comes too late is dropped."""
-        _settle(self._placing, answer)
+    def answer(self, answer: MemberAnswer) -> None:
+        """Take the daemon's answer to a MemberAsks; one that comes too late is dropped."""
+        if (waiting := self._asking.pop(answer.n, None)) is not None and not waiting.done():
+            waiting.set_result(answer)
 
     def offer(self, message: OfferFile, descriptor: int) -> None:
         """Take a file, in place of a former one with these layers."""
@@ -138,54 +125,51 @@ class Offers:
 
     async def pair(self, stream: FrameStream, asked: AskPair, host: str) -> None:
         """Answer a machine that has a code; closes its connection. Raises LinkEndedError to refuse it."""
-
-        def question(n: int) -> PairAsked:
-            return PairAsked(n=n, secret=asked.secret, csr=asked.csr, name=asked.name, address=host)
-
-        answer = await self._ask(self._asking, question, PAIR_S, asked.name)
-        if not answer.certificate:
-            raise LinkEndedError(answer.reason, answer.message, tell=True)
+        granted = await self._ask(asked, asked.name, PAIR_S, host)
+        assert isinstance(granted, PairGranted)
         build, n_ctx = _described(self.welcome)
-        stream.write(first_frame(PairGranted(certificate=answer.certificate, build=build, n_ctx=n_ctx)))
+        stream.write(first_frame(msgspec.structs.replace(granted, build=build, n_ctx=n_ctx)))
         await stream.drain()
         await stream.close()
 
     async def _ask(
-        self,
-        asking: dict[int, asyncio.Future[Answer]],
-        question: Callable[[int], RelayEvent],
-        patience_s: float,
-        name: str,
-    ) -> Answer:
-        """Ask the daemon for a machine, and return its answer, for which it has `patience_s`. Raises LinkEndedError."""
-        if len(asking) >= MAX_ASKING or self._n_asking[name] >= ASKING_OF_MEMBER:
+        self, asked: AskPair | AskCuts | AskSegments, name: str, patience_s: float = CUTS_S, host: str = ""
+    ) -> PairGranted | TheCuts | TheSegments:
+        """Ask the daemon for a machine, and return what that gets, for which there is `patience_s`.
+
+        Raises LinkEndedError.
+        """
+        kind = type(asked)
+        if self._n_asking[kind] >= MAX_ASKING or self._n_asking[name] >= ASKING_OF_MEMBER:
             raise LinkEndedError("crowded", "too many machines are asking: try again", tell=True)
         n = next(self._numbers)
-        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        asking[n] = waiting
-        self._n_asking[name] += 1
-        self._report(question(n))
+        waiting: asyncio.Future[MemberAnswer] = asyncio.get_running_loop().create_future()
+        self._asking[n] = waiting
+        self._n_asking.update((kind, name))
+        self._report(MemberAsks(n=n, name=name, asked=asked, address=host))
         try:
             async with asyncio.timeout(patience_s):
-                return await waiting
+                answer = await waiting
         except TimeoutError as e:
             raise LinkEndedError("late", "the daemon there does not answer: try again", tell=True) from e
         finally:
-            asking.pop(n, None)
-            self._n_asking[name] -= 1
+            self._asking.pop(n, None)
+            self._n_asking.subtract((kind, name))
             self._n_asking += Counter()  # drops machines that ask nothing
+        if answer.given is None:
+            raise LinkEndedError(answer.reason, answer.message, tell=True)
+        return answer.given
 
     async def serve(self, stream: FrameStream, asked: Asked, name: str) -> None:
         """Answer a member that wants no link. Raises LinkEndedError."""
         match asked:
             case AskFile():
                 await self._send_file(stream, asked, name)
-            case AskCuts():
-                await self._send_cuts(stream, name)
+            case AskCuts() | AskSegments():
+                stream.write(first_frame(await self._ask(asked, name)))
+                await stream.drain()
             case MeasureLink():
                 await _measure(stream, asked, _described(self.welcome)[0])
-            case AskSegments():
-                await self._send_segments(stream, name)
             case OfferHost():
                 await self._hosts.serve(stream, asked, name, self.welcome, self.only_llama)
             case TellLoad():
@@ -210,22 +194,6 @@ class Offers:
             if not isinstance(again, TellLoad):
                 raise LinkEndedError("malformed", f"{type(again).__name__} does not say how a machine is", tell=True)
             load = again
-
-    async def _send_cuts(self, stream: FrameStream, name: str) -> None:
-        """Say where the model may be cut. Raises LinkEndedError."""
-        answer = await self._ask(self._planning, lambda n: CutsAsked(n=n, name=name), CUTS_S, name)
-        if answer.cuts is None:
-            raise LinkEndedError("no_file", answer.message, tell=True)
-        stream.write(first_frame(answer.cuts))
-        await stream.drain()
-
-    async def _send_segments(self, stream: FrameStream, name: str) -> None:
-        """Say which layers of a fleet's model are a member's own. Raises LinkEndedError."""
-        answer = await self._ask(self._placing, lambda n: SegmentsAsked(n=n, name=name), CUTS_S, name)
-        if answer.segments is None:
-            raise LinkEndedError("not_ready", answer.message, tell=True)
-        stream.write(first_frame(answer.segments))
-        await stream.drain()
 
     async def _send_file(self, stream: FrameStream, asked: AskFile, name: str) -> None:
         """Send a file to a member, from the byte it asks for. Raises LinkEndedError."""
@@ -258,11 +226,6 @@ class Offers:
         except TimeoutError as e:
             self._wanted.pop(layers, None)
             raise LinkEndedError("late", "the layers could not be written in time: try again", tell=True) from e
-
-
-def _settle(asking: dict[int, asyncio.Future[Answer]], answer: Answer) -> None:
-    if (waiting := asking.pop(answer.n, None)) is not None and not waiting.done():
-        waiting.set_result(answer)
 
 
 async def _measure(stream: FrameStream, asked: MeasureLink, build: Build | None) -> None:

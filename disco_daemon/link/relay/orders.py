@@ -11,7 +11,7 @@ import msgspec
 
 from ...system.frames import FrameFormat
 from ..protocol import Build, Hello, Welcome
-from .handshake import OfferHost, TellLoad, TheCuts, TheRay, TheSegments
+from .handshake import AskCuts, AskPair, AskSegments, OfferHost, PairGranted, TellLoad, TheCuts, TheRay, TheSegments
 
 FRAMES = FrameFormat(1 << 20)  # bytes of a message: certificates, and a thousand names
 
@@ -122,27 +122,11 @@ class RefuseFile(ControlMessage, frozen=True, kw_only=True):
     member: str = ""
 
 
-class CutsAnswer(ControlMessage, frozen=True, kw_only=True):
-    """The answer to the CutsAsked of this number: the cuts, or why there are none."""
+class MemberAnswer(ControlMessage, frozen=True, kw_only=True):
+    """The answer to the MemberAsks of this number: what was asked for, or why it is refused."""
 
     n: int
-    cuts: TheCuts | None = None
-    message: str = ""
-
-
-class SegmentsAnswer(ControlMessage, frozen=True, kw_only=True):
-    """The answer to the SegmentsAsked of this number: the layers of a member, or why there is no answer."""
-
-    n: int
-    segments: TheSegments | None = None
-    message: str = ""
-
-
-class PairAnswer(ControlMessage, frozen=True, kw_only=True):
-    """The answer to the PairAsked of this number: a certificate, or a refusal with its reason."""
-
-    n: int
-    certificate: str = ""
+    given: PairGranted | TheCuts | TheSegments | None = None
     reason: str = ""
     message: str = ""
 
@@ -211,14 +195,16 @@ class TwoAddresses(ControlMessage, frozen=True, kw_only=True):
     address: str
 
 
-class PairAsked(ControlMessage, frozen=True, kw_only=True):
-    """A machine at `address` wants a certificate: it has the secret of a code, and a signing request (PEM)."""
+class MemberAsks(ControlMessage, frozen=True, kw_only=True):
+    """A machine at `address` that has the secret of a code wants a certificate, or a member wants to know something.
+
+    That is where the model may be cut, or which layers of a fleet are its own.
+    """
 
     n: int
-    secret: bytes
-    csr: str
     name: str
-    address: str
+    asked: AskPair | AskCuts | AskSegments
+    address: str = ""
 
 
 class FileAsked(ControlMessage, frozen=True, kw_only=True):
@@ -229,23 +215,9 @@ class FileAsked(ControlMessage, frozen=True, kw_only=True):
     first: int = 0
 
 
-class CutsAsked(ControlMessage, frozen=True, kw_only=True):
-    """A member wants to know where the model may be cut."""
-
-    n: int
-    name: str
-
-
 class MemberLeaves(ControlMessage, frozen=True, kw_only=True):
     """A member has said that it leaves: its certificate is of no use to it any more."""
 
-    name: str
-
-
-class SegmentsAsked(ControlMessage, frozen=True, kw_only=True):
-    """A member of a fleet wants to know which layers are its own."""
-
-    n: int
     name: str
 
 
@@ -292,19 +264,9 @@ class HomeEnded(ControlMessage, frozen=True, kw_only=True):
 
 
 ToRelay = (
-    ServeMembers
-    | JoinPartner
-    | LendHosts
-    | TellHome
-    | StopRole
-    | EngineSocket
-    | OfferFile
-    | RefuseFile
-    | PairAnswer
-    | CutsAnswer
-    | SegmentsAnswer
+    ServeMembers | JoinPartner | LendHosts | TellHome | StopRole | EngineSocket | OfferFile | RefuseFile | MemberAnswer
 )
-Asked = PairAsked | FileAsked | CutsAsked | MemberLeaves | SegmentsAsked
+Asked = MemberAsks | FileAsked | MemberLeaves
 OfHosts = HostOffered | HostEnded | HomeReached | HomeEnded | MachineTold
 RelayEvent = RelayReady | Listening | LinkUp | LinkDown | LinkStats | RefusalCounts | TwoAddresses | Asked | OfHosts
 

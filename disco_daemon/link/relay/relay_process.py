@@ -7,7 +7,7 @@
     relay.give_engine(sock)             # one end of a socketpair whose other end an engine that has started has
     relay.give_engine(None)             # that engine has gone: all links end, and stand again with the next engine
     relay.offer(OfferFile(…), file)     # in answer to FileAsked; relay.send(RefuseFile(…)) says no
-    relay.send(PairAnswer(…))           # in answer to PairAsked
+    relay.send(MemberAnswer(…))         # in answer to MemberAsks
     relay.join(LendHosts(identity, name, addresses, offer))                  # of a fleet: lend home hosts
     await relay.close()
 

@@ -23,6 +23,7 @@ import msgspec
 from ...plain import reason_of
 from ...system.confine import Access, confine
 from ...system.control_socket import ControlClosedError, ControlSocket
+from ...system.tasks import cancel_all
 from ..trust.tls import meaning
 from . import orders
 from .connector import Connector
@@ -31,15 +32,13 @@ from .host_lender import HostLender
 from .listener import MemberListener
 from .offers import Offers
 from .orders import (
-    CutsAnswer,
     EngineSocket,
     JoinPartner,
     LendHosts,
+    MemberAnswer,
     OfferFile,
-    PairAnswer,
     RefuseFile,
     RelayEvent,
-    SegmentsAnswer,
     ServeMembers,
     StopRole,
     TellHome,
@@ -85,8 +84,7 @@ class RelayService:
         except ControlClosedError:
             pass
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            await cancel_all(telling)
             await self._stop()
             await self._hub.detach("this machine ends")
             self._offers.drop_files()
@@ -126,12 +124,8 @@ class RelayService:
                 self._offers.offer(message, descriptor)
             case RefuseFile():
                 self._offers.refuse_file(message)
-            case PairAnswer():
-                self._offers.answer_pair(message)
-            case CutsAnswer():
-                self._offers.answer_cuts(message)
-            case SegmentsAnswer():
-                self._offers.answer_segments(message)
+            case MemberAnswer():
+                self._offers.answer(message)
 
     async def _serve(self, message: ServeMembers) -> None:
         await self._stop_connecting()
@@ -172,10 +166,8 @@ class RelayService:
             self._listener = None
 
     async def _stop_connecting(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
-            self._connecting = self._joined = self._lender = None
+        await cancel_all(self._connecting)
+        self._connecting = self._joined = self._lender = None
 
 
 async def _run(sock: socket.socket, confined: tuple[str, ...]) -> None:

@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from ...plain import which
-from ..relay.orders import Address, Identity, Member, PairAnswer, PairAsked
+from ..relay.handshake import AskPair, PairGranted
+from ..relay.orders import Address, Identity, Member, MemberAnswer, MemberAsks
 from .pairing_code import N_SECRET, PairingCode, PairingError, check_name, safe_name
 from .private_folder import PrivateFolder
 from .roles import Role
@@ -172,15 +173,19 @@ class Issuer:
             raise PairingError("crowded", f"{MEMBERS_MAX} machines are paired: revoke one first")
 
 
-def answer_pair(issuer: Issuer, asked: PairAsked) -> PairAnswer:
+def answer_pair(issuer: Issuer, asked: MemberAsks) -> MemberAnswer:
     """Return a daemon's answer to a machine that wants a certificate. Takes milliseconds, with two writes to a disk.
 
     The daemon tells its relay of the new member before it sends the answer: the member may come at once.
     """
+    wanted = asked.asked
+    assert isinstance(wanted, AskPair)
     try:
-        return PairAnswer(n=asked.n, certificate=issuer.grant(asked.secret, asked.csr, asked.name))
+        return MemberAnswer(
+            n=asked.n, given=PairGranted(certificate=issuer.grant(wanted.secret, wanted.csr, wanted.name))
+        )
     except PairingError as e:
-        return PairAnswer(n=asked.n, reason=e.reason, message=str(e))
+        return MemberAnswer(n=asked.n, reason=e.reason, message=str(e))
 
 
 class PairedPartner(msgspec.Struct, frozen=True, kw_only=True):

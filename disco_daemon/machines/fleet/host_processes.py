@@ -20,6 +20,7 @@ from ...errors import ConfigError
 from ...plain import reason_of
 from ...system.control_socket import ControlClosedError, ControlSocket
 from ...system.supervised import ChildProcess
+from ...system.tasks import cancel_all
 from .host_places import Borrower, Lenders, LentLife, LentMachine, RangePath
 from .layer_plan import host_name
 from .spare_host import SpareHost, start_host
@@ -172,10 +173,7 @@ class HostProcesses:
         """End all hosts, and wait for them: their engine process has gone. Idempotent."""
         if self._ending is not None:
             self._ending(self)
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
-            self._serving = None
+        await cancel_all(self._serving)
         if self._door is not None:
             self._door.close()
             self._door = None

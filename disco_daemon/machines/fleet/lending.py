@@ -33,6 +33,7 @@ from ...link.relay.relay_process import RelayLost, RelayProcess
 from ...link.trust.pairing import PairedPartner
 from ...link.trust.pairing_code import PairingError
 from ...plain import reason_of
+from ...system.tasks import TaskSet, cancel_all
 from ..owner import OwnerTerms
 from .host_processes import ENDED_S
 from .lend_terms import TermsFolder
@@ -73,7 +74,7 @@ class FleetLending:
         self._home, self._folder, self._terms, self._say, self._ray = home, folder, terms, say, ray
         self._kept, self._agreed_at = TermsFolder(folder), float("-inf")
         self._relay = RelayProcess(self._hear, self._reached)
-        self._hosts: set[asyncio.Task[None]] = set()
+        self._hosts = TaskSet()
         self._lives: dict[int, asyncio.Event] = {}
         self._fetching = asyncio.Lock()
         self._asks = asyncio.Event()
@@ -98,11 +99,10 @@ class FleetLending:
             try:
                 return await self._follow()
             finally:
-                for task in tasks:
-                    task.cancel()
+                await cancel_all(*tasks)
                 await self._relay.close()
                 self._end_lives()
-                await asyncio.gather(*tasks, *self._hosts, return_exceptions=True)
+                await asyncio.gather(*self._hosts, return_exceptions=True)
 
     async def _keep_to_terms(self) -> None:
         """Go by what the owner wishes, as soon as it is wished; and let each process have no more than that."""
@@ -213,8 +213,7 @@ class FleetLending:
             offering.result()
             return True
         finally:
-            offering.cancel()
-            await asyncio.gather(offering, return_exceptions=True)
+            await cancel_all(offering)
 
     async def _offer(self) -> None:
         """Ask home which layers are ours, fetch what is missing, and offer a host with them. Raises PairingError."""
@@ -302,9 +301,7 @@ class FleetLending:
 
     def _reached(self, event: HostOffered | HomeReached, sock: socket.socket) -> None:
         over = self._lives[event.life] = asyncio.Event()
-        task = asyncio.create_task(self._live(sock, over), name="host for another machine")
-        self._hosts.add(task)
-        task.add_done_callback(self._hosts.discard)
+        self._hosts.begin(self._live(sock, over), "host for another machine")
 
     async def _live(self, sock: socket.socket, over: asyncio.Event) -> None:
         """Let a process compute behind a socket, fetch what it lacks, and see to its end, soon after life is `over`.

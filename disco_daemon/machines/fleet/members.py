@@ -20,22 +20,19 @@ from msgspec.structs import replace
 from ...config.schema import Config
 from ...errors import ConfigError
 from ...link.protocol import Build, Welcome
-from ...link.relay.handshake import TheSegments
+from ...link.relay.handshake import AskCuts, AskSegments, TheSegments
 from ...link.relay.orders import (
-    CutsAnswer,
-    CutsAsked,
     FileAsked,
     HomeReached,
     HostEnded,
     HostOffered,
     MachineTold,
     Member,
+    MemberAnswer,
+    MemberAsks,
     OfferFile,
-    PairAsked,
     RefuseFile,
     RelayEvent,
-    SegmentsAnswer,
-    SegmentsAsked,
 )
 from ...link.relay.relay_process import RelayLost
 from ...link.trust.roles import Role
@@ -220,14 +217,13 @@ class FleetMembers(MemberService):
 
     def _hear_more(self, event: RelayEvent | RelayLost) -> None:
         match event:
-            case SegmentsAsked():
+            case MemberAsks(asked=AskSegments()):
                 self._begin(self._answer_segments(event), "segments")
             case FileAsked():
                 self._begin(self._offer_file(event), "layers")
-            case CutsAsked(n=n):
-                self._answer(
-                    CutsAnswer(n=n, message="that machine is the home of a fleet: join it by `disco machines join`")
-                )
+            case MemberAsks(n=n, asked=AskCuts()):
+                why = "that machine is the home of a fleet: join it by `disco machines join`"
+                self._answer(MemberAnswer(n=n, reason="no_file", message=why))
             case HostEnded():
                 self._offers.end(event, is_let_go=not self._keeps_layers(event.name))
             case MachineTold(name=name, load=load):
@@ -244,7 +240,7 @@ class FleetMembers(MemberService):
         except OSError:  # the model's file has gone
             return True
 
-    async def _grant(self, asked: PairAsked) -> bool:
+    async def _grant(self, asked: MemberAsks) -> bool:
         has_joined = await super()._grant(asked)
         if has_joined:
             await self._change()
@@ -257,13 +253,13 @@ class FleetMembers(MemberService):
             self._error = str(e)
             self.log.warning("the layers stay where they are: %s", e)
 
-    async def _answer_segments(self, asked: SegmentsAsked) -> None:
+    async def _answer_segments(self, asked: MemberAsks) -> None:
         place, build = self._places.load().get(asked.name), self._build
         if build is None or place is None:
-            self._answer(SegmentsAnswer(n=asked.n, message="no model of a fleet is there yet"))
+            self._answer(MemberAnswer(n=asked.n, reason="not_ready", message="no model of a fleet is there yet"))
             return
         segments = tuple(files_of(self._borrowers, place))
-        self._answer(SegmentsAnswer(n=asked.n, segments=TheSegments(build=build, segments=segments)))
+        self._answer(MemberAnswer(n=asked.n, given=TheSegments(build=build, segments=segments)))
 
     async def _offer_file(self, asked: FileAsked) -> None:
         """Hand over a file of the layers that are a machine's own, and no other."""

@@ -23,6 +23,7 @@ from ...fleet.layout import FleetLayout, PlacedRange
 from ...fleet.placement import free_bytes
 from ...fleet.steps import BATCH_KINDS, FleetStep
 from ...plain import reason_of, which
+from ...system.tasks import cancel_all
 from ...types import Outcome
 from .host_processes import HostProcesses
 from .interim_layout import detour, fitting
@@ -271,15 +272,14 @@ class FleetOperator:
 
         Raises OSError if one of them does not get it.
         """
-        staging, wanted = asyncio.ensure_future(self._hosts.stage()), self._wishes()
+        staging, wanted = asyncio.create_task(self._hosts.stage(), name="stage"), self._wishes()
         try:
             while not (await asyncio.wait((staging,), timeout=LOOK_S))[0]:
                 if self._wishes() != wanted:
                     raise OSError("owners want something else by now")
             staging.result()
         finally:
-            staging.cancel()
-            await asyncio.gather(staging, return_exceptions=True)
+            await cancel_all(staging)
 
     def _wishes(self) -> tuple[object, ...]:
         """Return what owners want, and whether the engine is there: a change of it breaks a fetch of files off."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from ...system.supervised import ChildProcess
+from ...system.tasks import cancel_all
 
 log = logging.getLogger("disco.fleet")
 
@@ -47,9 +48,6 @@ class SpareHost:
 
     async def close(self) -> None:
         """End a process that nobody has taken; idempotent."""
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
-            self._starting = None
+        await cancel_all(self._starting)
         if (started := await self.take()) is not None:
             await started.discard()

@@ -20,14 +20,15 @@ from ...config.schema import Config
 from ...engine import wire
 from ...errors import ConfigError
 from ...link.protocol import Build, Welcome
+from ...link.relay.handshake import AskCuts
 from ...link.relay.orders import (
-    CutsAnswer,
-    CutsAsked,
     FileAsked,
     LinkDown,
     LinkStats,
     LinkUp,
     Member,
+    MemberAnswer,
+    MemberAsks,
     OfferFile,
     RefuseFile,
     RelayEvent,
@@ -191,14 +192,14 @@ class Partner(MemberService):
                 self._worked()
             case FileAsked():
                 self._begin(self._offer(event), "layers")
-            case CutsAsked():
+            case MemberAsks(asked=AskCuts()):
                 self._begin(self._answer_cuts(event), "cuts")
             case RelayLost():
                 self._links.clear()
                 if self._host is not None:
                     self._host.replace_socket()
 
-    async def _answer_cuts(self, asked: CutsAsked) -> None:
+    async def _answer_cuts(self, asked: MemberAsks) -> None:
         """Say where the model may be cut; for a machine that is alone, anywhere."""
         relay, config = self._relay, self._config
         if relay is None or config is None:
@@ -206,9 +207,9 @@ class Partner(MemberService):
         try:
             hosted = next(iter(self._cuts.of_others(asked.name).values()), 0)
             cuts = await asyncio.to_thread(tell_cuts, config, hosted)
-            relay.send(CutsAnswer(n=asked.n, cuts=cuts))
+            relay.send(MemberAnswer(n=asked.n, given=cuts))
         except (ConfigError, OSError) as e:
-            relay.send(CutsAnswer(n=asked.n, message=reason_of(e)))
+            relay.send(MemberAnswer(n=asked.n, reason="no_file", message=reason_of(e)))
 
     async def _offer(self, asked: FileAsked) -> None:
         """Cut the model for a member, load the layers above, and hand over those below; or say why not."""

@@ -37,8 +37,8 @@ from disco_daemon.link.relay.orders import (
     LinkDown,
     Listening,
     MachineTold,
-    SegmentsAnswer,
-    SegmentsAsked,
+    MemberAnswer,
+    MemberAsks,
     TellHome,
 )
 from disco_daemon.link.relay.relay_process import RelayProcess
@@ -219,9 +219,9 @@ async def layers_of(home: Home, identity: Identity) -> tuple[str, TheSegments, T
         name=home.pairs.name, own_name="cellar", addresses=(Address(host=HOST, port=home.port),), identity=identity
     )
     asking = asyncio.create_task(ask_machine(paired, AskSegments(), TheSegments))
-    asked = await home.machine.wait(SegmentsAsked)
+    asked = await home.machine.wait(MemberAsks)
     own = TheSegments(build=BUILD, segments=(SegmentFact(5, 22, "a.gguf"),))
-    home.machine.relay.send(SegmentsAnswer(n=asked.n, segments=own))
+    home.machine.relay.send(MemberAnswer(n=asked.n, given=own))
     return asked.name, own, await asking
 
 

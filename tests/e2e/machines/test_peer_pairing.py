@@ -20,7 +20,7 @@ import pytest
 from benchmarks.soak.proxy import Proxy
 from disco_daemon.link.relay import join
 from disco_daemon.link.relay.handshake import TheAuthority, first_frame
-from disco_daemon.link.relay.orders import Address, FileAsked, Identity, Listening, OfferFile, PairAsked, RefuseFile
+from disco_daemon.link.relay.orders import Address, FileAsked, Identity, Listening, MemberAsks, OfferFile, RefuseFile
 from disco_daemon.link.trust import tls
 from disco_daemon.link.trust.pairing import Issuer, Membership, PairedPartner, answer_pair
 from disco_daemon.link.trust.pairing_code import PairingCode, PairingError, format_code, parse_code
@@ -55,7 +55,7 @@ async def desk(folder: Path, *, pairing: bool = True) -> AsyncIterator[Desk]:
 
         async def answer_all() -> None:
             while True:
-                answer = answer_pair(pairs.issuer, await partner.wait(PairAsked, patient=True))
+                answer = answer_pair(pairs.issuer, await partner.wait(MemberAsks, patient=True))
                 partner.relay.serve(pairs.serve(pairing=True))  # first: the new member may come at once
                 partner.relay.send(answer)
 
@@ -125,7 +125,7 @@ async def test_a_machine_that_is_not_the_one_of_the_code_never_gets_the_secret(t
         code = there.code()
         address = Address(host=HOST, port=impostor.port)
         assert await reason_of(PairingCode((address,), code.secret, code.fingerprint)) == "fingerprint"
-        assert not [event for event in impostor.machine.events if isinstance(event, PairAsked)]
+        assert not [event for event in impostor.machine.events if isinstance(event, MemberAsks)]
         await join.pair(code, "laptop")
 
 
@@ -202,7 +202,7 @@ async def test_what_was_said_at_a_pairing_is_of_no_use_to_who_plays_it_again(tmp
             writer.close()
         server.close()
         assert there.pairs.issuer.members() == before
-        assert not [event for event in there.machine.events if isinstance(event, PairAsked)]
+        assert not [event for event in there.machine.events if isinstance(event, MemberAsks)]
 
 
 async def test_without_a_live_code_nobody_is_paired(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from disco_daemon.link.relay.handshake import (
     decode_reply,
     first_frame,
 )
-from disco_daemon.link.relay.orders import CutsAsked, Identity, MachineTold, Member
+from disco_daemon.link.relay.orders import Identity, MachineTold, Member, MemberAsks
 from disco_daemon.link.relay.relay_process import RelayProcess
 from disco_daemon.link.trust import tls
 from disco_daemon.link.trust.roles import Role
@@ -81,7 +81,7 @@ async def test_an_idle_connection_does_not_outlive_its_machines_revocation(tmp_p
                 await ended(stream)
             print(f"all {len(held) + 2} connections had ended after {1000 * (time.monotonic() - began):.0f} ms")
             assert time.monotonic() - began < CUT_OFF_S
-        assert not [one for one in partner.machine.events if isinstance(one, CutsAsked)], "nothing of it was served"
+        assert not [one for one in partner.machine.events if isinstance(one, MemberAsks)], "nothing of it was served"
 
 
 @undisturbed

@@ -39,7 +39,7 @@ from disco_daemon.link.relay.handshake import (
     decode_reply,
     first_frame,
 )
-from disco_daemon.link.relay.orders import Address, LinkDown, Listening, PairAsked, RefusalCounts, TwoAddresses
+from disco_daemon.link.relay.orders import Address, LinkDown, Listening, MemberAsks, RefusalCounts, TwoAddresses
 from disco_daemon.link.trust import tls
 from disco_daemon.link.trust.certificates import new_request
 from disco_daemon.link.trust.pairing import Issuer, answer_pair
@@ -176,20 +176,20 @@ async def test_guesses_at_a_code_cost_the_daemon_nothing_and_crowd_nobody_out(tm
         held = [await partner.connect(None) for _ in range(8)]  # askers that say nothing yet
         real = await partner.connect(None)
         real.write(first_frame(AskPair(secret=code.secret, csr=csr, name="real")))
-        asked = await partner.machine.wait(PairAsked)
+        asked = await partner.machine.wait(MemberAsks)
         assert asked.name == "real"
         answer = answer_pair(partner.pairs.issuer, asked)
         partner.machine.relay.send(answer)
         granted = decode_reply((await real.read())[0])
         assert isinstance(granted, PairGranted)
-        assert not [one for one in partner.machine.events if isinstance(one, PairAsked)], "no guess was asked of it"
+        assert not [one for one in partner.machine.events if isinstance(one, MemberAsks)], "no guess was asked of it"
         counts = await partner.machine.wait(RefusalCounts, lambda event: event.counts.get("wrong_code", 0) == 21)
         print(counts)
         for stream in (*held, real):
             stream.abort()
         again = await partner.connect(None)  # played again, as somebody who has heard it all would
         again.write(first_frame(AskPair(secret=code.secret, csr=csr, name="thief")))
-        asked = await partner.machine.wait(PairAsked)
+        asked = await partner.machine.wait(MemberAsks)
         partner.machine.relay.send(answer_pair(partner.pairs.issuer, asked))
         assert (await next_refusal(again)).reason == "used_code"
         again.abort()

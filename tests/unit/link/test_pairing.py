@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.link.relay.orders import Address, Identity, PairAsked
+from disco_daemon.link.relay.handshake import AskPair, PairGranted
+from disco_daemon.link.relay.orders import Address, Identity, MemberAsks
 from disco_daemon.link.trust.certificates import (
     MEMBER_DAYS,
     check_authority,
@@ -288,11 +289,13 @@ def test_another_authority_than_that_of_the_code_is_found(tmp_path: Path, wall: 
 
 def test_the_daemons_answer_is_a_certificate_or_the_reason(issuer: Issuer) -> None:
     code = issuer.new_code(HERE, "desk")
-    asked = PairAsked(n=7, secret=b"wrong", csr=new_request("laptop")[1], name="laptop", address="10.0.0.1")
-    answer = answer_pair(issuer, asked)
-    assert (answer.n, answer.reason, answer.certificate) == (7, "wrong_code", "")
-    right = PairAsked(n=8, secret=code.secret, csr=asked.csr, name="laptop", address="10.0.0.1")
-    assert answer_pair(issuer, right).certificate.startswith("-----BEGIN CERTIFICATE")
+    asked = AskPair(secret=b"wrong", csr=new_request("laptop")[1], name="laptop")
+    answer = answer_pair(issuer, MemberAsks(n=7, name="laptop", asked=asked, address="10.0.0.1"))
+    assert (answer.n, answer.reason, answer.given) == (7, "wrong_code", None)
+    right = MemberAsks(n=8, name="laptop", asked=AskPair(secret=code.secret, csr=asked.csr, name="laptop"))
+    granted = answer_pair(issuer, right).given
+    assert isinstance(granted, PairGranted)
+    assert granted.certificate.startswith("-----BEGIN CERTIFICATE")
 
 
 def test_a_member_keeps_its_partner_until_it_leaves(issuer: Issuer, tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import pytest
 
 from disco_daemon.link.relay import listener
 from disco_daemon.link.relay.engine_hub import EngineHub
+from disco_daemon.link.relay.handshake import AskSegments, TheSegments
 from disco_daemon.link.relay.listener import MemberListener
 from disco_daemon.link.relay.offers import ASKING_OF_MEMBER, MAX_FILES, Offers
-from disco_daemon.link.relay.orders import OfferFile, SegmentsAnswer, SegmentsAsked
+from disco_daemon.link.relay.orders import MemberAnswer, OfferFile
 from disco_daemon.link.trust.refusals import LinkEndedError
+from tests.fixtures.peers import BUILD
 
 
 def test_the_latest_files_alone_stay_open_however_often_layers_move(tmp_path: Path) -> None:
@@ -62,12 +64,15 @@ async def test_a_second_connection_that_comes_in_the_tick_of_its_time_out_is_cut
     assert (waiting.cancelled(), cut) == ((False, ["cut"]) if bound_first else (True, []))
 
 
+OWN = TheSegments(build=BUILD, segments=())
+
+
 async def test_one_machine_keeps_no_other_from_asking() -> None:
     asked: list[Any] = []
     offers = Offers(lambda event, *_: asked.append(event))
 
-    async def ask(name: str) -> SegmentsAnswer:
-        return await offers._ask(offers._placing, lambda n: SegmentsAsked(n=n, name=name), 60.0, name)
+    async def ask(name: str) -> object:
+        return await offers._ask(AskSegments(), name)
 
     ill = [asyncio.create_task(ask("ill")) for _ in range(8)]
     await asyncio.sleep(0)
@@ -75,10 +80,10 @@ async def test_one_machine_keeps_no_other_from_asking() -> None:
     honest = asyncio.create_task(ask("honest"))
     await asyncio.sleep(0)
     assert [one.name for one in asked] == ["ill"] * ASKING_OF_MEMBER + ["honest"]
-    offers.answer_segments(SegmentsAnswer(n=asked[-1].n, message="none"))
-    assert (await honest).message == "none"
+    offers.answer(MemberAnswer(n=asked[-1].n, given=OWN))
+    assert await honest == OWN
     for task in ill:
         task.cancel()
     await asyncio.gather(*ill, return_exceptions=True)
     assert not offers._n_asking
-    assert not offers._placing
+    assert not offers._asking
