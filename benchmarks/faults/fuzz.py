@@ -38,6 +38,7 @@ from disco_daemon.api.responses.responses_shape import ResponsesShape
 from disco_daemon.config import layers as config
 from disco_daemon.endpoints import calls, chunks, stream
 from disco_daemon.engine import constraints, framing, wire
+from disco_daemon.engine.json_schema.reading import GrammarError
 from disco_daemon.engine.llama import grammar, sandbox, template
 from disco_daemon.errors import DiscoError
 from disco_daemon.models import gguf
@@ -279,7 +280,7 @@ def targets() -> dict[str, Target]:
         "schema": Target(
             (constraints, grammar),
             lambda rng: {"type": "json_schema", "json_schema": {"schema": bent_json(rng.choice(SCHEMAS), rng)}},
-            grammar.grammar_of, (grammar.GrammarError,),
+            grammar.grammar_of, (GrammarError,),
         ),
         "template": Target(
             (template, sandbox), lambda rng: bent(rng.choice(TEMPLATES).encode(), rng).decode("utf-8", "replace"),

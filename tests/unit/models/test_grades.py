@@ -28,7 +28,7 @@ F16, Q2_K, Q4_1 = 1, 10, 3
 
 def file(n: int, packing: int = Q4_1, **keys: Any) -> Header:
     """The header of a model file of so many parameters."""
-    named: Keys = {"general.architecture": "llama", "general.file_type": packing} | keys
+    named: Keys = {"general.architecture": "llama", "general.file_type": packing, **keys}
     return Header(1, named, (Tensor("w", (n,), packing, 0),), whole=True)
 
 
