@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..plain import which
+from ..plain import did_you_mean
 from ..system.smallfile import open_regular
 from .default import models_dir
 from .gguf import shard
@@ -74,8 +74,8 @@ def choose_model(wanted: str, found: Sequence[FoundModel]) -> FoundModel:
     if alike:
         msg = f"several models are called {wanted}: {', '.join(one.name for one in alike)}"
         raise ConfigError(msg)
-    near = which(wanted, (one.name for one in found), "`disco models list` shows what there is")
-    msg = f"no model is called {wanted}, and there is no such file: {near}"
+    near = did_you_mean(wanted, (one.name for one in found))
+    msg = f"no model is called {wanted}, and there is no such file: {near}`disco models list` shows what there is"
     raise ConfigError(msg)
 
 
