@@ -114,22 +114,22 @@ def members(parts: Sequence[tuple[Node, bool]], rules: dict[str, Node], name: st
     return first
 
 
-def gbnf(grammar: Grammar, name_of: Callable[[Mapping[str, Any], str], str], prefix: str = "call") -> str:
-    """Write a tree in GBNF: the rule `root`, and others whose names begin with `prefix`.
+def gbnf(grammar: Grammar, name_of: Callable[[Mapping[str, Any], str], str]) -> str:
+    """Write a tree in GBNF: the rule `root`, and others whose names begin with `call`.
 
     `name_of(schema, name)` returns the name of the rule that JSON values by a schema have; it may take the one it is
     given, which is a new one each time. The text of these rules is for the caller to add.
     """
-    writer = _Writer(name_of, prefix)
-    rules = {f"{prefix}-{name}": node for name, node in grammar.rules.items()}
+    writer = _Writer(name_of)
+    rules = {f"call-{name}": node for name, node in grammar.rules.items()}
     lines = [f"root ::= {writer.write(grammar.root)}"]
     lines += [f"{name} ::= {writer.write(node)}" for name, node in rules.items()]
     return "\n".join([*lines, *writer.lines]) + "\n"
 
 
 class _Writer:
-    def __init__(self, name_of: Callable[[Mapping[str, Any], str], str], prefix: str) -> None:
-        self._name_of, self._prefix = name_of, prefix
+    def __init__(self, name_of: Callable[[Mapping[str, Any], str], str]) -> None:
+        self._name_of = name_of
         self._untils: dict[str, str] = {}  # marks, and the rules for texts up to them
         self._n_values = 0
         self.lines: list[str] = []
@@ -140,7 +140,7 @@ class _Writer:
                 return literal(text)
             case JsonValue(schema):
                 self._n_values += 1
-                return self._name_of(schema, f"{self._prefix}-value-{self._n_values}")
+                return self._name_of(schema, f"call-value-{self._n_values}")
             case Until(mark):
                 return self._until(mark)
             case OneOf(characters):
@@ -154,7 +154,7 @@ class _Writer:
             case Repeated():
                 return self._repeated(node)
             case RuleOf(name):
-                return f"{self._prefix}-{name}"
+                return f"call-{name}"
 
     def _grouped(self, node: Node) -> str:
         text = self.write(node)
@@ -175,7 +175,7 @@ class _Writer:
         Source: Knuth, Morris and Pratt (1977), "Fast pattern matching in strings": the automaton of the pattern.
         """
         if mark not in self._untils:
-            base = f"{self._prefix}-until-{len(self._untils) + 1}"
+            base = f"call-until-{len(self._untils) + 1}"
             self._untils[mark] = base
             names = [base, *(f"{base}-{i}" for i in range(1, len(mark)))]
             for n, step in enumerate(_automaton(mark)):

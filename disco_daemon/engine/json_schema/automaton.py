@@ -104,10 +104,7 @@ def joined(parts: Sequence[str]) -> list[str]:
 
 
 def explored(
-    first: State,
-    steps: Callable[[State], Sequence[tuple[Ranges, State]]],
-    ends: Callable[[State], bool],
-    most: int = MAX_STATES,
+    first: State, steps: Callable[[State], Sequence[tuple[Ranges, State]]], ends: Callable[[State], bool]
 ) -> Automaton:
     """Make an automaton of what can be reached from a state. Raises TooManyStates."""
     numbers, found = {first: 0}, [first]
@@ -118,7 +115,7 @@ def explored(
             if target not in numbers:
                 numbers[target] = len(found)
                 found.append(target)
-                if len(found) > most:
+                if len(found) > MAX_STATES:
                     raise TooManyStates
             made[-1].setdefault(numbers[target], []).extend(characters)
     merged = [{target: ranges(*spans) for target, spans in step.items()} for step in made]
