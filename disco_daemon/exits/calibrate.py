@@ -56,8 +56,7 @@ class Calibration:
 def calibrate(found: Doubles, agrees: NDArray[np.bool_]) -> Calibration:
     """Return the calibration that n x 3 signals and their verdicts teach. Raises ValueError for fewer than LEAST."""
     if len(found) < LEAST:
-        msg = f"{len(found)} tokens are too few to calibrate from: it takes {LEAST}"
-        raise ValueError(msg)
+        raise ValueError(f"{len(found)} tokens are too few to calibrate from: it takes {LEAST}")
     rows = _with_one(found)
     coefficients = _logistic(rows, agrees.astype(np.float64), np.zeros(rows.shape[1]))
     return Calibration(coefficients, *_isotonic(rows @ coefficients, agrees))

@@ -39,8 +39,7 @@ class RidgeSums:
         Raises ValueError if there are no rows.
         """
         if not self.n:
-            msg = "there are no rows to fit a map to"
-            raise ValueError(msg)
+            raise ValueError("there are no rows to fit a map to")
         d = len(self.aa)
         weight = ridge * float(np.trace(self.aa)) / d
         found = np.linalg.solve(self.aa + weight * np.eye(d), self.ab)

@@ -24,8 +24,7 @@ EMPTY = 1e-300  # speed of a set without any, so that work for it takes for ever
 def speeds_of_sets(speeds: tuple[float, ...]) -> FloatArray:
     """Return the speed of every set of hosts, [2^n]; bit h of an index says that host h is in. Raises ValueError."""
     if len(speeds) > MAX_HOSTS:
-        msg = f"a fleet has {MAX_HOSTS} hosts at most"
-        raise ValueError(msg)
+        raise ValueError(f"a fleet has {MAX_HOSTS} hosts at most")
     sets = np.zeros(1)
     for speed in speeds:
         sets = np.concatenate([sets, sets + speed])

@@ -105,8 +105,7 @@ class Placement:
         for module in modules:
             masks[module] &= ~(1 << host)
             if not masks[module]:
-                msg = f"module {module} would be nowhere"
-                raise ValueError(msg)
+                raise ValueError(f"module {module} would be nowhere")
         return replace(self, masks=tuple(masks))
 
     def move(self, modules: Sequence[int], source: int, target: int) -> Placement:

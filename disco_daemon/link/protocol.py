@@ -323,5 +323,4 @@ def decode(body: bytes | memoryview) -> PeerFrame:
     try:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        msg = f"no message of this protocol: {e}"
-        raise BadFrameError(msg) from e
+        raise BadFrameError(f"no message of this protocol: {e}") from e

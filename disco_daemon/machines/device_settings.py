@@ -40,8 +40,7 @@ def model_path(settings: DeviceSettings) -> Path:
         return fetch_default_model(log.info)
     if not path.exists():
         mend = "check device.model" if settings.model else "run `disco models fetch`"
-        msg = f"the device's model {path} does not exist: {mend}, or use --no-device"
-        raise ConfigError(msg)
+        raise ConfigError(f"the device's model {path} does not exist: {mend}, or use --no-device")
     require_regular("device.model", path)
     return path
 
@@ -49,8 +48,7 @@ def model_path(settings: DeviceSettings) -> Path:
 def require_regular(key: str, path: Path) -> None:
     """Raise ConfigError if a setting names something that is not a file: reading a pipe would hang."""
     if path.exists() and not path.is_file():
-        msg = f"{key} {path} is not a regular file: name a GGUF file"
-        raise ConfigError(msg)
+        raise ConfigError(f"{key} {path} is not a regular file: name a GGUF file")
 
 
 def is_exact(config: Config, path: Path) -> bool:

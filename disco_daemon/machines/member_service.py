@@ -307,8 +307,7 @@ class MemberService(ABC):
             async with asyncio.timeout(self.listen_s), self._listening:
                 await self._listening.wait_for(lambda: self._port is not None or self._error)
         if self._port is None:
-            msg = f"no other machine can reach this one: {self._error or 'the relay does not listen'}"
-            raise ConfigError(msg)
+            raise ConfigError(f"no other machine can reach this one: {self._error or 'the relay does not listen'}")
 
     async def _grant(self, asked: MemberAsks) -> bool:
         """Sign the certificate of a machine that has the code, or say why not; return whether it has joined."""

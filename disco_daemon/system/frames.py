@@ -104,6 +104,5 @@ class FrameBuffer:
     def _check_behind(self, body: bytes, n_behind: int, tag: int) -> None:
         assert self._most_behind is not None
         if n_behind > (most := self._most_behind(body, tag)):
-            msg = f"{n_behind} bytes behind a message that has {most} at most"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"{n_behind} bytes behind a message that has {most} at most")
         self._is_checked = True

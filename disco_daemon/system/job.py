@@ -62,12 +62,10 @@ async def run_job(
             while isinstance(said := reply.decode((await sock.receive())[0]), JobProgress):
                 progress(said.text)
     except TimeoutError:
-        msg = f"{name} gave no result in {timeout_s:g} s"
-        raise error(msg) from None
+        raise error(f"{name} gave no result in {timeout_s:g} s") from None
     except (ControlClosedError, msgspec.MsgspecError):
         await child.end(ENDING_S)
-        msg = f"{name} ended without a result (exit status {child.process.returncode}): {hint}"
-        raise error(msg) from None
+        raise error(f"{name} ended without a result (exit status {child.process.returncode}): {hint}") from None
     finally:
         sock.close()
         await asyncio.shield(child.end())

@@ -45,16 +45,14 @@ def read_text(path: Path, name: str = "", *, max_bytes: int = MAX_BYTES, hidden:
                 _require_own(os.fstat(file.fileno()), f"{name}{path}", path, hidden)
             data = file.read(max_bytes + 1)
     except OSError as e:
-        msg = f"{name}{path} cannot be read: {e.strerror or e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{name}{path} cannot be read: {e.strerror or e}") from e
     if len(data) > max_bytes:
         msg = f"{name}{path} is longer than {max_bytes} bytes: it is another file than the one that is meant"
         raise ConfigError(msg)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as e:
-        msg = f"{name}{path} is no text file"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{name}{path} is no text file") from e
 
 
 def _require_own(seen: os.stat_result, named: str, path: Path, hidden: int) -> None:
@@ -63,5 +61,4 @@ def _require_own(seen: os.stat_result, named: str, path: Path, hidden: int) -> N
         raise ConfigError(msg)
     if stat.S_IMODE(seen.st_mode) & hidden:
         how, mend = ("readable", "600") if hidden & 0o044 else ("writable", "o-w")
-        msg = f"{named} is {how} by others: run `chmod {mend} {path}`"
-        raise ConfigError(msg)
+        raise ConfigError(f"{named} is {how} by others: run `chmod {mend} {path}`")

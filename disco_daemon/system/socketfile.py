@@ -89,14 +89,12 @@ def listening(port: int, env: Mapping[str, str] | None = None) -> Iterator[socke
     try:
         with _locked(path.parent):
             if _lives(path):
-                msg = f"another daemon of yours has {path}: end it, or take another port (--port)"
-                raise SocketTakenError(msg)
+                raise SocketTakenError(f"another daemon of yours has {path}: end it, or take another port (--port)")
             path.unlink(missing_ok=True)
             made = _bound(path)
             own = _identity(path)
     except OSError as e:
-        msg = f"{path} cannot be made: {e.strerror or e}"
-        raise SocketFileError(msg) from e
+        raise SocketFileError(f"{path} cannot be made: {e.strerror or e}") from e
     try:
         yield made
     finally:
@@ -124,8 +122,7 @@ def place(port: int, env: Mapping[str, str] | None = None) -> Path:
         else:
             return path
     mend = "give a short folder of your own, with mode 0700, as XDG_RUNTIME_DIR"
-    msg = f"{'; '.join(why)}: {mend}"
-    raise SocketFileError(msg)
+    raise SocketFileError(f"{'; '.join(why)}: {mend}")
 
 
 def _made(folder: Path) -> str:

@@ -71,8 +71,7 @@ def _require_room_beside(path: Path) -> None:
     """Where there is no database yet, SQLite removes what lies in the place of its log."""
     for suffix, beginnings in _BESIDE.items():
         if (head := _head(path.with_name(path.name + suffix), 4)) and head not in beginnings:
-            msg = f"the file beside it that ends with {suffix} is not SQLite's"
-            raise ForeignFileError(msg)
+            raise ForeignFileError(f"the file beside it that ends with {suffix} is not SQLite's")
 
 
 def _is_ours(path: Path, kind: FileKind) -> bool:

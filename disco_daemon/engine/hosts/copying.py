@@ -36,8 +36,7 @@ class CellsCopy:
         """Check that the hosts are there that were asked for it. Raises BrokenOffError if one is not."""
         for part in self.parts:
             if not isinstance(part, LayerState) and part[1].host.link is not part[2]:
-                msg = f"the host of {part[1]} is lost"
-                raise BrokenOffError(msg)
+                raise BrokenOffError(f"the host of {part[1]} is lost")
 
     @property
     def is_there(self) -> bool:
@@ -54,8 +53,7 @@ class CellsCopy:
             saved = self._whole() or self._joined()
             head = saved.read(state_head(self.end - self.start)) if isinstance(saved, SharedCells) else saved
             if not is_state_of(head, self.start, self.end):
-                msg = f"cells {self.start} to {self.end} are not all there"
-                raise BrokenOffError(msg)
+                raise BrokenOffError(f"cells {self.start} to {self.end} are not all there")
             target = self.target.leg.replicas[0]
             if isinstance(saved, SharedCells) or memory is None or isinstance(target, HomeSegment):
                 return saved
@@ -234,8 +232,7 @@ def _part(
             raise BrokenOffError(str(e)) from e
     link = segment.host.link
     if link is None:
-        msg = f"the host of {segment} is lost"
-        raise BrokenOffError(msg)
+        raise BrokenOffError(f"the host of {segment} is lost")
     try:
         return layers, segment, link, segment.ask(seq, *span, layers, memory)
     except HostGoneError as e:

@@ -96,8 +96,7 @@ class HomeLlama(HomeCells):
                 host.lose(e)
                 host.replace()  # such as by one of another machine, which has just come
                 if host.link is None and not self._spares.replace(host, self._legs):
-                    msg = f"a host cannot have {', '.join(map(str, host.segments.values()))}: {e}"
-                    raise ModelError(msg) from e
+                    raise ModelError(f"a host cannot have {', '.join(map(str, host.segments.values()))}: {e}") from e
         keep_rows(self._legs, not self.moves_states)
 
     def _weigh(self) -> None:
@@ -342,8 +341,7 @@ class HomeLlama(HomeCells):
     def leave(self, number: int) -> None:
         """Let a host go. Raises ModelError if it has layers."""
         if self.hosts[number].segments or self._move is not None:
-            msg = f"host {number} has layers, or a move is under way"
-            raise ModelError(msg)
+            raise ModelError(f"host {number} has layers, or a move is under way")
         self.hosts.pop(number).end()
 
     # --- cells: the same everywhere ---------------------------------------------------------------------------------

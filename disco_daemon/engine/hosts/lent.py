@@ -64,20 +64,17 @@ class LentHost:
         """Return how a segment is loaded here, once its file is there. Raises ModelError, with the reason."""
         name = load.model_path.replace("\\", "/").rpartition("/")[2]
         if not is_segment_name(name):
-            msg = f"{name[:60]!r} is no name of a segment's file"
-            raise ModelError(msg)
+            raise ModelError(f"{name[:60]!r} is no name of a segment's file")
         path = self.folder / name
         if not path.is_file():
             first, last, _ = load.layers
             self._fetch(SegmentFact(first=first, last=last, name=name))
         if not path.is_file():
-            msg = f"the file {name} is not there"
-            raise ModelError(msg)
+            raise ModelError(f"the file {name} is not there")
         n_bytes = path.stat().st_blocks * 512
         n_threads, allowed = self.terms.n_threads, self.terms.memory_bytes
         if allowed and n_bytes > allowed:
-            msg = f"it takes {n_bytes / 1e9:.2f} GB, and its owner allows {allowed / 1e9:.2f} GB (--memory)"
-            raise ModelError(msg)
+            raise ModelError(f"it takes {n_bytes / 1e9:.2f} GB, and its owner allows {allowed / 1e9:.2f} GB (--memory)")
         return msgspec.structs.replace(
             load, model_path=str(path), n_threads=n_threads, n_threads_batch=n_threads, n_gpu_layers=0,
             draft_path="", adapters=(), disk=None,

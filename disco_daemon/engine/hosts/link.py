@@ -98,8 +98,7 @@ class HostLink:
         except BadFrameError as e:
             raise HostGoneError(str(e)) from e
         except OSError as e:
-            msg = f"the connection has broken: {e.strerror}"
-            raise HostGoneError(msg) from e
+            raise HostGoneError(f"the connection has broken: {e.strerror}") from e
 
     def _begin(self, message: BeginHost) -> None:
         if self.is_lent or (memory := new_memory()) is None:
@@ -111,8 +110,7 @@ class HostLink:
         try:
             self._socket.send_with(message, memory.fd)
         except OSError as e:
-            msg = f"the connection has broken: {e.strerror}"
-            raise HostGoneError(msg) from e
+            raise HostGoneError(f"the connection has broken: {e.strerror}") from e
 
     def share(self, memory: CellMemory) -> None:
         """Let the host have a memory, if it has not got it yet."""
@@ -211,8 +209,7 @@ class HostLink:
             self.begin_wait()
         self._looked_at = now
         if now - self._silent_since > patience_s:
-            msg = f"it was silent for {patience_s} s"
-            raise HostGoneError(msg)
+            raise HostGoneError(f"it was silent for {patience_s} s")
         if now - self._asked_at >= ASK_S:
             self._asked_at = now
             self.tell(AskSign())

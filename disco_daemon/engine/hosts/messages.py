@@ -297,8 +297,7 @@ def decode_to_host(body: bytes) -> ToHost:
     try:
         return _to_host.decode(body)
     except MALFORMED as e:
-        msg = f"no message to a host: {e}"
-        raise BadFrameError(msg) from e
+        raise BadFrameError(f"no message to a host: {e}") from e
 
 
 def decode_from_host(body: bytes) -> FromHost:
@@ -306,5 +305,4 @@ def decode_from_host(body: bytes) -> FromHost:
     try:
         return _from_host.decode(body)
     except MALFORMED as e:
-        msg = f"no message from a host: {e}"
-        raise BadFrameError(msg) from e
+        raise BadFrameError(f"no message from a host: {e}") from e

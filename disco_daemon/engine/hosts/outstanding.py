@@ -71,8 +71,7 @@ class AskedOfHost:
     def loaded(self, segment: int) -> None:
         """Take note that it has been loaded, or refused. Raises UnaskedError."""
         if segment not in self._loading:
-            msg = f"it has loaded the segment {segment}, which is not what it was told to load"
-            raise UnaskedError(msg)
+            raise UnaskedError(f"it has loaded the segment {segment}, which is not what it was told to load")
         self._loading.discard(segment)
 
     def save(self, copy: int, segment: int, span: tuple[int, int], layers: Sequence[int] | None) -> None:
@@ -108,26 +107,21 @@ class AskedOfHost:
         """Return what was sent of the rows that have come. Raises UnaskedError."""
         sent = self.flights.pop((message.segment, message.flight), None)
         if sent is None:
-            msg = f"it sent rows of flight {message.flight}, which it was not to compute"
-            raise UnaskedError(msg)
+            raise UnaskedError(f"it sent rows of flight {message.flight}, which it was not to compute")
         if n_bytes != NUMBER_BYTES * self.n_embd * sent.n_rows:
-            msg = f"it sent {n_bytes} bytes for the {sent.n_rows} rows of flight {message.flight}"
-            raise UnaskedError(msg)
+            raise UnaskedError(f"it sent {n_bytes} bytes for the {sent.n_rows} rows of flight {message.flight}")
         if message.n_batch < sent.n_rows:
-            msg = f"it computed {sent.n_rows} rows in a batch of {message.n_batch}"
-            raise UnaskedError(msg)
+            raise UnaskedError(f"it computed {sent.n_rows} rows in a batch of {message.n_batch}")
         return sent
 
     def cells(self, message: CellsSaved, n_bytes: int) -> AskedCells:
         """Return what was asked of the cells that have come, behind the message or in memory. Raises UnaskedError."""
         asked = self.copies.pop(message.copy, None)
         if asked is None:
-            msg = f"it sent cells {message.copy}, for which it was not asked"
-            raise UnaskedError(msg)
+            raise UnaskedError(f"it sent cells {message.copy}, for which it was not asked")
         here, there = (0, message.n_shared) if asked.in_memory else (n_bytes, 0)
         if (n_bytes, message.n_shared) != (here, there) or there > self._most_cells(asked):
-            msg = f"it sent cells with {n_bytes} bytes behind them and {message.n_shared} in memory"
-            raise UnaskedError(msg)
+            raise UnaskedError(f"it sent cells with {n_bytes} bytes behind them and {message.n_shared} in memory")
         return asked
 
     def _most_cells(self, asked: AskedCells) -> int:
@@ -149,5 +143,4 @@ def check_cells(data: State, asked: AskedCells, *, are_joined: bool = True) -> N
             unpacked(data, asked.layers)
         check_state(data, asked.layers, asked.start, asked.end)
     except StateFormatError as e:
-        msg = f"it sent other cells than those from {asked.start} to {asked.end}: {e}"
-        raise UnaskedError(msg) from e
+        raise UnaskedError(f"it sent other cells than those from {asked.start} to {asked.end}: {e}") from e

@@ -24,8 +24,7 @@ def next_replica(shares: Sequence[float], counts: Sequence[int]) -> int:
     if not any(shares):
         shares = [1.0] * len(counts)
     if len(shares) != len(counts):
-        msg = f"{len(shares)} shares for {len(counts)} replicas"
-        raise ValueError(msg)
+        raise ValueError(f"{len(shares)} shares for {len(counts)} replicas")
     n, total = sum(counts) + 1, sum(shares)
     below = [at for at, share in enumerate(shares) if counts[at] < n * share / total]
     return min(below, key=lambda at: (counts[at] + 1) / shares[at])

@@ -125,8 +125,7 @@ def leg_parts(legs: Sequence[Leg], seq: int, start: int, end: int, mend: Callabl
                 continue
             mend(segment.host)
             if (link := segment.host.link) is None:
-                msg = f"no host can be had for {segment}"
-                raise ModelError(msg)
+                raise ModelError(f"no host can be had for {segment}")
             try:
                 asked.append((at, segment, link, segment.ask(seq, start, end, segment.layers)))
             except HostGoneError as e:

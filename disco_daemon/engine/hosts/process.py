@@ -273,8 +273,7 @@ def serve(home: HostSocket, lent: LentHost | None = None) -> None:
         return
     message, _ = first
     if not isinstance(message, BeginHost):
-        msg = f"the first message must be BeginHost, not {type(message).__name__}"
-        raise BadFrameError(msg)
+        raise BadFrameError(f"the first message must be BeginHost, not {type(message).__name__}")
     folders = message.folders if lent is None else (str(lent.folder),)
     confined = confine(Access(read=[Path(folder) for folder in folders]), gpu.free_bytes)
     if lent is not None:

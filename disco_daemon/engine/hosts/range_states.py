@@ -55,8 +55,7 @@ def parse_ranges(data: State, ranges: Sequence[LayerRange]) -> RangeStates:
     try:
         found = _decoder.decode(data)
     except msgspec.MsgspecError as e:
-        msg = f"no state of ranges: {e}"
-        raise ModelError(msg) from e
+        raise ModelError(f"no state of ranges: {e}") from e
     if found.ranges != _numbers(ranges):
         raise ModelError("the layers have been moved since these cells were saved")
     return found

@@ -35,8 +35,7 @@ class Chain:
         """Return the rows that are kept of these positions. Raises BrokenOffError if they are not."""
         kept = self.source.place(seq).kept
         if kept is None or (rows := kept.rows_of(seq, start, end)) is None:
-            msg = f"the rows {start} to {end} of a sequence are not kept"
-            raise BrokenOffError(msg)
+            raise BrokenOffError(f"the rows {start} to {end} of a sequence are not kept")
         return rows
 
     def cut(self, seq: int, start: int) -> None:
@@ -100,8 +99,7 @@ class RowsUnderWay:
         """Return what came of the rows at the present leg; None if it is not there yet. Raises BrokenOffError."""
         host = self.host
         if host is not None and (self.link is None or host.link is not self.link):
-            msg = f"host {host.number} is lost"
-            raise BrokenOffError(msg)
+            raise BrokenOffError(f"host {host.number} is lost")
         try:
             return self._leg.take(self.flight)
         except FlightFailedError as e:

@@ -73,8 +73,7 @@ class RemoteHost:
         try:
             sock = self.open()
         except OSError as e:
-            msg = f"no process of a host can be started: {e}"
-            raise HostGoneError(msg) from e
+            raise HostGoneError(f"no process of a host can be started: {e}") from e
         try:
             return HostLink(sock, self.folders, self.n_embd, epoch=self.n_lost + 1)
         except HostGoneError:

@@ -216,8 +216,7 @@ def main() -> None:
             home.done(trainer.run())
             trainer.close()
         except OSError as e:
-            msg = f"the rows cannot be kept in {job.folder}: {e.strerror or e}"
-            raise ValueError(msg) from e
+            raise ValueError(f"the rows cannot be kept in {job.folder}: {e.strerror or e}") from e
 
 
 if __name__ == "__main__":

@@ -282,8 +282,7 @@ class SplitEdge(RemoteLayers):
             case AnswerOpened() | DraftVerdict() | NeedRows() | AnswerFailed():
                 self._receive_for(message)
             case _ if not isinstance(message, AnswerClosed):  # of that one the daemon was told when it ended
-                msg = f"{type(message).__name__} is not for an edge"
-                raise BadFrameError(msg)
+                raise BadFrameError(f"{type(message).__name__} is not for an edge")
 
     def _join(self, peer: int, credits: int) -> None:
         """Open all answers at the partner, which may have what was computed before the link was lost."""

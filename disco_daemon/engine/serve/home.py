@@ -29,8 +29,7 @@ LOOK_S = 0.005  # between two looks at a move of layers while nothing is compute
 def ends_of(parts: tuple[wire.RangeFile, ...]) -> Ends:
     """Return the ranges as home takes them. Raises ModelError if these are no ends and a leg between them."""
     if len(parts) < 3:
-        msg = f"the model is in {len(parts)} ranges, where home and one host have three"
-        raise ModelError(msg)
+        raise ModelError(f"the model is in {len(parts)} ranges, where home and one host have three")
     try:
         ranges = tuple(LayerRange(part.first, part.last, part.of) for part in parts)
     except ValueError as e:

@@ -98,8 +98,7 @@ class SplitPartner(RemoteLayers):
             case CloseAnswer():
                 self._change(peer, message.id, self.contents.close(peer, message))
             case _:
-                msg = f"{type(message).__name__} is not for a partner"
-                raise BadFrameError(msg)
+                raise BadFrameError(f"{type(message).__name__} is not for a partner")
 
     def _forget(self, peer: int) -> None:
         self._salts.pop(peer, None)
@@ -111,8 +110,7 @@ class SplitPartner(RemoteLayers):
         """Take up an answer, with cells if there is room for them: then it is known which rows are there already."""
         key = (peer, message.id)
         if key in self._sequences:
-            msg = f"the answer {message.id!r} is open already"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"the answer {message.id!r} is open already")
         if (refused := self.contents.refused(peer, message)) is not None:
             self._change(peer, message.id, refused)
             return

@@ -276,8 +276,7 @@ def decode_first(body: bytes) -> First:
     try:
         return _first.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        msg = f"no first message of this protocol: {e}"
-        raise BadFrameError(msg) from e
+        raise BadFrameError(f"no first message of this protocol: {e}") from e
 
 
 def decode_reply(body: bytes) -> FirstReply:
@@ -285,5 +284,4 @@ def decode_reply(body: bytes) -> FirstReply:
     try:
         return _reply.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        msg = f"no answer of this protocol: {e}"
-        raise BadFrameError(msg) from e
+        raise BadFrameError(f"no answer of this protocol: {e}") from e

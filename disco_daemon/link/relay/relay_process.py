@@ -181,8 +181,7 @@ class RelayProcess:
     def _take(self, event: RelayEvent, descriptor: int | None) -> None:
         if isinstance(event, HostOffered | HomeReached):
             if descriptor is None:
-                msg = f"{type(event).__name__} came without its socket"
-                raise msgspec.ValidationError(msg)
+                raise msgspec.ValidationError(f"{type(event).__name__} came without its socket")
             self._on_host(event, socket.socket(fileno=descriptor))
             return
         if descriptor is not None:

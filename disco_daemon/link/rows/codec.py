@@ -58,8 +58,7 @@ def row_bytes(codec: str, n_embd: int) -> int:
     if codec == IDS and n_embd == 0:
         return 0
     if codec not in CODECS or not 0 < n_embd <= MAX_EMBD:
-        msg = f"no rows of {n_embd} numbers by the codec {codec!r}"
-        raise ValueError(msg)
+        raise ValueError(f"no rows of {n_embd} numbers by the codec {codec!r}")
     if codec == "int8":
         return n_embd + 2 * -(-n_embd // BLOCK) + 6 * min(N_OUTLIERS, n_embd)
     return n_embd * (2 if codec == "bf16" else 4)
@@ -71,20 +70,17 @@ def encode_rows(codec: str, rows: RowArray) -> bytes:
     bf16 and int8 end where float32 does, less the rounding: numbers beyond 3.3e38 may be too large for them.
     """
     if rows.ndim != 2:
-        msg = f"rows are [n, n_embd], not {rows.shape}"
-        raise ValueError(msg)
+        raise ValueError(f"rows are [n, n_embd], not {rows.shape}")
     row_bytes(codec, rows.shape[1])
     if not np.isfinite(rows).all():
-        msg = "a row has a number that is not finite"
-        raise ValueError(msg)
+        raise ValueError("a row has a number that is not finite")
     rows = np.ascontiguousarray(rows, "<f4")
     if codec in ("f32", IDS):
         return rows.tobytes()
     if codec == "bf16":
         halves = _to_bf16(rows)
         if not np.isfinite(_from_bf16(halves)).all():
-            msg = "a row has a number beyond the range of bf16"
-            raise ValueError(msg)
+            raise ValueError("a row has a number beyond the range of bf16")
         return halves.tobytes()
     return _to_int8(rows)
 
@@ -99,8 +95,7 @@ def decode_rows(codec: str, payload: bytes | memoryview, n_rows: int, n_embd: in
     except ValueError as e:
         raise BadFrameError(str(e)) from e
     if len(payload) != expected:
-        msg = f"{n_rows} rows of {n_embd} numbers by {codec} have {expected} bytes, not {len(payload)}"
-        raise BadFrameError(msg)
+        raise BadFrameError(f"{n_rows} rows of {n_embd} numbers by {codec} have {expected} bytes, not {len(payload)}")
     if codec == IDS:
         return np.empty((n_rows, 0), np.float32)
     raw = np.frombuffer(payload, np.uint8)
@@ -111,8 +106,7 @@ def decode_rows(codec: str, payload: bytes | memoryview, n_rows: int, n_embd: in
     else:
         rows = _from_int8(raw.reshape(n_rows, row_bytes(codec, n_embd)), n_embd)
     if not np.isfinite(rows).all():
-        msg = "a row has a number that is not finite"
-        raise BadFrameError(msg)
+        raise BadFrameError("a row has a number that is not finite")
     return rows
 
 
@@ -155,7 +149,6 @@ def _from_int8(raw: NDArray[np.uint8], d: int) -> RowArray:
         rows = np.ascontiguousarray(levels).view(np.int8).astype(np.float32) * spread
     where = np.ascontiguousarray(places).view("<u2").astype(np.intp)
     if (where >= d).any():
-        msg = f"a row of {d} numbers has an outlier at {int(where.max())}"
-        raise BadFrameError(msg)
+        raise BadFrameError(f"a row of {d} numbers has an outlier at {int(where.max())}")
     np.put_along_axis(rows, where, np.ascontiguousarray(outliers).view("<f4").astype(np.float32), axis=1)
     return rows

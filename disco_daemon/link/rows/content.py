@@ -128,8 +128,7 @@ class ContentManager:
         """
         sender = self._peers.setdefault(peer, _Sender())
         if not 0 < len(message.id) <= N_ID or message.id in sender.answers or message.id in sender.ended:
-            msg = f"the id {message.id[:N_ID]!r} is none, or was used before"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"the id {message.id[:N_ID]!r} is none, or was used before")
         try:
             self._check_room(sender)
             self._check_tokens(message.tokens)
@@ -262,8 +261,7 @@ class ContentManager:
         content = self._content(key)
         run, drawn = content.run, (*content.drawn, *tokens)
         if not len(content.drawn) < len(drawn) <= len(run) or drawn[:-1] != run[1 : len(drawn)]:
-            msg = f"the tokens {drawn} cannot have been drawn behind the drafts {run}"
-            raise ValueError(msg)
+            raise ValueError(f"the tokens {drawn} cannot have been drawn behind the drafts {run}")
         content.drawn = drawn
         if content.n_run and len(drawn) == len(run) and content.tokens[0] == drawn[-1] and not ends:
             return ContentChange()
@@ -313,30 +311,26 @@ class ContentManager:
 
     def _sender(self, peer: int) -> _Sender:
         if (sender := self._peers.get(peer)) is None:
-            msg = "no answer was ever opened"
-            raise BadFrameError(msg)
+            raise BadFrameError("no answer was ever opened")
         return sender
 
     def _find(self, sender: _Sender, name: str) -> Content | None:
         """Return an open answer, or None for an ended one, of which something was still on its way."""
         content = sender.answers.get(name)
         if content is None and name not in sender.ended:
-            msg = f"no answer {name[:N_ID]!r} was ever opened"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"no answer {name[:N_ID]!r} was ever opened")
         return content
 
     def _content(self, key: ContentKey) -> Content:
         content = self.get(key)
         if content is None:
-            msg = f"no answer {key} is open"
-            raise ValueError(msg)
+            raise ValueError(f"no answer {key} is open")
         return content
 
     def _decode(self, message: SendRows, payload: bytes | memoryview) -> RowArray:
         self._check_tokens(message.tokens)
         if not message.tokens:
-            msg = "a frame without a row"
-            raise BadContentError(msg)
+            raise BadContentError("a frame without a row")
         try:
             return decode_rows(message.codec, payload, len(message.tokens), self.n_embd)
         except BadFrameError as e:

@@ -14,13 +14,11 @@ class LinkCredits:
     def spend(self, n: int) -> None:
         """Take credits for rows. Raises ValueError if there are not as many."""
         if not 0 <= n <= self.left:
-            msg = f"{n} rows for {self.left} credits"
-            raise ValueError(msg)
+            raise ValueError(f"{n} rows for {self.left} credits")
         self.left -= n
 
     def give_back(self, message: Credit) -> None:
         """Take credits back. Raises BadFrameError for more than were spent."""
         if not 0 < message.rows <= self.total - self.left:
-            msg = f"{message.rows} credits came back, but {self.total - self.left} rows are on their way"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"{message.rows} credits came back, but {self.total - self.left} rows are on their way")
         self.left += message.rows

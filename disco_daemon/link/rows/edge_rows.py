@@ -135,11 +135,9 @@ class EdgeAnswer:
         end = pos + len(tokens)
         known = self.tokens[pos:end]
         if len(rows) != len(tokens) or list(tokens[: len(known)]) != known or not 0 <= pos <= len(self.tokens):
-            msg = f"{len(rows)} rows of {len(tokens)} tokens at {pos} are not those of the text"
-            raise ValueError(msg)
+            raise ValueError(f"{len(rows)} rows of {len(tokens)} tokens at {pos} are not those of the text")
         if end > self._n_ctx or any(row is not None for row in self._rows[pos:end]):
-            msg = f"rows from {pos} to {end} are beyond the context of {self._n_ctx}, or there already"
-            raise ValueError(msg)
+            raise ValueError(f"rows from {pos} to {end} are beyond the context of {self._n_ctx}, or there already")
         self.tokens[pos:end] = tokens
         self._rows.extend([None] * (end - len(self._rows)))
         self._rows[pos:end] = np.array(rows, np.float32)
@@ -188,8 +186,7 @@ class EdgeAnswer:
     ) -> BeginDrawing:
         """Let the partner draw what follows the text."""
         if self.is_drawing or not self.n_text:
-            msg = "drawing has begun already, or there is no text"
-            raise ValueError(msg)
+            raise ValueError("drawing has begun already, or there is no text")
         self.is_drawing = True
         self._n_begun = max(0, self.n_text - 1)  # the row behind it is a draft
         self.left.clear()
@@ -200,8 +197,7 @@ class EdgeAnswer:
         start = self.n_text - 1
         end = self.n_rows if n_drafts is None else self.n_text + n_drafts
         if not self.is_drawing or self.judged is not None or not start < end <= min(self.n_rows, start + MAX_JUDGED):
-            msg = f"the drafts from {start} to {end} cannot be judged now"
-            raise ValueError(msg)
+            raise ValueError(f"the drafts from {start} to {end} cannot be judged now")
         self.judged = (start, end)
         return self._judgement(start, end)
 
@@ -211,8 +207,7 @@ class EdgeAnswer:
         The row of the last one is sent once more, since what follows it is drawn behind that row.
         """
         if not 0 <= n_tokens <= len(self.tokens):
-            msg = f"a cut to {n_tokens} of {len(self.tokens)} tokens"
-            raise ValueError(msg)
+            raise ValueError(f"a cut to {n_tokens} of {len(self.tokens)} tokens")
         n = max(0, n_tokens - 1)
         del self.tokens[n_tokens:], self._rows[n_tokens:]
         self.n_text = n_tokens
@@ -236,8 +231,7 @@ class EdgeAnswer:
     def extend(self, tokens: Sequence[int]) -> None:
         """Add tokens to the text, of which nothing is drafted or sent as a draft: before drawing begins."""
         if self.is_drawing or len(self.tokens) > self.n_text:
-            msg = "a text is extended before drawing begins, and without drafts"
-            raise ValueError(msg)
+            raise ValueError("a text is extended before drawing begins, and without drafts")
         self.tokens.extend(tokens)
         self.n_text = len(self.tokens)
         self._fill_ids()
@@ -250,8 +244,7 @@ class EdgeAnswer:
     def accept_drafts(self, n: int) -> None:
         """Make drafts part of the text without a verdict: none of them, nor the row before them, is sent as a draft."""
         if not 0 <= n <= len(self.tokens) - self.n_text or self.judged or (self.is_open and self._next >= self.n_text):
-            msg = f"{n} drafts cannot be taken into the text now"
-            raise ValueError(msg)
+            raise ValueError(f"{n} drafts cannot be taken into the text now")
         if self.is_drawing:
             self.left += self.tokens[self.n_text : self.n_text + n]
         self.n_text += n
@@ -271,8 +264,7 @@ class EdgeAnswer:
     def drop_drafts(self) -> None:
         """Forget drafts that were not sent as such, with their rows."""
         if self.judged or self._next > self.n_text:
-            msg = "the drafts have been sent"
-            raise ValueError(msg)
+            raise ValueError("the drafts have been sent")
         del self.tokens[self.n_text :], self._rows[self.n_text :]
 
     @property
@@ -324,8 +316,7 @@ class EdgeAnswer:
     def opened(self, message: AnswerOpened) -> None:
         """Learn which rows the partner has already. Raises BadFrameError."""
         if self.is_open or not 0 <= message.n_past <= max(0, self._n_opened - 1):
-            msg = f"{message.n_past} of {self._n_opened} tokens are said to be computed already"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"{message.n_past} of {self._n_opened} tokens are said to be computed already")
         self.is_open = True
         self._next = self.n_acknowledged = min(message.n_past, self._n_kept)
 
@@ -343,8 +334,7 @@ class EdgeAnswer:
             msg = f"the tokens {drawn} cannot follow {message.start}: the drafts {drafts} from {start} to {end} do"
             raise BadFrameError(msg)
         if min(drawn) < 0 or max(drawn) >= self._n_vocab:
-            msg = f"the ids {drawn} are not all in the vocabulary of {self._n_vocab}"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"the ids {drawn} are not all in the vocabulary of {self._n_vocab}")
         if not 0 <= message.n_judged <= message.n_rows <= self._n_uncounted or not 0 <= message.busy_s < math.inf:
             msg = f"{message.n_rows} rows of {self._n_uncounted} cannot have been computed in {message.busy_s:g} s"
             raise BadFrameError(msg)
@@ -365,11 +355,9 @@ class EdgeAnswer:
         if not self._is_next(message.turn):
             return ()
         if not 0 <= message.pos <= self._next:
-            msg = f"rows from {message.pos} on are wanted again, but only {self._next} were sent"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"rows from {message.pos} on are wanted again, but only {self._next} were sent")
         if self._n_needs >= MAX_NEEDS:
-            msg = f"rows are wanted again {MAX_NEEDS + 1} times, and not a token was drawn in between"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"rows are wanted again {MAX_NEEDS + 1} times, and not a token was drawn in between")
         self._n_needs += 1
         self.turn, self._next = message.turn, message.pos
         self.n_acknowledged = min(self.n_acknowledged, message.pos)
@@ -383,8 +371,7 @@ class EdgeAnswer:
     def _is_next(self, turn: int) -> bool:
         """Whether a turn that the partner begins is the next one; an older one crossed a cut. Raises BadFrameError."""
         if not self.is_open or turn > self.turn + 1 or turn < 0:
-            msg = f"turn {turn} of the partner cannot follow turn {self.turn}"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"turn {turn} of the partner cannot follow turn {self.turn}")
         return turn == self.turn + 1
 
 

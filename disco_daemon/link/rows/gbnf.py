@@ -29,19 +29,16 @@ _SIGN = re.compile(
 def check_grammar(text: str) -> None:
     """Check that llama.cpp can be given a grammar. Raises BadFrameError."""
     if len(text) > MAX_GRAMMAR:
-        msg = f"a grammar of {len(text)} characters, where {MAX_GRAMMAR} are allowed"
-        raise BadFrameError(msg)
+        raise BadFrameError(f"a grammar of {len(text)} characters, where {MAX_GRAMMAR} are allowed")
     at = depth = 0
     while at < len(text):
         found = _SIGN.match(text, at)
         if found is None:
-            msg = f"a grammar with {text[at : at + 10]!r} at character {at}, which is none of its signs"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"a grammar with {text[at : at + 10]!r} at character {at}, which is none of its signs")
         at = found.end()
         depth += (found["open"] is not None) - (found["close"] is not None)
         if not 0 <= depth <= MAX_NESTED:
-            msg = f"a grammar whose groups are not closed, or nested more than {MAX_NESTED} deep"
-            raise BadFrameError(msg)
+            raise BadFrameError(f"a grammar whose groups are not closed, or nested more than {MAX_NESTED} deep")
         if found["times"] is not None:
             _check_times(int(found["least"]), found["range"] is not None, found["most"])
     if depth:
@@ -51,5 +48,4 @@ def check_grammar(text: str) -> None:
 def _check_times(least: int, is_range: bool, most: str | None) -> None:
     last = least if not is_range or most is None else int(most)
     if not least <= last <= MAX_TIMES:
-        msg = f"a grammar that repeats something from {least} to {last} times"
-        raise BadFrameError(msg)
+        raise BadFrameError(f"a grammar that repeats something from {least} to {last} times")

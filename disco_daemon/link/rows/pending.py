@@ -84,8 +84,7 @@ class Content:
         """Take rows of the present turn behind the pending ones. Raises BadContentError."""
         end = message.pos + len(message.tokens)
         if message.pos != self.n_received:
-            msg = f"rows from {message.pos} on came, but the next row is that of {self.n_received}"
-            raise BadContentError(msg)
+            raise BadContentError(f"rows from {message.pos} on came, but the next row is that of {self.n_received}")
         if message.drafts:
             if self.drafts_from is None:
                 self.drafts_from = message.pos
@@ -93,8 +92,7 @@ class Content:
                 msg = f"drafts from {message.pos} on came, but those to judge begin at {self.drafts_from}"
                 raise BadContentError(msg)
         elif self.drafts_from is not None and end > self.drafts_from:
-            msg = f"rows up to {end} came as no drafts, but drafts begin at {self.drafts_from}"
-            raise BadContentError(msg)
+            raise BadContentError(f"rows up to {end} came as no drafts, but drafts begin at {self.drafts_from}")
         self.tokens.extend(message.tokens)
         self.rows.extend(rows)
 
@@ -102,15 +100,13 @@ class Content:
         """Keep rows that came before the cut which begins their turn. Raises BadContentError for another turn."""
         last = self.early[-1][0].turn if self.early else self.turn
         if message.turn % ERA or message.turn < max(last, next_era(self.turn)):
-            msg = f"rows of turn {message.turn} came in turn {self.turn}"
-            raise BadContentError(msg)
+            raise BadContentError(f"rows of turn {message.turn} came in turn {self.turn}")
         self.early.append((message, rows))
 
     def begin_drawing(self) -> None:
         """Let drafts be judged from now on. Raises BadContentError."""
         if self.is_drawing:
-            msg = "drawing has begun already"
-            raise BadContentError(msg)
+            raise BadContentError("drawing has begun already")
         self.is_drawing = True
 
     def cut(self, message: CutAnswer) -> None:
@@ -119,8 +115,7 @@ class Content:
         If rows below it are missing, `turn` is one more: they are to be asked for.
         """
         if message.turn != next_era(self.turn) or message.n < 0:
-            msg = f"a cut to {message.n} tokens in turn {message.turn} cannot follow turn {self.turn}"
-            raise BadContentError(msg)
+            raise BadContentError(f"a cut to {message.n} tokens in turn {message.turn} cannot follow turn {self.turn}")
         n_computed = min(self.n_computed, message.n)
         self.begin_turn(message.turn, n_computed, min(self.n_plain, message.n - n_computed))
         self.is_drawing = False
@@ -134,10 +129,8 @@ class Content:
     def judge(self, message: JudgeDrafts) -> None:
         """Let the drafts be computed as soon as they are all there. Raises BadContentError."""
         if not self.is_drawing or self.judged_to is not None or message.turn != self.turn:
-            msg = f"drafts of turn {message.turn} cannot be judged now, in turn {self.turn}"
-            raise BadContentError(msg)
+            raise BadContentError(f"drafts of turn {message.turn} cannot be judged now, in turn {self.turn}")
         is_known = message.start >= self.n_received if self.drafts_from is None else message.start == self.drafts_from
         if not is_known or not 0 < message.end - message.start <= MAX_JUDGED:
-            msg = f"the rows from {message.start} to {message.end} are no drafts to judge"
-            raise BadContentError(msg)
+            raise BadContentError(f"the rows from {message.start} to {message.end} are no drafts to judge")
         self.drafts_from, self.judged_to, self.left = message.start, message.end, message.left

@@ -55,11 +55,9 @@ class PairingCode:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.addresses) <= ADDRESSES_MAX or len({a.port for a in self.addresses}) != 1:
-            msg = f"a code has 1 to {ADDRESSES_MAX} addresses with one port"
-            raise ValueError(msg)
+            raise ValueError(f"a code has 1 to {ADDRESSES_MAX} addresses with one port")
         if len(self.secret) != N_SECRET or len(self.fingerprint) != N_FINGERPRINT:
-            msg = f"a code has a secret of {N_SECRET} bytes and a fingerprint of {N_FINGERPRINT}"
-            raise ValueError(msg)
+            raise ValueError(f"a code has a secret of {N_SECRET} bytes and a fingerprint of {N_FINGERPRINT}")
 
     def __repr__(self) -> str:
         """Hide the secret: a log or a traceback may show this."""
@@ -120,8 +118,7 @@ def _pack_host(host: str) -> bytes:
         pass
     name = host.encode("idna") if not host.isascii() else host.encode("ascii")
     if not 1 <= len(name) <= MAX_HOST:
-        msg = f"{host!r} is no host name"
-        raise ValueError(msg)
+        raise ValueError(f"{host!r} is no host name")
     return b"\x00" + bytes([len(name)]) + name
 
 

@@ -122,8 +122,7 @@ class HostProcesses:
             if not set(names) - {path.name for _, path in self._files(number)}:
                 continue
             if machine is None or machine.stood_in or self._lenders is None:
-                msg = f"{self.name_of(self.hosts[number - 1])} is not there just now"
-                raise OSError(msg)
+                raise OSError(f"{self.name_of(self.hosts[number - 1])} is not there just now")
             await self._lenders.stage(number - self._n_local - 1, names)
 
     def elsewhere(self) -> dict[int, LentMachine | None]:
@@ -199,8 +198,7 @@ class HostProcesses:
     async def _open(self, number: int) -> socket.socket:
         """Begin a new life of a host in place of the one before; return home's end of its socket. Raises OSError."""
         if not 1 <= number <= len(self.hosts):
-            msg = f"the fleet has no host {number}"
-            raise OSError(msg)
+            raise OSError(f"the fleet has no host {number}")
         host = self.hosts[number - 1]
         if host.child is not None:
             log.warning("host %d of the fleet is replaced: %s", number, await _bury(host, REAPED_S))

@@ -153,8 +153,7 @@ def require_layers(name: str, header: Header, n_hosts: int = 1) -> int:
     try:
         n = n_layers(header)
     except NotCuttableError as e:
-        msg = f"{name} cannot be cut into ranges of layers: {e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{name} cannot be cut into ranges of layers: {e}") from e
     if is_recurrent(header):
         msg = (
             f"{name} is a recurrent model: nothing that it has read can be taken back, so a host that is lost could "
@@ -162,8 +161,7 @@ def require_layers(name: str, header: Header, n_hosts: int = 1) -> int:
         )
         raise ConfigError(msg)
     if n < (least := n_hosts + OWN_LAYERS):
-        msg = f"{name} has {n} layers, and a fleet needs {least}: the first and the last one stay at home"
-        raise ConfigError(msg)
+        raise ConfigError(f"{name} has {n} layers, and a fleet needs {least}: the first and the last one stay at home")
     return n
 
 

@@ -88,8 +88,7 @@ class TermsFolder:
                 return False
             if time.monotonic() > deadline:
                 self.take_wish()
-                msg = f"what lends this machine's hosts has not taken the new terms within {TAKEN_S:g} s"
-                raise ConfigError(msg)
+                raise ConfigError(f"what lends this machine's hosts has not taken the new terms within {TAKEN_S:g} s")
             time.sleep(LOOK_S)
         return True
 

@@ -128,8 +128,7 @@ def _require_ranges(model: Path, head: bytes, header: Header, layout: FleetLayou
         for layers, _ in layout.ranges:
             cut(head, header, layers)
     except NotCuttableError as e:
-        msg = f"{model.name} cannot be cut into ranges of layers: {e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{model.name} cannot be cut into ranges of layers: {e}") from e
 
 
 def shared_knobs(knobs: Knobs, n_hosts: int) -> Knobs:

@@ -272,11 +272,9 @@ class HostOffers:
                             await changed.wait()
                     machine = self._machines[name]
                     if not machine.is_connected and machine.heard(_now()) is None:  # else it is slow to offer one
-                        msg = f"{name} has gone"
-                        raise OSError(msg)
+                        raise OSError(f"{name} has gone")
         except TimeoutError as e:
-            msg = f"{name} has not fetched its layers within {STAGE_S:g} s"
-            raise OSError(msg) from e
+            raise OSError(f"{name} has not fetched its layers within {STAGE_S:g} s") from e
 
     async def take(self, name: str, files: Collection[str]) -> tuple[LentLife, socket.socket] | None:
         """Return a host of that machine, which has the files; waits for one that was there just now."""
@@ -309,10 +307,8 @@ def own_llama(build: Build) -> Build:
     try:
         done = process.run(MODULE, "--build", timeout_s=BUILD_S)
     except (OSError, subprocess.TimeoutExpired) as e:
-        msg = f"llama.cpp does not say its version: {reason_of(e)}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"llama.cpp does not say its version: {reason_of(e)}") from e
     lines = done.stdout.decode("utf-8", "replace").split("\n")
     if done.returncode != 0 or not lines[0].strip():
-        msg = f"llama.cpp does not say its version (exit status {done.returncode})"
-        raise ConfigError(msg)
+        raise ConfigError(f"llama.cpp does not say its version (exit status {done.returncode})")
     return msgspec.structs.replace(build, llama=lines[0].strip())

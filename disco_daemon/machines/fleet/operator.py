@@ -72,8 +72,7 @@ class FleetOperator:
         """Let all layers leave a host, and none come. Raises ConfigError for an unknown one."""
         numbers = {self._hosts.name_of(host): host.number for host in self._hosts.hosts}
         if name not in numbers:
-            msg = f"the fleet has no host {name!r}: {which(name, numbers)}"
-            raise ConfigError(msg)
+            raise ConfigError(f"the fleet has no host {name!r}: {which(name, numbers)}")
         self.wishes = replace(self.wishes, drained=self.wishes.drained | {numbers[name]})
 
     def pause(self) -> None:

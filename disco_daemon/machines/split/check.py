@@ -42,12 +42,10 @@ def ranges_of(model: Path, cuts: Sequence[int]) -> list[LayerRange]:
     try:
         n = n_layers(header)
     except NotCuttableError as e:
-        msg = f"{model.name} cannot be cut into ranges of layers: {e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{model.name} cannot be cut into ranges of layers: {e}") from e
     edges = [0, *(cuts or (n // 2,)), n]
     if any(first >= last for first, last in itertools.pairwise(edges)):
-        msg = f"{model.name} has {n} layers: give cuts from 1 to {n - 1}, each above the one before"
-        raise ConfigError(msg)
+        raise ConfigError(f"{model.name} has {n} layers: give cuts from 1 to {n - 1}, each above the one before")
     return [LayerRange(first, last, n) for first, last in itertools.pairwise(edges)]
 
 

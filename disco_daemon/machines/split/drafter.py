@@ -29,8 +29,7 @@ def choose_draft(config: Config, named: str) -> Path:
     """Return the small model's file that the user has `named`; "" = the device's model. Raises ConfigError."""
     path = Path(named).expanduser().resolve() if named else model_path(config.device)
     if not path.is_file():
-        msg = f"--draft {path}: there is no such file; name a small GGUF model of the same family"
-        raise ConfigError(msg)
+        raise ConfigError(f"--draft {path}: there is no such file; name a small GGUF model of the same family")
     return path
 
 

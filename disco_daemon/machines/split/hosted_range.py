@@ -90,8 +90,7 @@ def describe_model(model: Path) -> Build:
             head, header, LayerRange(0, n, n)
         )  # for an edge with a small model; whether ranges can be had is found later
     except (NotCuttableError, ValueError) as e:
-        msg = f"{model.name} cannot be computed for other machines: {e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{model.name} cannot be computed for other machines: {e}") from e
     n_embd, n_vocab = shape_of(model)
     return Build(
         disco=__version__, llama="", model=checksum(model), n_layers=n, n_embd=n_embd, n_vocab=n_vocab,
@@ -109,8 +108,7 @@ def tell_cuts(config: Config, hosted: int = 0) -> TheCuts:
     try:
         found = describe_cuts(head, header, exit_facts(KeptExits(model)))
     except NotCuttableError as e:
-        msg = f"{model.name} cannot be cut into ranges of layers: {e}"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"{model.name} cannot be cut into ranges of layers: {e}") from e
     return msgspec.structs.replace(
         found,
         free_bytes=float(memory()[1]),

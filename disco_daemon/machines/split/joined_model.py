@@ -109,6 +109,5 @@ def shape_of(segment: Path) -> tuple[int, int]:
     n_embd = header.number(f"{header.architecture}.embedding_length")
     n_vocab = header.number("tokenizer.ggml.tokens.length") or header.number(f"{header.architecture}.vocab_size")
     if not n_embd or not n_vocab:
-        msg = f"{segment.name} does not say how large its rows and its vocabulary are"
-        raise ConfigError(msg)
+        raise ConfigError(f"{segment.name} does not say how large its rows and its vocabulary are")
     return n_embd, n_vocab

@@ -120,8 +120,7 @@ async def _pair(folder: JoinedFolder, code: PairingCode, name: str) -> tuple[Pai
     paired, found = await pair(code, name)
     kept.save(paired)
     if found is None:
-        msg = f"{paired.name} does not say which model it has: look there with `disco machines list`"
-        raise ConfigError(msg)
+        raise ConfigError(f"{paired.name} does not say which model it has: look there with `disco machines list`")
     folder.begin(found)
     return paired, found
 

@@ -229,8 +229,7 @@ class Partner(MemberService):
     async def _prepare(self, config: Config, asked: FileAsked) -> tuple[OfferFile, Path]:
         build = await self._build_of(config)
         if not 0 <= asked.cut < build.n_layers:
-            msg = f"the model has {build.n_layers} layers: cut it behind 1 to {build.n_layers - 1} of them"
-            raise ConfigError(msg)
+            raise ConfigError(f"the model has {build.n_layers} layers: cut it behind 1 to {build.n_layers - 1} of them")
         others = [cut for cut in self._cuts.of_others(asked.name).values() if cut != asked.cut]
         if others:  # whose they are, no other member hears
             how = f"--cut {others[0]}" if others[0] else "--draft, for it has all of them"

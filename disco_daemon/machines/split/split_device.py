@@ -174,8 +174,7 @@ class SplitDevice(EngineDevice):
         """Raise ConfigError if this machine's exit does not allow the mode."""
         rules = rules_of(config)
         if why := why_not(rules.mode, self.coverage, drafts=rules.drafts):
-            msg = f"split.mode = {rules.mode!r}: {why}"
-            raise ConfigError(msg)
+            raise ConfigError(f"split.mode = {rules.mode!r}: {why}")
 
     def follow(self, config: Config, server: Endpoint | None) -> None:
         """Decide tokens by these settings, and let that server take over, from the next request on."""

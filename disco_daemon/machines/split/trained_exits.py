@@ -73,8 +73,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as e:
-        msg = f"the exit {path} cannot be read: remove it with `disco exits rm`, and train it anew"
-        raise ConfigError(msg) from e
+        raise ConfigError(f"the exit {path} cannot be read: remove it with `disco exits rm`, and train it anew") from e
 
 
 class KeptExits:
@@ -221,8 +220,7 @@ async def train(
             kept = await asyncio.to_thread(exits.keep, trained, folder / trained.file)
             await asyncio.to_thread(shutil.rmtree, folder)
     except OSError as e:
-        msg = f"the exit cannot be kept in {exits.folder}: {e.strerror or e}"
-        raise ExitError(msg) from e
+        raise ExitError(f"the exit cannot be kept in {exits.folder}: {e.strerror or e}") from e
     return kept
 
 
@@ -250,5 +248,4 @@ def _alone(folder: Path) -> Iterator[None]:
 def _require_room(folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < 2 * SPARE_BYTES:
-        msg = f"{free / 1e9:.1f} GB are free in {folder}, too little to keep rows in: free some"
-        raise ExitError(msg)
+        raise ExitError(f"{free / 1e9:.1f} GB are free in {folder}, too little to keep rows in: free some")
