@@ -114,14 +114,20 @@ def sides_of(state: Json) -> dict[str, SideHealth]:
 def waiting_for(state: Json | None, model: str) -> list[tuple[str, str, bool]]:
     """Return which sides an answer waits for, what each does, and whether it does so (else why not).
 
-    `model` is the route that was asked for.
+    `model` is the route that was asked for. A stand-in stands by while the better side is well.
     """
-    found = []
-    for side, health in ({} if state is None else sides_of(state)).items():
-        if model.startswith("disco/") and model != f"disco/{side}":
-            continue
-        if health.words == "not asked":
+    found, grades = {} if state is None else sides_of(state), (state or {}).get("grades") or {}
+    asked = {
+        side: health
+        for side, health in found.items()
+        if health.words != "not asked" and (not model.startswith("disco/") or model == f"disco/{side}")
+    }
+    stand_in = grades.get("stand_in") if grades.get("unequal") != "race" else None
+    rows = []
+    for side, health in asked.items():
+        if side == stand_in and any(other.is_well for name, other in asked.items() if name != side):
+            rows.append((side, "stands by", False))
             continue
         does = "asked" if side == "server" else "loading" if health.words == "loading" else "reading"
-        found.append((side, does if health.is_well else health.words, health.is_well))
-    return found
+        rows.append((side, does if health.is_well else health.words, health.is_well))
+    return rows

@@ -186,6 +186,16 @@ def test_an_answer_waits_for_the_sides_that_its_route_has(model: str, state: Any
     assert [side for side, _, _ in waiting_for(state, model)] == sides
 
 
+def test_a_stand_in_stands_by_while_the_better_side_is_well() -> None:
+    grades = {"grades": {"stand_in": "device", "unequal": "stand-in", "why": "It is small."}}
+    assert waiting_for(STATE | grades, "disco")[0] == ("device", "stands by", False)
+    assert waiting_for(STATE | grades, "disco/device") == [("device", "reading", True)]
+    sides = STATE["endpoints"]
+    ill = {"endpoints": sides | {"server": sides["server"] | {"failing": {"reason": "unauthorized", "since": 0.0}}}}
+    assert waiting_for(STATE | grades | ill, "disco") == [("device", "reading", True), ("server", "key refused", False)]
+    assert waiting_for(STATE | {"grades": {"stand_in": "device", "unequal": "race"}}, "disco")[0][1] == "reading"
+
+
 def test_a_reader_waits_for_words_and_skips_none() -> None:
     place = ReadingPlace(5.0, 10.0)
     assert place.advance(0, 10.0) == 0.0
