@@ -101,7 +101,7 @@ STEPS = (
     Step(
         "the answer's states, pace and text",
         r"/answer/|/conductor/(answer_run|conductor|endpoint_run|inbox|in_flight|runs|timers|moves|lifetimes|keeper)\.py"
-        r"|/delivery/(buffer|cut|graphemes|held_tokens|seam|grid)\.py",
+        r"|/delivery/(buffer|cut|graphemes|held_tokens|seam|grid|repetition)\.py",
         180.0, 6.2,
     ),
     Step("SSE and its socket", r"/api/(\w+/)?(sse|shapes|events)\.py|/aiohttp/web_response\.py", 200.0, 4.2),

@@ -22,7 +22,7 @@ or differs from what was shown, is dropped, and the tail is part of the answer.
 The tables in `states` and `handoff` are the specification: a state lists the events that act in it, and where each may
 lead. Besides the handoff these parts have a life of their own: the `sides` that run, the `opening` of one where the
 client has begun the answer, the `relay` of the source's tokens to the reader, and the `succession`: which side may go
-on with the answer.
+on with the answer. What repeats itself is ended by its `loop_watch` as a limit ends it, and goes nowhere from there.
 
 Rules that hold in every state:
 1. What the reader has is never changed, and is always the beginning of the answer.
@@ -58,6 +58,7 @@ from .events import (
     Tick,
 )
 from .handoff import GO_WITHIN, HANDOFF_TRANSITIONS, MAX_CHASES, HandoffState
+from .loop_watch import REPETITION, LoopWatch
 from .states import TRANSITIONS, State
 from .succession import MAX_HANDOFFS, MAX_MOVES, MAX_STALLS
 
@@ -68,6 +69,7 @@ __all__ = [
     "MAX_HANDOFFS",
     "MAX_MOVES",
     "MAX_STALLS",
+    "REPETITION",
     "TRANSITIONS",
     "Answer",
     "Arrived",
@@ -86,6 +88,7 @@ __all__ = [
     "Followed",
     "HandoffState",
     "IllegalEvent",
+    "LoopWatch",
     "Move",
     "Note",
     "Rest",

@@ -37,6 +37,7 @@ from .events import (
 from .failures import CONTEXT_FULL, Failures, no_room, reason_to_move
 from .handoff import Dropped, Handoff, HandoffState, Joined
 from .limits import Limits
+from .loop_watch import REPETITION, LoopWatch
 from .opening import Opening
 from .relay import Relay
 from .sides import Sides
@@ -51,8 +52,9 @@ class Answer:
 
     `available` are the endpoints that can serve this request, `max_tokens` is what the client allows, `stop` its stop
     strings, `continuation` how well each endpoint continues a partial answer, `followers` those that can be held,
-    `joinable` whether two endpoints may share this one at all, `before` how the client has begun it, `overlap` what a
-    side repeats of `before` and a text after it. What else is public is for reading.
+    `joinable` whether two endpoints may share this one at all, `watch` ends it where it repeats itself, `before` is how
+    the client has begun it, `overlap` what a side repeats of `before` and a text after it. What else is public is for
+    reading.
     """
 
     plan: Plan
@@ -62,6 +64,7 @@ class Answer:
     continuation: Mapping[Side, Continuation] = field(default_factory=lambda: dict.fromkeys(Side, Continuation.EXACT))
     followers: frozenset[Side] = frozenset()
     joinable: bool = True
+    watch: LoopWatch = field(default_factory=LoopWatch)
     before: str = ""
     overlap: Callable[[Side, str], str | None] = lambda side, text: None
     buffer: TokenBuffer = field(default_factory=lambda: TokenBuffer(Delivery.OFF, 1.0))
@@ -69,6 +72,7 @@ class Answer:
     source: Side | None = None
     winner: Side | None = None
     stop_met: str | None = None  # the stop string of the client that has ended it
+    stopped: str | None = None  # REPETITION, if it was ended for that
     moves: list[HandoffRecord] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
     generated: AnswerText = field(default_factory=AnswerText)
@@ -81,7 +85,7 @@ class Answer:
     def __post_init__(self) -> None:
         self._sides = Sides(self.continuation, self.before, self.overlap)
         limits = Limits(self.max_tokens, self.stop, may_move=self.joinable and len(self.available) > 1)
-        self._relay = Relay(self.generated, self.buffer, limits)
+        self._relay = Relay(self.generated, self.buffer, limits, self.watch)
         self._succession = Succession(
             self.available, self.continuation, self.before, self.generated, self.failures, self.moves
         )
@@ -111,7 +115,7 @@ class Answer:
     @property
     def movable(self) -> bool:
         """Whether a move for money is possible now."""
-        if self.state is not State.RELAYING or not self.joinable or self.source is None:
+        if self.state is not State.RELAYING or not self.joinable or self.source is None or self.watch.is_likely:
             return False
         return self._succession.is_worth_asking(self.source.other)
 
@@ -218,7 +222,8 @@ class Answer:
         if self.joinable and not self.generated.is_plain:
             self.joinable = False  # the other endpoint cannot continue half a tool call, or a hidden thought
             effects = [*self._call_off("the answer is no plain text any more"), *effects]
-        if reason == "stop" or (reason is not None and side in self._sides.running):
+        if reason == "stop" or self.watch.has_stopped or (reason is not None and side in self._sides.running):
+            assert reason is not None
             effects += self._complete(side, reason)
         return effects
 
@@ -303,7 +308,9 @@ class Answer:
         if side in self._sides.openings:
             yield from self._open(self._sides.openings[side], Ended(side, finish))
             return
-        if finish.full and self.available != {side}:
+        if finish.repeated or (finish.full and self.watch.is_likely):
+            self.stopped = REPETITION
+        elif finish.full and self.available != {side}:
             yield from self._broke(side, EndpointError(side, CONTEXT_FULL, no_room(side)))
             return
         yield from self._sides.cancel(side.other)
@@ -319,6 +326,8 @@ class Answer:
         self.state = State.DONE
         met = self._relay.limits.met or stop or None  # an endpoint may name what is none of the client's
         self.stop_met = met if reason == "stop" and met in self.stop else None
+        if self.watch.has_stopped:
+            self.stopped = REPETITION
         yield Complete(reason)
 
     def _broke(self, side: Side, error: EndpointError) -> Iterable[Effect]:

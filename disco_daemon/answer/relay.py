@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from ..delivery.buffer import TokenBuffer
 from ..types import Side, Token
 from .limits import Limits
+from .loop_watch import LoopWatch
 from .text import AnswerText
 
 
 @dataclass(slots=True)
 class Relay:
-    """Makes tokens part of an answer. What `limits` leaves of them goes into `text`; `buffer` says when it is shown."""
+    """Makes tokens part of an answer.
+
+    What `limits` leaves of them goes into `text`, up to a loop that `watch` finds; `buffer` says when it is shown.
+    """
 
     text: AnswerText
     buffer: TokenBuffer
     limits: Limits
+    watch: LoopWatch
 
     @property
     def is_full(self) -> bool:
@@ -27,15 +32,19 @@ class Relay:
     def take(self, side: Side, token: Token, now: float) -> tuple[list[Token], str | None]:
         """Return what is shown now, and the reason why the answer ends with this token of `side`, if it does."""
         if self.limits.admits(token, self.text.n_generated):  # nearly always
+            if (last := self.watch.take(token)) is not None:
+                self.text.add(side, last)
+                return self.buffer.put(last, now), "length"
             self.text.add(side, token)
             return self.buffer.put(token, now), None
         pieces, reason = self.limits.take(token, self.text.n_generated, self.text.__str__)
-        return self._keep(side, pieces, now), reason
+        shown = self._keep(side, pieces, now)
+        return shown, "length" if self.watch.has_stopped else reason
 
     def flush(self, side: Side | None, now: float) -> list[Token]:
         """Return all that is left, also what `side` said that might have grown into a stop string, and has not."""
         rest = self.limits.rest()
-        if rest:
+        if rest and not self.watch.has_stopped:
             assert side is not None
             return self._keep(side, rest, now) + self.buffer.flush(now)
         return self.buffer.flush(now)
@@ -50,7 +59,9 @@ class Relay:
 
     def begin_anew(self) -> None:
         """An endpoint goes on after the text so far; what waits for the rest of a stop string, it says again."""
-        self.limits.begin_anew(str(self.text))
+        text = str(self.text)
+        self.limits.begin_anew(text)
+        self.watch.begin_anew(text)
 
     def adopt_tail(self) -> None:
         """Make the source's tail text like any other."""
@@ -60,6 +71,9 @@ class Relay:
     def _keep(self, side: Side, tokens: Iterable[Token], now: float) -> list[Token]:
         shown = []
         for token in tokens:
-            self.text.add(side, token)
-            shown += self.buffer.put(token, now)
+            last = self.watch.take(token)
+            self.text.add(side, last or token)
+            shown += self.buffer.put(last or token, now)
+            if last is not None:
+                break
         return shown

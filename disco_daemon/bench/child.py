@@ -14,6 +14,7 @@ from disco_daemon.errors import DiscoError
 
 START_S = 60.0  # until a child listens, s; a cold start reads its modules from disk
 STOP_S = 5.0  # from SIGTERM to SIGKILL, s
+NOT_STOPPED = {"DISCO_DELIVERY_STOP_REPETITION": "false"}
 LOG_TAIL = 2000  # of a child's stderr shown when it fails, characters
 
 
@@ -44,10 +45,12 @@ async def child(
 ) -> AsyncIterator[str]:
     """Run a child that says `{"url": …}` in a line of stdout; yield that address, end the child afterwards.
 
-    `env` adds variables to those of `child_env`.
+    `env` adds variables to those of `child_env`. A daemon with a device stops no answers that repeat themselves, as
+    a small model's do: a measurement, or a test, wants as many tokens as it asks for.
     """
     log = folder / f"{name}.log"
-    process = await start(argv, child_env(folder) | dict(env or {}), log)
+    more = NOT_STOPPED if "up" in argv and "--no-device" not in argv else {}
+    process = await start(argv, child_env(folder) | more | dict(env or {}), log)
     try:
         assert process.stdout is not None
         url: str | None = None

@@ -20,9 +20,12 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def script(prompt: str, n: int) -> list[str]:
-    """List the `n` tokens of the answer to a prompt: its words, cyclically, each followed by a space."""
+    """List the `n` tokens of the answer to a prompt: its words, in rounds, each followed by a space.
+
+    After three rounds a word has the round's number: an answer that says the same again and again is stopped.
+    """
     words = prompt.split() or ["nothing"]
-    return [f"{words[i % len(words)]} " for i in range(n)]
+    return [f"{words[i % len(words)]}{i // len(words) if i >= 3 * len(words) else ''} " for i in range(n)]
 
 
 def rest_of(tokens: Sequence[str], so_far: str) -> list[str]:

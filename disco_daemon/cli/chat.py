@@ -195,6 +195,8 @@ class Talk:
                 screen.settle()
         self.messages.append({"role": "assistant", "content": answer})
         print(json.dumps({"answer": answer, "disco": record}) if self._args.json else "")
+        if record and record.get("stopped"):
+            print("(stopped: it was repeating itself; ask again for another answer)", file=sys.stderr)
 
 
 def _converse(talk: Talk, runner: asyncio.Runner) -> int:

@@ -15,6 +15,7 @@ from ..answer import (
     Effect,
     Fail,
     Feed,
+    LoopWatch,
     Note,
     SetTimer,
     Start,
@@ -24,7 +25,7 @@ from ..answer import (
 from ..delivery.buffer import TokenBuffer
 from ..dispatch.planner import Planned
 from ..errors import DiscoError, ReaderGone
-from ..types import Append, Delivery, GenerationRequest, Outcome, Pace, Plan, PromptLength, Side, most_tokens
+from ..types import Append, Delivery, GenerationRequest, Outcome, Pace, Plan, PromptLength, Side, most_tokens, n_choices
 from .context import AnswerContext, CurrentDelivery, Sink
 from .endpoint_run import PromptSize
 from .inbox import EventInbox
@@ -69,6 +70,11 @@ class AnswerRun:
             {side: endpoint.continuation for side, endpoint in endpoints.items()},
             frozenset(side for side, endpoint in endpoints.items() if endpoint.can_hold),
             joinable=not request.needs,
+            watch=LoopWatch(
+                defaults.stop_repetition if request.stop_repetition is None else request.stop_repetition,
+                strict=request.has_form,
+                choices=n_choices(request.extra),
+            ),
             before=request.answer_so_far,
             overlap=self._runs.overlap,
             buffer=TokenBuffer(self._delivery.mode, self._delivery.pace_tps),

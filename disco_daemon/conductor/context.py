@@ -45,6 +45,7 @@ class DeliveryDefaults:
 
     `pace_tps` is the reader's pace in token/s, `expected_ttft_s` the TTFT that readers expect. `stall_s` of a source's
     silence in mid-answer begin a handoff. The source of a move may `pause` while the reader has enough to read.
+    `stop_repetition` ends an answer that repeats itself.
     """
 
     delivery: Delivery = Delivery.RESERVE
@@ -52,6 +53,7 @@ class DeliveryDefaults:
     expected_ttft_s: float = 1.0
     stall_s: float = 2.0
     pause: bool = True
+    stop_repetition: bool = True
 
 
 @dataclass(slots=True, eq=False)

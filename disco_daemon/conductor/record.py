@@ -102,6 +102,7 @@ class Recorder:
             choices=n_choices(request.extra),
             stop_sequence=answer.stop_met,
             relation=self._relation,
+            stopped=answer.stopped,
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)

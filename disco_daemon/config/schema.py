@@ -220,6 +220,9 @@ class DeliverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The reader's pace, token/s: 4.8 is reading, 3.3 listening."""
     expected_ttft_s: _Positive = 1.0
     """The time to first token that readers expect, s; for the quality of experience."""
+    stop_repetition: bool = True
+    """End an answer that says the same again and again, as its length limit would: nobody pays for more of it, and it
+    moves to no other side. `disco.stop_repetition` says so for one request."""
 
 
 class HandoffSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -395,10 +398,10 @@ LIVE = frozenset(
         "device.grade", "device.usd_per_kwh", "server.grade", "policy.alpha", "policy.budget", "policy.hedge",
         "policy.kappa", "policy.private", "policy.unequal",
         "policy.scarcer", "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor",
-        "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s", "handoff.pause", "handoff.stall_s",
-        "split.alone", "split.mode", "split.private_alone", "split.theta", "fleet.mode", "fleet.policy",
-        "fleet.memory_gib", "fleet.memory_share", "fleet.cpu_share", "fleet.only_idle", "fleet.only_mains",
-        "fleet.slo_qoe", "fleet.vacancy", "fleet.violation",
+        "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s", "delivery.stop_repetition", "handoff.pause",
+        "handoff.stall_s", "split.alone", "split.mode", "split.private_alone", "split.theta", "fleet.mode",
+        "fleet.policy", "fleet.memory_gib", "fleet.memory_share", "fleet.cpu_share", "fleet.only_idle",
+        "fleet.only_mains", "fleet.slo_qoe", "fleet.vacancy", "fleet.violation",
     }
 )  # fmt: skip
 

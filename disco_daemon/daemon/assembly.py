@@ -302,6 +302,7 @@ def delivery_defaults(config: Config) -> DeliveryDefaults:
         delivery.expected_ttft_s,
         config.handoff.stall_s,
         config.handoff.pause,
+        delivery.stop_repetition,
     )
 
 

@@ -15,7 +15,7 @@ from ..delivery.counting import TextCount, TextCounts
 from ..plain import writable_text
 from ..types import CallForm, Delta, Finish, FinishReason, Json, Token
 from .calls import Calls
-from .finish_reasons import ENDS, failed, word
+from .finish_reasons import ENDS, REPEATED, failed, word
 from .writable import Halves, writable
 
 LEAST_LOGPROB = -9999.0  # OpenAI's word for a token that is all but impossible: JSON has no infinity
@@ -199,7 +199,8 @@ class Reader:
                 found.append(Token(text, 0, delta or Delta(), index=self._choices.index(one), ended=ended))
             elif delta or text:
                 found.append(Token(text, 0, delta))
-        return [*found, Finish(reason.value, stop=begun[-1].stop if reason is FinishReason.STOP else None)]
+        stop = begun[-1].stop if reason is FinishReason.STOP else None
+        return [*found, Finish(reason.value, stop=stop, repeated=begun[-1].reason == REPEATED)]
 
     # --- one chunk -----------------------------------------------------------------------------------------------
 

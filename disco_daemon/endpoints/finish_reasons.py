@@ -26,6 +26,8 @@ from ..types import FinishReason
 _STOP, _LENGTH, _CALLS = FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS
 _FILTER = FinishReason.CONTENT_FILTER
 
+REPEATED = "repetition"  # a server has stopped an answer that said the same again and again
+
 # By the word as servers write it, in small letters and without a prefix of its enum; whose word it is, behind it.
 ENDS: dict[str, FinishReason] = {
     "stop": _STOP,  # OpenAI, Gemini (as STOP), Ollama, vLLM, SGLang
@@ -42,6 +44,7 @@ ENDS: dict[str, FinishReason] = {
     "token_limit": _LENGTH,  # watsonx
     "model_length": _LENGTH,  # Mistral: the context is full
     "model_context_window_exceeded": _LENGTH,  # Anthropic, Bedrock; GLM
+    REPEATED: _LENGTH,  # vLLM, where it is asked to: as this program ends an answer itself
     "tool_calls": _CALLS,  # OpenAI
     "tool_call": _CALLS,  # Cohere (as TOOL_CALL)
     "tool_use": _CALLS,  # Anthropic, Bedrock
@@ -82,7 +85,6 @@ CUTS: dict[str, str] = {
     "malformed_tool_use": "it wrote a call that is none",  # Bedrock
     "malformed_model_output": "it wrote what is no answer",  # Bedrock
     "unexpected_tool_call": "it called a tool that it was not given",  # Gemini
-    "repetition": "it said the same again and again",  # vLLM
 }
 
 MAX_WORD = 32  # characters of a reason that are told; the longest known has 29

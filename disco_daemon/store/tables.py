@@ -132,11 +132,14 @@ CREATE TRIGGER gone AFTER DELETE ON requests BEGIN
 END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4)
+# What an answer was stopped for, such as a repetition; NULL for nearly all.
+_V5 = "ALTER TABLE requests ADD COLUMN stopped TEXT;"
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5)
 
 _READING = tuple(field.name for field in fields(Reading))  # columns of the same names
 # The columns of `requests` in which a cost without an answer has nothing to say.
-_NO_ANSWER: Row = dict.fromkeys((*_READING, "ttft_s", "prompt", "answer")) | {
+_NO_ANSWER: Row = dict.fromkeys((*_READING, "ttft_s", "prompt", "answer", "stopped")) | {
     "handoffs": 0, "device_tokens": 0, "server_tokens": 0, "delivery": Delivery.RESERVE.value, "moves": "[]",
 }  # fmt: skip
 
@@ -176,6 +179,7 @@ def _request_row(outcome: Outcome, keep_text: bool) -> Row:
         "answer": text_of(outcome.answer) if keep_text else None,
         "delivery": outcome.delivery.value,
         "moves": json.dumps([asdict(move) for move in outcome.moves], allow_nan=False),
+        "stopped": outcome.stopped,
     }
 
 

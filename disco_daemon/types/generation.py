@@ -82,9 +82,13 @@ class Token(msgspec.Struct, frozen=True, gc=False):  # there are many, and none 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The regular end of an answer; `reason` is a `FinishReason`. `full`: its context has no more room."""
+    """The regular end of an answer; `reason` is a `FinishReason`. `full`: its context has no more room.
+
+    `repeated`: its endpoint has stopped it, since it said the same again and again.
+    """
 
     reason: str
     full: bool = False
     stop: str | None = None  # the stop string that ended it, where its endpoint names one, of the client's or not
     n_tokens: int | None = None  # the endpoint's own count of all that it made, thoughts too, where it tells one
+    repeated: bool = False

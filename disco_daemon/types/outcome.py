@@ -133,8 +133,8 @@ class Outcome:
     `arrivals_s` is when each token was shown, by the clock of the daemon, s; `reason` why the winner began it, and
     `ignored` the request's fields that nobody heeded, `narrowed` what a schema allows and was left out all the same,
     `stop_sequence` the client's that ended it, where that is known, `relation` which side was a stand-in. The history
-    keeps none of them. It has `choices`:
-    their tokens are those of all, the reason to finish is that of the last one.
+    keeps none of them. It has `choices`: their tokens are those of all, the reason to finish is that of the last one.
+    `stopped` says what went wrong with an answer that was ended for that: `repetition`.
     """
 
     request_id: str
@@ -165,6 +165,7 @@ class Outcome:
     choices: int = 1
     stop_sequence: str | None = None
     relation: Relation = EQUAL
+    stopped: str | None = None
 
     @property
     def winner_model(self) -> str | None:
@@ -211,7 +212,7 @@ class Outcome:
         """The `disco` object of the last chunk (docs/explain/design.md#interfaces)."""
         lower = self.relation.lower
         stand_in = None if lower is None else {"side": lower.value, "why": self.relation.why}
-        sometimes = {"split": self.split, "narrowed": list(self.narrowed) or None, "stand_in": stand_in}
+        sometimes = {"split": self.split, "narrowed": list(self.narrowed) or None, "stand_in": stand_in, "stopped": self.stopped}
         return {name: value for name, value in sometimes.items() if value is not None} | {
             "request_id": self.request_id,
             "ttft_s": self.ttft_s,

@@ -8,9 +8,9 @@ from typing import Any
 
 from .content import text_of
 from .drawing import AS_USUAL, Drawing
-from .fields import Json
+from .fields import Json, Treatment
 from .infill import Infill, RawPrompt, n_chars_of
-from .needs import needs, template_args
+from .needs import form_parameter, named, needs, template_args
 from .split import AS_SET, SplitWish
 
 
@@ -71,6 +71,7 @@ class GenerationRequest:
     expected after `expected_ttft_s`, s, the rest by `expected_rest` (`types.rest`). `adapter` is a LoRA adapter of the
     device, then alone. What is `private` stays here, off the disk. `split` is for two machines. The side that it
     `prefers` begins, the other helps if that fails; servers may bill `max_cost_usd`. No chat has what was `left_out`.
+    `stop_repetition` ends it where it repeats itself; `None` is the configured default.
     """
 
     request_id: str
@@ -95,6 +96,7 @@ class GenerationRequest:
     max_cost_usd: float | None = None
     left_out: tuple[str, ...] = ()
     whole_schema: bool = False  # whether the device may say all that a JSON schema allows
+    stop_repetition: bool | None = None
 
     @property
     def template_args(self) -> dict[str, Any]:
@@ -105,6 +107,11 @@ class GenerationRequest:
     def needs(self) -> list[str]:
         """Parameters that constrain the answer (tools, schemas, a suffix …), sorted."""
         return sorted(needs(self.extra) + ["suffix"] * isinstance(self.prompt, Infill))
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the answer is to be data: by a schema or grammar, or one of a few texts."""
+        return form_parameter(self.extra) is not None or bool(named(self.extra, Treatment.FORM))
 
     @property
     def n_chars(self) -> int:

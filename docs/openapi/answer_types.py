@@ -35,6 +35,7 @@ class DiscoOutcome(msgspec.Struct):
     narrowed: list[str] | None = None
     stand_in: Json | None = None
     split: Json | None = None
+    stopped: Literal["repetition"] | None = None
 
 
 class CompletionUsage(msgspec.Struct):

@@ -20,6 +20,8 @@ WORDS: dict[str, dict[str, str]] = {
         "theta": "for `confident`: how sure this machine must be of a token",
         "whole_schema": "the device may write all that a JSON schema allows, also members that it does not name and "
         "types that it does not speak of; without it what it leaves out is in `disco.narrowed` of the answer",
+        "stop_repetition": "false: the answer may say the same again and again, as it is asked to; unless it is given, "
+        "`delivery.stop_repetition` holds",
     },
     "DiscoOutcome": {
         "request_id": "the request's name in the history",
@@ -50,6 +52,8 @@ WORDS: dict[str, dict[str, str]] = {
         "narrowed": "of an answer of the device by a JSON schema: what this allows and was not said. `...type`: values "
         "of types that it does not speak of; `...additionalProperties`: members that it does not name",
         "split": "of a device over two machines: how the answer was made, docs/howto/split.md#look-at-it",
+        "stopped": "`repetition` of an answer that was ended since it said the same again and again; it has the "
+        "reason to finish of one that reached its limit",
     },
 }
 HEADERS = {

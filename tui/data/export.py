@@ -54,7 +54,7 @@ def _note(turn: StoredTurn) -> str:
     if turn.finish is None:
         found.append("cut off")
     elif turn.finish != "stop":
-        found.append(turn.finish)
+        found.append(f"stopped: {stopped}" if (stopped := (turn.disco or {}).get("stopped")) else turn.finish)
     return " · ".join(found)
 
 

@@ -19,6 +19,7 @@ GUTTER = 2  # cells before each line
 THOUGHT_LINES = 3  # of hidden reasoning, the latest ones
 ENDS = {
     "length": "cut at the length limit: Ctrl+G goes on",
+    "repetition": "stopped: it was repeating itself; Ctrl+R tries again",
     "cancelled": "stopped: Ctrl+G goes on, Ctrl+R tries again",
     "error": "failed: Ctrl+R tries again",
     None: "interrupted: Ctrl+G goes on, Ctrl+R tries again",
@@ -242,7 +243,8 @@ class Entry:
         if record.get("error"):
             lines += markdown.wrap(Text(fit(str(record["error"])), theme.error), width)
         if self.finish != "stop":
-            lines += markdown.wrap(Text(ENDS.get(self.finish, fit(str(self.finish))), theme.dim), width)
+            end = record.get("stopped") or self.finish
+            lines += markdown.wrap(Text(ENDS.get(end, fit(str(end))), theme.dim), width)
         return lines
 
     def _wait(self, theme: TextTheme) -> Text:

@@ -148,7 +148,8 @@ def _of_row(row: Json) -> TimelineModel:
         if start is not None and start <= (end if ttft is None else ttft)
     )  # fmt: skip
     tokens = {side: row[f"{side}_tokens"] for side in STYLES}
-    record = {"tokens": tokens, "server_usd": row["server_usd"], "energy_j": row["energy_j"], "qoe": row["qoe"]}
+    record = {"tokens": tokens, "server_usd": row["server_usd"], "energy_j": row["energy_j"], "qoe": row["qoe"],
+              "stopped": row.get("stopped")}  # fmt: skip
     reading = {name: row.get(name) for name in ("tbt_p50_s", "tbt_p99_s", "largest_gap_s", "stalled")}
     return TimelineModel(
         row["request_id"], row["winner"], ttft, end, True, sum(tokens.values()), plan, attempts,
@@ -165,6 +166,8 @@ def _figures(record: Json, reading: Json) -> tuple[str, ...]:
         stalled = f"{reading['stalled']} late"
         largest = seconds(reading["largest_gap_s"])
         lines.append(f"QoE {record['qoe']:.2f}; {gaps}, the longest {largest}; {stalled}")
+    if record.get("stopped"):
+        lines.append("stopped: it was repeating itself")
     return (*lines, *_split(record.get("split")))
 
 

@@ -52,6 +52,7 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     split_mode: SplitMode | None = None
     theta: Annotated[float, Meta(gt=0, le=1)] | None = None
     whole_schema: bool = False
+    stop_repetition: bool | None = None
 
 
 class AnswerRequest(msgspec.Struct, kw_only=True):
@@ -238,6 +239,7 @@ def _generation(
         prefers=_preferred(options),
         max_cost_usd=options.max_cost_usd,
         whole_schema=options.whole_schema,
+        stop_repetition=options.stop_repetition,
         **own,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from disco_daemon.bench.script import script
 from disco_daemon.store.recorded_outcomes import outcomes
 from disco_daemon.types import Plan
 from tests.e2e.daemon.test_whatif import remembered
@@ -119,8 +120,7 @@ async def test_fifty_streams_at_once_get_their_own_answers(tmp_path: Path) -> No
         prompts = [f"client{i} asks {i * i}" for i in range(50)]
         answers = await asyncio.gather(*(ask(daemon, prompt, max_tokens=None) for prompt in prompts))
         for prompt, heard in zip(prompts, answers, strict=True):
-            words = prompt.split()
-            assert heard.text == "".join(f"{words[i % 3]} " for i in range(60))
+            assert heard.text == "".join(script(prompt, 60))
             assert heard.finish_reason == "stop"
 
 

@@ -129,6 +129,7 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
             "tbt_p99_s": 0.24,
             "delivery": "paced",
             "moves": [MOVE],
+            "stopped": None,
         }
         (won,) = history.samples(Side.DEVICE, "tiny", 10)
         assert won == {

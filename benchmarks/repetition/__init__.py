@@ -1,0 +1,1 @@
+"""How answers that repeat themselves are told from those that only look like it."""
