@@ -69,7 +69,7 @@ def stop_of(text: str) -> int | None:
 
 def is_held_out(key: str) -> bool:
     """Whether an answer is for the report, and not for tuning."""
-    return bool(hashlib.sha256(key.encode()).digest()[0] & 1)
+    return bool(hashlib.sha256(key.encode()).digest()[-1] & 1)
 
 
 def files(places: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
@@ -186,14 +186,8 @@ def main() -> None:
     false = [stop for stop in stops if args.answers is None or stop.left_itself]
     if args.show:
         for stop in stops:
-            print(
-                stop.kind,
-                stop.name,
-                stop.at,
-                len(stop.text),
-                stop.left_itself,
-                repr(stop.text[stop.at - 160 : stop.at]),
-            )
+            end = repr(stop.text[max(0, stop.at - 160) : stop.at])
+            print(stop.kind, stop.name, stop.at, len(stop.text), stop.left_itself, end)
     figures: dict[str, Any] = {
         "half": args.half,
         "answers": sum(n.values()),

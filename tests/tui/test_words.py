@@ -136,6 +136,17 @@ def test_nothing_that_a_terminal_obeys_comes_of_any_markdown(text: str) -> None:
     assert all(line.plain == fit(line.plain) for line in entry.draw(40, THEME))
 
 
+def test_an_answer_that_was_stopped_says_why_and_what_to_do() -> None:
+    entry = Entry(1, "assistant")
+    entry.grow("na na na", "device")
+    entry.end("length", {"stopped": "repetition"})
+    assert drawn(entry, 60, THEME)[-1].strip() == "stopped: it was repeating itself; Ctrl+R tries again"
+    entry.end("length", {})
+    assert drawn(entry, 60, THEME)[-1].strip() == "cut at the length limit: Ctrl+G goes on"
+    entry.end("length", {"stopped": ["what", "a file says"]})
+    assert "what" in drawn(entry, 60, THEME)[-1]
+
+
 def test_words_are_tinted_by_side_and_the_seam_is_marked() -> None:
     entry = Entry(1, "assistant", finish="stop")
     entry.grow("The **cat sat", "device")

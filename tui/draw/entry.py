@@ -243,7 +243,7 @@ class Entry:
         if record.get("error"):
             lines += markdown.wrap(Text(fit(str(record["error"])), theme.error), width)
         if self.finish != "stop":
-            end = record.get("stopped") or self.finish
+            end = str(record["stopped"]) if record.get("stopped") else self.finish
             lines += markdown.wrap(Text(ENDS.get(end, fit(str(end))), theme.dim), width)
         return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -44,13 +45,17 @@ DIALECTS: dict[str, tuple[str, dict[str, Any], Callable[[Any], Any], Any]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ends(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ends]:
-    """A daemon before a server that never ends."""
+    """A daemon before a server."""
     async with (
         Upstream() as upstream,
         running(tmp_path_factory.mktemp("d"), server=upstream.url, device=False) as daemon,
     ):
-        with upstream.chunks(*SENTENCE, endless=True, interval_s=0.001):
-            yield upstream, daemon
+        yield upstream, daemon
+
+
+def looping(upstream: Upstream) -> AbstractContextManager[None]:
+    """Let the server say the same for ever."""
+    return upstream.chunks(*SENTENCE, endless=True, interval_s=0.001)
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -58,9 +63,10 @@ async def test_a_server_in_a_loop_is_closed_and_each_api_says_so_in_its_words(na
     upstream, daemon = ends
     path, asked, told, word = DIALECTS[name]
     i = upstream.n_requests
-    async with daemon.session.post(f"{daemon.root}{path}", json={"model": "disco"} | asked) as response:
-        assert response.status == 200
-        answer = await response.json()
+    with looping(upstream):
+        async with daemon.session.post(f"{daemon.root}{path}", json={"model": "disco"} | asked) as response:
+            assert response.status == 200
+            answer = await response.json()
     await upstream.wait_closed(i)
     assert told(answer) == word
     assert answer["disco"]["stopped"] == "repetition"
@@ -72,10 +78,11 @@ async def test_a_server_in_a_loop_is_closed_and_each_api_says_so_in_its_words(na
 
 
 async def test_a_stream_ends_there_and_its_trace_says_why(ends: Ends) -> None:
-    _, daemon = ends
+    upstream, daemon = ends
     asked = {"model": "disco", "messages": MESSAGES, "stream": True}
-    async with daemon.session.post(f"{daemon.url}/chat/completions", json=asked) as response:
-        lines = [line.removeprefix("data: ") for line in (await response.text()).splitlines() if line]
+    with looping(upstream):
+        async with daemon.session.post(f"{daemon.url}/chat/completions", json=asked) as response:
+            lines = [line.removeprefix("data: ") for line in (await response.text()).splitlines() if line]
     assert lines[-1] == "[DONE]"
     chunks = [json.loads(line) for line in lines[:-1]]
     text = "".join(c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"])
@@ -87,10 +94,11 @@ async def test_a_stream_ends_there_and_its_trace_says_why(ends: Ends) -> None:
 
 
 async def test_whoever_wants_the_same_again_and_again_gets_it(ends: Ends) -> None:
-    _, daemon = ends
-    answer = await daemon.client.chat.completions.create(
-        model="disco", messages=MESSAGES, max_tokens=3 * MOST, extra_body={"disco": {"stop_repetition": False}},
-    )  # type: ignore[call-overload]  # fmt: skip
+    upstream, daemon = ends
+    with looping(upstream):
+        answer = await daemon.client.chat.completions.create(
+            model="disco", messages=MESSAGES, max_tokens=3 * MOST, extra_body={"disco": {"stop_repetition": False}},
+        )  # type: ignore[call-overload]  # fmt: skip
     assert answer.usage.completion_tokens == 3 * MOST
     assert "stopped" not in answer.disco
 

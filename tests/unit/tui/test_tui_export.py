@@ -73,6 +73,8 @@ def test_markdown_is_what_was_written_and_a_line_about_each_answer() -> None:
 def test_markdown_says_that_an_answer_was_cut_off_and_nothing_of_what_is_not_known() -> None:
     half = StoredTurn(2, "assistant", "Because", (), None, None, 1.0, 1)
     assert to_markdown(HEAD, [half]).endswith("## Answer\n\nBecause\n\n*cut off*\n")
+    looped = StoredTurn(2, "assistant", "Because", (), {"stopped": "repetition"}, "length", 1.0, 1)
+    assert to_markdown(HEAD, [looped]).endswith("*stopped: repetition*\n")
     whole = StoredTurn(2, "assistant", "Because", ((0, "device"),), {"ttft_s": None}, "stop", 1.0, 1)
     assert to_markdown(HEAD, [whole]).endswith("*characters by device 1 to 7*\n")
 
