@@ -5,8 +5,8 @@ numbers of a list do not count ("11. " is as good as "12. "); a loop that varies
 it has to be depends on what the unit is made of, for honest answers repeat themselves too:
 
 - sentences, lines and words: three times, and LEAST characters more;
-- data, which are rules, tables, drawings, arrays, base64, dumps: DATA characters more in place of LEAST. They are told
-  by their looks: no more than two different letters, long words without a space, or many marks among the letters;
+- data, which are rules, tables, drawings, arrays, base64, genes, notes: DATA characters more in place of LEAST. They
+  are told by their looks: few letters, no spaces or hardly a letter between them, long words, or many marks;
 - empty lines: BLANK_LINES of them.
 
 `python -m benchmarks.repetition` measures how many honest answers are taken for a loop, and those bounds come from
@@ -27,7 +27,8 @@ BLANK = 64  # characters of nothing but white space, of which
 BLANK_LINES = 32  # are ends of lines: no program and no letter has so many
 STRICT_REPEATS = 8  # times, where data are what was asked for: a schema, a call …
 STRICT = 4  # … and times as many characters more
-FEW_LETTERS = 2  # "0x00, ", "na na", "[x] " and rows of zeros in base64 have no more
+FEW_LETTERS = 2  # different ones; "0x00, ", "na na", "[x] " and rows of zeros in base64 have no more
+SHORT_WORD = 2  # characters of a word on average; "C D E F G A B " has fewer
 LONG_WORD = 24  # characters; hardly any longer one is a word
 MARKS_SHARE = 0.125  # of all that is no space: sentences have less, lists of numbers or of quoted words more
 
@@ -136,4 +137,7 @@ def _is_data(unit: str) -> bool:
     n_marks = n_full - sum(map(str.isalnum, unit))
     if n_marks > MARKS_SHARE * n_full:
         return True
-    return unit.isascii() and max(map(len, (unit + unit).split())) > LONG_WORD
+    if not unit.isascii():
+        return False
+    words = (unit + unit).split()
+    return n_full == len(unit) or n_full <= SHORT_WORD * len(unit.split()) or max(map(len, words)) > LONG_WORD

@@ -121,6 +121,8 @@ HONEST = {
     "a dump": "\n".join(f"{i:08x}  {'00 ' * 16} |{'.' * 16}|" for i in range(0, 4096, 16)),
     "a refrain in a list": "\n".join(f"{i}. Breathe in, breathe out" for i in range(1, 7)),
     "laughter": "ha" * 100,
+    "a gene": "ATG" + "CTG" * 300,
+    "a scale": "A G F E D C B " * 40,
 }
 
 
