@@ -21,6 +21,7 @@ import argparse
 import base64
 import hashlib
 import json
+import math
 import random
 import site
 import sysconfig
@@ -132,9 +133,16 @@ def recorded(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 def upper_bound(n_stopped: int, n: int) -> float:
     """Return the Clopper-Pearson upper bound of a share, at 95 %."""
-    from scipy.stats import beta
-
-    return 1.0 if n_stopped >= n else float(beta.ppf(0.95, n_stopped + 1, n - n_stopped))
+    low, high = n_stopped / n, 1.0
+    for _ in range(60):
+        share = (low + high) / 2
+        logs = (
+            math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(share)
+            + (n - k) * math.log1p(-share)
+            for k in range(n_stopped + 1)
+        )  # fmt: skip
+        low, high = (share, high) if math.fsum(map(math.exp, logs)) > 0.05 else (low, share)
+    return high
 
 
 def cost_us(texts: list[str]) -> float:
@@ -152,7 +160,8 @@ def cost_us(texts: list[str]) -> float:
 def measure(found: Iterable[tuple[str, str, str, str]], half: str) -> tuple[dict[str, int], list[Stop], list[str]]:
     """Return the number of answers of each kind, those that were stopped, and some of the texts."""
     n: dict[str, int] = defaultdict(int)
-    stops, some = [], []
+    stops: list[Stop] = []
+    some: list[str] = []
     for kind, name, key, text in found:
         if is_held_out(key) is (half == "held-out"):
             n[kind] += 1

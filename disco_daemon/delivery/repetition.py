@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 
 MAX_PERIOD = 4096  # characters of a unit; a thousand tokens: agents were seen to repeat a whole file of 92 lines
-STEP = 96  # characters from look to look, some twenty tokens: a look takes 3 us, and more where text was said before
+STEP = 64  # characters from look to look, some fifteen tokens: a look takes 3 us, and more where text was said before
 ANCHOR = 96  # characters that have to be there twice before anything is compared
 REPEATS = 3  # times that a unit is there at least …
 LEAST = 96  # … and characters beyond that, some twenty tokens: choruses and lists of equal words stay below

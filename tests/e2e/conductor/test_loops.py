@@ -117,7 +117,7 @@ async def test_a_server_that_stops_a_loop_itself_has_answered(ends: Ends) -> Non
 async def test_a_device_in_a_loop_is_stopped_and_the_paid_server_is_not_asked(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    settings = {"handoff": {"for_cost": True}}
+    settings = {"handoff": {"for_cost": True, "stall_s": 60.0}}  # on a busy machine it is silent for seconds
     async with (
         Upstream() as upstream,
         running(tmp_path_factory.mktemp("d"), server=upstream.url, policy="all-device", settings=settings) as daemon,
