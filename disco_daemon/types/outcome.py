@@ -212,7 +212,12 @@ class Outcome:
         """The `disco` object of the last chunk (docs/explain/design.md#interfaces)."""
         lower = self.relation.lower
         stand_in = None if lower is None else {"side": lower.value, "why": self.relation.why}
-        sometimes = {"split": self.split, "narrowed": list(self.narrowed) or None, "stand_in": stand_in, "stopped": self.stopped}
+        sometimes = {
+            "split": self.split,
+            "narrowed": list(self.narrowed) or None,
+            "stand_in": stand_in,
+            "stopped": self.stopped,
+        }
         return {name: value for name, value in sometimes.items() if value is not None} | {
             "request_id": self.request_id,
             "ttft_s": self.ttft_s,
