@@ -103,7 +103,8 @@ class ControlScreen(Screen[None]):
                 yield PlainLabel(RATE_WORDS, classes="words")
                 yield Slider(RATE, 0.3, plain=self._plain, id="rate")
                 yield PlainStatic(id="effect")
-                yield PlainStatic(id="grades")
+                (grades := PlainStatic(id="grades")).display = False  # until one side is a stand-in
+                yield grades
             with Vertical(classes="block"):
                 yield PlainLabel(BUDGET_WORDS, classes="words")
                 with Horizontal(classes="slider"):
