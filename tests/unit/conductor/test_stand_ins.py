@@ -170,7 +170,7 @@ async def test_a_server_that_is_heard_after_its_silence_goes_on_with_what_the_st
     def is_there_again(*_: object) -> None:
         server.script = [0.1, *words("and ", "so on"), Finish("stop")]
 
-    page.route = is_there_again  # type: ignore[method-assign, assignment]
+    page.route = is_there_again  # type: ignore[assignment]
     text, outcome = await played(on, asked(), page)
     assert outcome.reason is Reason.STAND_IN
     assert [(move.reason, move.target, move.dropped) for move in outcome.moves] == [("grade", SERVER, None)]
@@ -191,7 +191,7 @@ async def test_a_stand_in_that_stalls_is_left_for_the_better_side_though_the_bud
     def answers_then() -> None:
         server.script = [*words("and ", "so on"), Finish("stop")]
 
-    page.route = lambda *_: answers_then()  # type: ignore[method-assign, assignment]
+    page.route = lambda *_: answers_then()  # type: ignore[method-assign]
     text, outcome = await played(on, asked(), page)
     assert text == "one two and so on"
     assert [move.reason for move in outcome.moves] == ["stall"]
@@ -224,7 +224,7 @@ async def test_an_answer_keeps_the_relation_that_it_began_with() -> None:
     def turn(n_tokens: int) -> None:
         on.relation = lambda: stands(SERVER)
 
-    page.prompt = turn  # type: ignore[method-assign, assignment]
+    page.prompt = turn  # type: ignore[method-assign]
     text, outcome = await played(on, asked(), page)
     assert (text, device.asked) == ("server is here", [])
     assert outcome.relation == stands(DEVICE)
