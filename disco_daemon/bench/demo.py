@@ -49,7 +49,7 @@ KILL_AFTER = 14  # pieces of an answer: in the middle of its first sentence
 # A text that this machine reads for LONG_S; the service takes half a second. One that it reads in DEAR_S leaves it
 # enough of the answer to take over.
 LONG_S, DEAR_S, N_WORDS = 1.2, 0.4, (60, 2000)
-N_LEAST, N_AROUND = 10, 40  # words of the latter; what the rest of that conversation is worth of words
+N_LEAST, N_AROUND = 17, 40  # words of the latter; what the rest of that conversation is worth of words
 ROUNDS, ROUNDS_S = (
     (2, 5),
     12.0,
