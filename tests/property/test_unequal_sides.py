@@ -81,7 +81,8 @@ async def test_no_token_of_a_stand_in_is_shown_while_the_better_side_is_able(dat
         on.planner.knowledge.device.add(10, TTFT_S)
     on.planner.refit()
     on.shadow = data.draw(st.booleans())
-    on.defaults = replace(on.defaults, delivery=data.draw(st.sampled_from(Delivery)))
+    pace_tps = data.draw(st.sampled_from([0.1, 20.0]))  # a slow reader needs next to nothing held back for a move
+    on.defaults = replace(on.defaults, delivery=data.draw(st.sampled_from(Delivery)), pace_tps=pace_tps)
     on.mover = Forced(CostMover(on.planner, lambda *_: COSTS), 1, 3)
     relation = Relation(lower, "It is one.", Unequal.STAND_IN)
     on.relation = lambda: relation

@@ -10,6 +10,7 @@ import pytest
 
 from disco_daemon.conductor import AnswerContext
 from disco_daemon.conductor.plan import LATE_LOAD, LATE_S, NOT_THE_SERVER, fitted, insured
+from disco_daemon.dispatch.make import make_policy
 from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.dispatch.mover import CostMover, Forced, Stay
 from disco_daemon.errors import EndpointError
@@ -151,12 +152,17 @@ async def test_what_is_pinned_to_the_stand_in_is_its_own(wish: dict[str, Any], r
 @pytest.mark.parametrize("lower", Side)
 @in_jumps
 async def test_no_answer_moves_to_a_stand_in_for_money(lower: Side) -> None:
-    sides = {lower: says(lower), lower.other: Scripted(lower.other, [*words(*"abcdefgh"), Finish("stop")])}
-    on = unequal(sides[DEVICE], sides[SERVER], stands(lower))
-    on.defaults = replace(on.defaults, delivery=Delivery.RESERVE)
-    on.mover = Forced(CostMover(on.planner, lambda *_: COSTS), 1, 1)
-    text, outcome, _ = await heard(on)
-    assert (text, outcome.moves, sides[lower].asked) == ("abcdefgh", (), [])
+    slowly: list[Step] = [step for i in range(20) for step in (*words(f"{i} "), 0.05)]
+    for relation, moved in ((stands(lower), False), (stands(lower, Unequal.RACE), True)):
+        sides = {lower: says(lower), lower.other: Scripted(lower.other, [*slowly, Finish("stop")])}
+        on = unequal(sides[DEVICE], sides[SERVER], relation)
+        on.planner.pursue(make_policy(f"all-{lower.other}"))
+        on.planner.refit()
+        on.defaults = replace(on.defaults, delivery=Delivery.RESERVE, pace_tps=0.1, stall_s=60.0)
+        on.mover = Forced(CostMover(on.planner, lambda *_: COSTS), 3, 3)
+        _, outcome, _ = await heard(on)
+        assert [move.reason for move in outcome.moves] == ["cost"] * moved
+        assert bool(sides[lower].asked) is moved
 
 
 @in_jumps
