@@ -59,7 +59,7 @@ def _endpoints(state: dict[str, Any], width: int) -> list[str]:
 
     A failure after which a server has answered is none any more.
     """
-    from ..client.health import sides_of
+    from ..client.side_health import sides_of
 
     health = sides_of(state)
     rows = [("endpoint", "model", "state", "last failure")]

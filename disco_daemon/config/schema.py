@@ -215,7 +215,7 @@ class DeliverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: str = "reserve"
     """reserve (at once, but for a few tokens held back while a handoff is possible), paced (at most as fast as they are
-    read; `disco chat --pace` asks for it), or off (at once): docs/explain/handoff.md."""
+    read; `disco chat --delivery paced` asks for it), or off (at once): docs/explain/handoff.md."""
     pace_tps: _Positive = 4.8
     """The reader's pace, token/s: 4.8 is reading, 3.3 listening."""
     expected_ttft_s: _Positive = 1.0

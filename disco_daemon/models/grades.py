@@ -49,7 +49,7 @@ class KnownModel(msgspec.Struct, frozen=True):
     source: str = ""
 
 
-class Curve(msgspec.Struct, frozen=True):
+class GradeCurve(msgspec.Struct, frozen=True):
     """A grade by the number of parameters: the file's own comment has the formula."""
 
     chance: float
@@ -66,7 +66,7 @@ class Curve(msgspec.Struct, frozen=True):
 class ModelTable(msgspec.Struct, frozen=True):
     """The table of models."""
 
-    curve: Curve
+    curve: GradeCurve
     sources: Mapping[str, PublishedSource]
     models: tuple[KnownModel, ...]
 
@@ -142,7 +142,7 @@ def _grade(names: list[str], size: ModelSize | None, reason: str, packing: str) 
     return Grade(max(0.0, quality - lost), reason + words, spread, model, size.parameters, size.exact)
 
 
-def _lost_by(packing: str, size: ModelSize, curve: Curve) -> tuple[float, str]:
+def _lost_by(packing: str, size: ModelSize, curve: GradeCurve) -> tuple[float, str]:
     """Return what a packing costs of the grade, and the words for it."""
     bits = int(found[1]) if (found := _BITS.match(packing)) else 4
     if bits not in KEPT:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 from textual.pilot import Pilot
 
-from disco_daemon.client.health import waiting_for
+from disco_daemon.client.side_health import waiting_for
 from disco_tui.app import DiscoApp
 from disco_tui.data.readers import ReadingPlace, tokens_in
 from disco_tui.draw import markdown

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from disco_daemon.client.amounts import amount_of
-from disco_daemon.client.health import LASTING, side_health
 from disco_daemon.client.once import NOT_OURS, NOT_RUNNING, REFUSED_KEY, DaemonError
+from disco_daemon.client.side_health import LASTING, side_health
 from disco_daemon.plain import one_line
 
 Json = Mapping[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 from textual.content import Content
 
 from disco_daemon.client.amounts import amount_of, dollars, figure
-from disco_daemon.client.health import sides_of
+from disco_daemon.client.side_health import sides_of
 
 from ..data.model import Json, Money, RequestRow
 from ..data.scale import seconds

@@ -1,4 +1,7 @@
-"""The chat: a list of conversations, the open one beside it, and the prompt below."""
+"""The chat: a list of conversations, the open one beside it, and the prompt below.
+
+It is longer than most files: what its keys do stands in one place.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from textual.message import Message
 
-from disco_daemon.client.health import waiting_for
+from disco_daemon.client.side_health import waiting_for
 from disco_daemon.client.stream import Link
 
 from ..data.store import Conversation, Store

@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.text import Text
 
 from disco_daemon.client.amounts import dollars
-from disco_daemon.client.health import SideHealth, sides_of
+from disco_daemon.client.side_health import SideHealth, sides_of
 
 from ..draw.theme import TextTheme, fit
 from .words import PlainStatic

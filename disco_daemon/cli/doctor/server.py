@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...client.health import sides_of
+from ...client.side_health import sides_of
 from ...config.layers import KeyRefusedError, server_api_key
 from ...config.schema import Api, Config, ServerSettings
 from ...endpoints.continuation import Profile, Way

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from disco_daemon.client.health import REASONS, STATES, SideHealth, short_model, side_health, sides_of
+from disco_daemon.client.side_health import REASONS, STATES, SideHealth, short_model, side_health, sides_of
 from disco_tui.draw.theme import TextTheme
 from disco_tui.widgets.status_line import status_text
 
