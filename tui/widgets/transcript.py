@@ -4,8 +4,8 @@ A message is laid out when it comes near the view; until then its height is a gu
 the view turns out wrong, the scroll position follows, so that the words in view stay where they are.
 
 The view follows a growing answer until its first line is at the top. There it stays, so that the line that is being
-read does not move, and what grows beyond the view is not drawn until the reader comes near it. The file is longer than most, since drawing and
-scrolling share the heights of all messages.
+read does not move, and what grows beyond the view is not drawn until the reader comes near it. The file
+is longer than most, since drawing and scrolling share the heights of all messages.
 """
 
 from __future__ import annotations
