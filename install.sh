@@ -478,7 +478,7 @@ put_on_path() {
 # ---- the two things this script does ------------------------------------------------------------------------------
 
 install() {
-  NEW_SHELL=0
+  NEW_SHELL=0 FRESH=0
   check_files
   if ! is_current; then check_tools; fi
   trap 'stop_child; unlock' EXIT
@@ -487,6 +487,7 @@ install() {
   if is_current; then
     say 'already installed from this checkout'
   else
+    FRESH=1
     make_venv
     install_packages
     fingerprint "$VENV/bin/python" >"$STAMP.new"
@@ -509,9 +510,12 @@ install() {
   fi
   local disco=disco
   if [ -n "$PREFIX" ]; then disco=$(printf %q "$BIN/disco"); fi
+  if [ "$FRESH" = 1 ] && [ -t 0 ] && [ -t 1 ] && [ -t 2 ] && [ -z "${CI:-}" ]; then
+    "$BIN/disco" models pull || note "no model was fetched: $disco models pull asks again"
+  fi
   say 'done. Next:'
   note "$disco tui     # ask something: it starts what it needs"
-  note "$disco setup   # add a server with its key, or a better model"
+  note "$disco setup   # add a server with its key, or a real model in place of the stand-in ($disco models recommend)"
   if [ "$SERVICE" = 1 ]; then note "$disco service status"; else note "$disco demo    # half a minute: what this is for"; fi
   if [ "$NEW_SHELL" = 1 ]; then note "Open a new shell first, so that it finds disco (or now: export PATH=\"\$HOME/.local/bin:\$PATH\")."; fi
 }

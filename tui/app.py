@@ -257,8 +257,8 @@ class DiscoApp(App[None]):
         return banner.Banner("No daemon was running: one is starting, and stops when this window closes …")
 
     def _greeting(self, state: Mapping[str, Any]) -> banner.Banner | None:
-        """Return the welcome until it is dismissed; no later window shows it again."""
-        found = banner.welcome(state) if self._welcome else None
+        """Return the welcome until it is dismissed; later windows show only that a stand-in answers."""
+        found = banner.welcome(state) if self._welcome or (state.get("stand_in") and not self._dismissed) else None
         if found is not None and not self.preferences.welcomed:
             self.preferences.welcomed = True
             self.preferences.save()
@@ -267,12 +267,12 @@ class DiscoApp(App[None]):
 
     def dismiss_welcome(self) -> None:
         """Do not show the welcome again."""
-        self._welcome = False
+        self._welcome, self._dismissed = False, True
         if self._greeted:
             self._greeted = False
             self.chat.show_banner(None)
 
-    startable = _launching = _greeted = False
+    startable = _launching = _greeted = _dismissed = False
 
     def start_daemon(self) -> None:
         """Launch a daemon if the banner offers it."""

@@ -31,7 +31,7 @@ def engine(binary: Path) -> str:
     with home() as env, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(b"null\n")  # asked for nothing of a model
+        process.stdin.write(b"[]\n")  # asked for nothing of a model
         process.stdin.flush()  # and left open: the part ends with it
         found = next((one for one in map(decode_reply, process.stdout) if isinstance(one, Bindings)), None)
         assert found is not None, "the engine's part says nothing of itself"

@@ -75,6 +75,9 @@ ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/disco/v1/server/check"): At.CONTROL,
     ("PUT", "/disco/v1/server"): At.CONTROL,
     ("PUT", "/disco/v1/device"): At.CONTROL,
+    ("GET", "/disco/v1/offers"): At.CONTROL,  # measures for some seconds
+    ("POST", "/disco/v1/fetch"): At.CONTROL,
+    ("DELETE", "/disco/v1/fetch"): At.CONTROL,
     ("GET", "/disco/v1/fleet"): At.CONTROL,  # names the user's machines
     ("POST", "/disco/v1/fleet/pause"): At.CONTROL,
     ("POST", "/disco/v1/fleet/resume"): At.CONTROL,

@@ -149,6 +149,13 @@ class Talk:
         self.messages: list[dict[str, str]] = []
         self.reset()
 
+    def state(self) -> dict[str, Any]:
+        """Return the daemon's state. Raises DaemonError."""
+        from ..client import once as client
+
+        found: dict[str, Any] = client.get(self._root, "/disco/v1/state", self._key)
+        return found
+
     def reset(self) -> None:
         """Forget all turns but the system prompt."""
         self.messages = [{"role": "system", "content": self._args.system}] if self._args.system else []
@@ -203,10 +210,14 @@ def _converse(talk: Talk, runner: asyncio.Runner) -> int:
     """Read and answer questions until Ctrl-D or /quit."""
     import contextlib
 
+    from ..client.offers import stand_in_words
     from ..client.once import DaemonError
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - line editing and history for input()
+    with contextlib.suppress(DaemonError):
+        if words := stand_in_words(talk.state()):
+            print(f"{words} `disco models recommend` shows real ones.")
     print("Ask away. /new starts afresh, /quit or Ctrl-D ends, Ctrl-C stops an answer.")
     while True:
         try:

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..plain import reason_of
+from .models_offer import asked_at_terminal, recommend, spec_of
 from .terminal import direct, progress
 
 if TYPE_CHECKING:
@@ -35,8 +36,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     use.add_argument("model", metavar="MODEL", help=f"a name from the list, a path, or `{DEFAULT}`")
     show = _add(actions, "show", _show, "what a model is, and the memory it would take")
     show.add_argument("model", metavar="MODEL", nargs="?", help="as for `use`; by default the device's model")
+    _add(actions, "recommend", recommend, "which models suit this machine, with size, memory, speed and licence")
     pull = _add(actions, "pull", _pull, "fetch a model from the Hugging Face Hub")
-    pull.add_argument("spec", metavar="USER/REPO[:QUANT]", help="such as bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
+    pull.add_argument(
+        "spec", metavar="MODEL", nargs="?",
+        help="a name of `recommend`, or USER/REPO[:QUANT] such as bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M; "
+        "without one, what fits is shown, and at a terminal you are asked",
+    )  # fmt: skip
     pull.add_argument("--use", action="store_true", help="and make it the device's model")
     remove = _add(actions, "rm", _rm, "remove a model that disco has fetched, with its segments and exits")
     remove.add_argument("model", metavar="MODEL", help="as for `use`")
@@ -173,15 +179,16 @@ def _make_it_the_devices(path: Path) -> None:
 
 
 def _print_use(args: argparse.Namespace, path: Path) -> int:
-    from ..config.layers import config_path
+    from ..config.layers import config_path, load
+    from .setup import reload_running
 
     if args.json:
+        reload_running(load())
         print(json.dumps({"path": str(path), "config": str(config_path())}))
         return 0
     print(f"the device's model is {path} (device.model in {config_path()})")
-    print(
-        "a running daemon takes it up when you restart it (`disco service restart`); answers that run end whole before"
-    )
+    if said := reload_running(load()):
+        print(said)
     return 0
 
 
@@ -275,13 +282,13 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     import msgspec
 
     from ..machines.device_settings import n_gpu_layers
-    from .doctor import engine
+    from ..machines.model_memory import checkup_request, run_checkup
 
     try:
-        asked = engine.checkup_request(settings, path, n_gpu_layers(settings))
+        asked = checkup_request(settings, path, n_gpu_layers(settings))
     except (OSError, ValueError) as e:
         return {"problem": f"cannot be predicted: {reason_of(e)}"}
-    seen = engine.run_checkup(asked)
+    seen = run_checkup(asked)
     return msgspec.to_builtins(seen.fit) if seen.fit else {"problem": f"cannot be predicted: {seen.problem}"}
 
 
@@ -344,6 +351,9 @@ def _pull(args: argparse.Namespace) -> int:
     from ..models.hub import pull
     from ..models.progress import ProgressBar
 
+    spec = asked_at_terminal() if args.spec is None else spec_of(args.spec)
+    if spec is None:
+        return 0
     bar = ProgressBar(direct(sys.stderr))
 
     def say(line: str) -> None:
@@ -351,13 +361,13 @@ def _pull(args: argparse.Namespace) -> int:
         progress(line)
 
     try:
-        path = pull(args.spec, models_dir(), say, bar)
+        path = pull(spec, models_dir(), say, bar)
     except KeyboardInterrupt:
         say("what came is kept: the same command goes on from there")
         raise
     finally:
         bar.end()
-    if args.use:
+    if args.use or args.spec is None:
         _make_it_the_devices(path)
         return _print_use(args, path)
     if args.json:

@@ -46,12 +46,21 @@ def _show(state: dict[str, Any]) -> None:
     device = state["endpoints"].get("device", {})
     server = state["endpoints"].get("server", {})
     parts = (
-        _endpoints(state, shutil.get_terminal_size().columns), _grades(state), _refused(server),
+        _stand_in(state), _endpoints(state, shutil.get_terminal_size().columns), _grades(state), _refused(server),
         _split(state), _fleet(device), _engine(device), _adapters(device), _speed(state), _estimators(state["learned"]),
         _money(state["money"]), _energy(state["energy"]), _history(state),
     )  # fmt: skip
     for line in itertools.chain(*parts):
         print(line)
+
+
+def _stand_in(state: dict[str, Any]) -> list[str]:
+    """Print that the model that ships answers, and how far the fetch of a real one is."""
+    from ..client.offers import fetch_words, stand_in_words
+
+    words, fetch = stand_in_words(state), state.get("fetch")
+    lines = [f"{words} `disco models recommend` shows real ones; F5 in `disco tui` gets one."] if words else []
+    return lines + ([one_line(fetch_words(fetch), MAX_CELL)] if fetch and fetch["state"] != "done" else [])
 
 
 def _endpoints(state: dict[str, Any], width: int) -> list[str]:

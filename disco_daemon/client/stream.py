@@ -31,6 +31,7 @@ from .once import CONNECT_TIMEOUT_S, MAX_ERROR, RELOAD_TIMEOUT_S, DaemonError, h
 REQUEST_TIMEOUT_S = 10.0  # for a document; the daemon makes each in milliseconds
 WHATIF_TIMEOUT_S = 60.0  # a what-if; the first one reads the whole history
 CHECK_TIMEOUT_S = 40.0  # a list of models and an answer; the daemon gives up before
+OFFERS_TIMEOUT_S = 75.0  # the engine's part may be asked for memory, and for the speed of the device's model
 SILENCE_TIMEOUT_S = 600.0  # between two reads of an answer; a daemon gives up on its endpoints long before
 MAX_LINE = 4 * 1024 * 1024  # bytes of one event; a token takes a few hundred
 PIECE = 256 * 1024  # bytes of a question that are sent at once
@@ -202,6 +203,18 @@ class Link:
         """Have this machine answer with one of the models that `providers()` lists; "" is the default one."""
         body = {"model": model}
         return await self._document("/disco/v1/device", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
+
+    async def offers(self) -> dict[str, Any]:
+        """Return the `models` that suit the daemon's machine, the recommended one first."""
+        return await self._document("/disco/v1/offers", timeout_s=OFFERS_TIMEOUT_S)
+
+    async def fetch_model(self, name: str) -> dict[str, Any]:
+        """Have the daemon fetch an offered model and use it; `state()` has how far it is, in `fetch`."""
+        return await self._document("/disco/v1/fetch", method="POST", body={"model": name})
+
+    async def cancel_fetch(self) -> dict[str, Any]:
+        """End the fetch that runs; what came is kept."""
+        return await self._document("/disco/v1/fetch", method="DELETE")
 
     async def reload(self) -> dict[str, Any]:
         """Have the daemon read its configuration again; return what is `changed`, and what `needs_restart`."""

@@ -122,6 +122,7 @@ class Daemon:
             if kernel is not None:
                 stack.callback(kernel.close)
             stack.callback(self._replay.close)
+            stack.push_async_callback(self.documents.close)
             stack.enter_context(claimed(shared.history.path))
             await asyncio.to_thread(shared.history.open)
             stack.push_async_callback(asyncio.to_thread, shared.history.close)

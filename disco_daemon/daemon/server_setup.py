@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from ..errors import RequestError
@@ -22,6 +23,11 @@ class ServerSetup:
     def __init__(self, setup: Onboarding) -> None:
         self._setup = setup
         self._checking = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of config.toml, and of what the user puts beside it."""
+        return self._setup.path.parent
 
     def providers(self) -> dict[str, Any]:
         """Return the providers with the place of each key, the settings written down, and the models here. Blocks."""
@@ -77,6 +83,11 @@ class ServerSetup:
             raise RequestError(msg, code="invalid_setting", param="model")
         changes = setup.save(Choice(local="" if found is None or found["default"] else found["path"]))
         return {"saved": sorted(changes), "shadowed": overriding_variables(changes, setup.env)}
+
+    async def save_local(self, model: str) -> dict[str, Any]:
+        """Write down what `device.model` is to be, which has been looked at. Raises ConfigError."""
+        changes = await asyncio.to_thread(self._setup.save, Choice(local=model))
+        return {"saved": sorted(changes), "shadowed": overriding_variables(changes, self._setup.env)}
 
     def _save(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
         setup = self._setup

@@ -15,15 +15,21 @@ from ..api.ollama.ollama_models import DeviceFile
 from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
-from ..errors import ConfigError
+from ..endpoints.device import Device
+from ..errors import ConfigError, EndpointError
 from ..link.trust.roles import Role
 from ..machines.managed_device import whole_device
+from ..machines.model_offers import recommendation, stand_in
+from ..models.offered import MeasuredSpeed, find, offered_models
 from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles
+from .model_fetch import ModelFetch
 from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
+
+LOAD_S = 600.0  # that a fetched model has to get into memory, from a slow disk too
 
 
 class StateDocuments(Documents):
@@ -40,6 +46,13 @@ class StateDocuments(Documents):
         self._shared, self._runtime, self._replay, self._setup = shared, runtime, replay, setup
         self._started = shared.clock.now()
         self._files = DeviceFiles()
+        self._offering = asyncio.Lock()
+        self._speed: MeasuredSpeed | None = None
+        self._fetch = ModelFetch(self._use_fetched, lambda: shared.privacy.on, shared.clock)
+
+    async def close(self) -> None:
+        """End what works in the background for these documents."""
+        await self._fetch.close()
 
     # --- the daemon ---------------------------------------------------------------------------------------------------
 
@@ -57,6 +70,8 @@ class StateDocuments(Documents):
             "grades": parts.context.relation().to_json(),
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
             "split": None,
+            "stand_in": stand_in(runtime.config),
+            "fetch": self._fetch.document(),
             "in_flight": len(runtime.conductor.in_flight),
             "tasks": len(asyncio.all_tasks()),
             "served": runtime.conductor.in_flight.n_served,
@@ -151,6 +166,37 @@ class StateDocuments(Documents):
 
     async def set_device(self, model: str) -> dict[str, Any]:
         return await self._reload_saved(await self._setup.save_device(model))
+
+    async def offers(self) -> dict[str, Any]:
+        async with self._offering:
+            models = await asyncio.to_thread(offered_models, self._setup.folder)
+            quiet = len(self._runtime.conductor.in_flight) == 0
+            found = await recommendation(self._runtime.config, models, may_measure=quiet, known=self._speed)
+        self._speed = found.measured
+        return found.to_json()
+
+    async def fetch_model(self, name: str) -> dict[str, Any]:
+        self._fetch.start(find(name, await asyncio.to_thread(offered_models, self._setup.folder)))
+        return self._fetch.document() or {}
+
+    async def cancel_fetch(self) -> dict[str, Any]:
+        await self._fetch.cancel()
+        return self._fetch.document() or {}
+
+    async def _use_fetched(self, path: str) -> str:
+        """Put a model in use; where it cannot be loaded, go back to the one before, and return why."""
+        before = self._runtime.config.device.model
+        if (await self._reload_saved(await self._setup.save_local(path)))["needs_restart"]:
+            return f"{path} is fetched, but a flag or a variable of the running daemon names another model"
+        device = self._runtime.endpoints.get(Side.DEVICE)
+        if not isinstance(device, Device):
+            return ""
+        try:
+            await device.engine.ready(LOAD_S)
+        except EndpointError as e:
+            await self._reload_saved(await self._setup.save_local(before))
+            return f"it cannot be loaded ({e}); the model before is in use again"
+        return ""
 
     async def _reload_saved(self, saved: dict[str, Any]) -> dict[str, Any]:
         return saved | {"needs_restart": await self._runtime.reload_written(saved["saved"])}

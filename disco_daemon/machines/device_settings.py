@@ -131,17 +131,18 @@ def save(config: Config, path: Path, tuned: Tuned) -> Path:
 
 def token_s(config: Config, path: Path) -> float | None:
     """Return what a model takes for a token, s, as `disco profile` or `disco tune` measured it, else None."""
-    found = _measured_speeds(config, path)
+    found = measured_speeds(config, path)
     return None if found is None else 1 / found.decode_tps
 
 
 def row_s(config: Config, path: Path) -> float | None:
     """Return what a model takes for a token of a prompt, s, as it was measured, else None."""
-    found = _measured_speeds(config, path)
+    found = measured_speeds(config, path)
     return None if found is None else 1 / found.prefill_tps
 
 
-def _measured_speeds(config: Config, path: Path) -> DeviceFigures | Speed | None:
+def measured_speeds(config: Config, path: Path) -> DeviceFigures | Speed | None:
+    """Return the speeds of a model as `disco profile` or `disco tune` measured them, else None."""
     if config.device.enabled and not config.device.base_url:
         key = key_for(config, path)
         if (measured := load(profiles(), key, knobs_for(config, path))) is not None:

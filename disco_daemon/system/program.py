@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 CLI = "disco_daemon.cli.main"
+FETCHING = "disco_daemon.models.fetching"
 PART = "-m"  # the single binary's first word when the second one is a module of PARTS
 PARTS = (
     "disco_daemon.bench.loopback",
@@ -24,6 +25,7 @@ PARTS = (
     "disco_daemon.engine.worker",
     "disco_daemon.fleet_keeper.keeper",
     "disco_daemon.link.relay.worker",
+    FETCHING,
 )
 EXECUTABLE = "DISCO_EXECUTABLE"  # variable in which the launcher names its own file; binary/launcher.c sets it
 MODEL = "--model-bytes"  # the launcher's own word: it writes the model that it carries to stdout
@@ -97,8 +99,11 @@ def environment(ours: Mapping[str, str] = os.environ, module: str = "") -> dict[
     """The environment of a part that reads model files: by a list of what it is told, so that no key is.
 
     Its threads stop spinning soon, unless the user has said how they wait. Linear algebra has one thread: it has little
-    to do there, and a process that has only one can be confined.
+    to do there, and a process that has only one can be confined. The part that fetches models is no such part: it is
+    told all, since token, proxy and certificates are for it.
     """
+    if module == FETCHING:
+        return dict(ours)
     told = {name: value for name, value in ours.items() if name in TOLD or name.startswith(TOLD_FAMILIES)}
     told = {name: value for name, value in told.items() if not any(word in name for word in SECRET)}
     waits = {} if "OMP_WAIT_POLICY" in told else {"GOMP_SPINCOUNT": str(SPINS)}

@@ -25,6 +25,7 @@ from tests.fixtures.tui import (
     Dictated,
     checked,
     dictated,
+    fetching,
     screen_text,
     shown,
     trouble,
@@ -200,11 +201,14 @@ async def test_an_address_is_mended_or_refused_before_a_key_is_asked_for(daemon:
 async def test_no_server_and_another_local_model(daemon: Dictated) -> None:
     daemon.known = KNOWN | {"server": {"base_url": GROQ, "model": "m"}}
     async with shown(daemon.root) as (app, pilot):
-        for keys in (("n",), ("m", "down", "enter")):
+        for key in ("n", "m"):
             await pilot.press("f5")
             await at(app, pilot, "who shall answer")
             await until(pilot, lambda: "(in use)" in screen_text(app))
-            await pilot.press(*keys)
+            await pilot.press(key)
+            if key == "m":
+                await at(app, pilot, "this machine's model")
+                await pilot.press(*["down"] * 4, "enter")
             await at(app, pilot, "done")
             await pilot.press("escape")
             await until(pilot, lambda: app.screen is app.chat)
@@ -411,3 +415,81 @@ async def test_the_greeting_is_one_quiet_line(daemon: Dictated) -> None:
         await until(pilot, lambda: "F5 adds a server" in screen_text(app))
         await pilot.pause()
         await compare(pilot, "welcome-80x24-dark")
+
+
+# --- a model that is fetched ------------------------------------------------------------------------------------------
+
+STAND_IN = ALONE | {"stand_in": "135M"}
+
+
+async def to_offers(app: DiscoApp, pilot: Pilot[None]) -> None:
+    """F5, and a real model."""
+    await pilot.press("f5")
+    await at(app, pilot, "who shall answer")
+    await pilot.press("enter")
+    await at(app, pilot, "this machine's model")
+
+
+async def test_a_stand_in_is_called_one_in_every_window_until_it_is_dismissed(daemon: Dictated, tmp_path: Path) -> None:
+    daemon.state = STAND_IN
+    for _ in range(2):
+        async with shown(daemon.root, path=tmp_path / "store.sqlite") as (app, pilot):
+            await until(pilot, lambda: "Answers come from a 135M stand-in. F5 gets a real model" in screen_text(app))
+            await pilot.press("escape")
+            await until(pilot, lambda: "stand-in" not in screen_text(app))
+
+
+async def test_a_model_is_fetched_with_its_progress_shown_and_is_in_use(daemon: Dictated) -> None:
+    daemon.state = STAND_IN
+    async with shown(daemon.root) as (app, pilot):
+        await to_offers(app, pilot)
+        text = screen_text(app)
+        assert "Qwen3 4B Instruct 2507" in text
+        assert "about 7.9 token/s" in text
+        assert "Apache-2.0" in text
+        assert daemon.wishes == [], "nothing is fetched without a yes"
+        await pilot.press("enter")
+        await at(app, pilot, "a model for this machine")
+        await until(pilot, lambda: "20 %, 500 MB of 2.5 GB, 20.0 MB/s, 1 min left" in screen_text(app))
+        assert daemon.wishes == [("fetch", {"model": "qwen3-4b"})]
+        daemon.state = STAND_IN | {"fetch": fetching(2.5e9, "loading")}
+        await until(pilot, lambda: "is being loaded" in screen_text(app))
+        daemon.state = ALONE | {"fetch": fetching(2.5e9, "done")}
+        await until(pilot, lambda: app.screen is app.chat)
+        await until(pilot, lambda: "Qwen3 4B Instruct 2507 is in use." in screen_text(app))
+
+
+async def test_a_fetch_goes_on_behind_the_chat_is_found_again_and_can_be_cancelled(daemon: Dictated) -> None:
+    daemon.state = STAND_IN
+    async with shown(daemon.root) as (app, pilot):
+        await to_offers(app, pilot)
+        await pilot.press("enter")
+        await at(app, pilot, "a model for this machine")
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is app.chat)
+        await until(pilot, lambda: "Fetching Qwen3 4B Instruct 2507: 20 %" in screen_text(app))
+        await pilot.press("f5")
+        await at(app, pilot, "a model for this machine")
+        await pilot.press("down", "enter")
+        await at(app, pilot, "this machine's model")
+        await until(pilot, lambda: "What came is kept" in screen_text(app))
+        assert [kind for kind, _ in daemon.wishes] == ["fetch", "cancel"]
+
+
+async def test_a_fetch_that_failed_says_why_at_the_list(daemon: Dictated) -> None:
+    daemon.state = STAND_IN
+    async with shown(daemon.root) as (app, pilot):
+        await to_offers(app, pilot)
+        await pilot.press("enter")
+        await at(app, pilot, "a model for this machine")
+        daemon.state = STAND_IN | {"fetch": fetching(5e8, "failed", "the Hub cannot be reached")}
+        await at(app, pilot, "this machine's model")
+        await until(pilot, lambda: "is not in use: the Hub cannot be reached" in screen_text(app))
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)], ids=str)
+async def test_the_picture_of_the_offers(daemon: Dictated, size: tuple[int, int]) -> None:
+    daemon.state = STAND_IN
+    async with shown(daemon.root, size=size) as (app, pilot):
+        await to_offers(app, pilot)
+        await compare(pilot, f"setup-offers-{size[0]}x{size[1]}-dark")

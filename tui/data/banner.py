@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from disco_daemon.client.amounts import amount_of
+from disco_daemon.client.offers import fetch_words, stand_in_words
 from disco_daemon.client.once import NOT_OURS, NOT_RUNNING, REFUSED_KEY, DaemonError
 from disco_daemon.client.side_health import LASTING, side_health
 from disco_daemon.plain import one_line
@@ -48,7 +49,7 @@ def of_state(state: Json) -> Banner | None:
         caps = {name: cap for name, cap in caps.items() if not name.startswith("usd")}
     split = state.get("split") or {}
     found = _cap(caps, alone=len(endpoints) == 1) or _device(endpoints) or _partner(split, endpoints)
-    found = found or _server(endpoints)
+    found = found or _server(endpoints) or _fetch(state.get("fetch"))
     return None if found is None else Banner(found)
 
 
@@ -56,6 +57,8 @@ def welcome(state: Json) -> Banner | None:
     """Return the first steps if nothing is configured; None if a server takes part."""
     if "server" in (state.get("endpoints") or {}):
         return None
+    if words := stand_in_words(state):
+        return Banner(f"{words} F5 gets a real model, or a server; F1 shows all keys; Escape hides this.")
     who = "This machine and its partner answer without a server" if state.get("split") else "This machine answers alone"
     return Banner(f"{who} so far. F5 adds a server; F1 shows all keys; Escape hides this.")
 
@@ -101,6 +104,10 @@ def _server(endpoints: Json) -> str | None:
     if (server.get("failing") or {}).get("reason") in LASTING:
         return f"The server: {side_health(server).lasting}; {other} F5 sets it up anew."
     return f"The server is left alone for {server['down_s']:.0f} s{why}: {other}" if server.get("down_s") else None
+
+
+def _fetch(fetch: Json | None) -> str | None:
+    return fetch_words(fetch) if fetch and fetch["state"] in ("fetching", "loading") else None
 
 
 def _short(text: str, limit: int = 80) -> str:

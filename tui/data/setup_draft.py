@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from disco_daemon.client.offers import offer_lines
+
 Json = Mapping[str, Any]
 SHOWN = 200  # models in the list; typing makes it shorter
 DIGITS = "123456789"
 OTHER, LOCAL, NONE, SERVICE = "other", "local", "none", "service"  # choices beside the servers that are known
+FETCH = "fetch "  # before the name of a model that can be fetched, in the key of its choice
 
 
 class Step(Enum):
@@ -21,6 +24,7 @@ class Step(Enum):
     KEY = "Setup: the API key"
     MODEL = "Setup: the model"
     LOCAL = "Setup: this machine's model"
+    FETCH = "Setup: a model for this machine"
     WAIT = "Setup: one moment"
     DONE = "Setup: done"
 
@@ -47,16 +51,20 @@ class SetupDraft:
         self.key_url, self.key_there = str(provider["key_url"]), str(provider["key"])
 
 
-def choices(known: Json, *, here: bool = False) -> list[tuple[str, str]]:
-    """Return the servers to choose from, (key, line); the first nine have a digit. `here`: the daemon runs here."""
+def choices(known: Json, *, here: bool = False, stand_in: bool = False) -> list[tuple[str, str]]:
+    """Return the servers to choose from, (key, line); the first nine have a digit. `here`: the daemon runs here.
+
+    With `stand_in` the model that ships answers alone, and a real one comes first.
+    """
     now = known["server"]
-    rows = []
+    rows = [(LOCAL, "m  A real model for this machine")] if stand_in else []
     for i, provider in enumerate(known["providers"]):
         digit = DIGITS[i] if i < len(DIGITS) else " "
         used = "  (in use)" if provider["base_url"] == now["base_url"] else "  (key there)" if provider["key"] else ""
         rows.append((f"p{i}", f"{digit}  {provider['title']:14} {provider['base_url']}{used}"))
     rows.append((OTHER, "0  Another address"))
-    rows.append((LOCAL, "m  Another model on this machine"))
+    if not stand_in:
+        rows.append((LOCAL, "m  Another model for this machine"))
     if now["base_url"]:
         rows.append((NONE, "n  No server: this machine only"))
     if here:
@@ -64,14 +72,16 @@ def choices(known: Json, *, here: bool = False) -> list[tuple[str, str]]:
     return rows
 
 
-def local_choices(known: Json) -> list[tuple[str, str]]:
-    """Return the models on this machine, (`device.model`, line)."""
+def local_choices(known: Json, offers: Sequence[Json] = ()) -> list[tuple[str, str]]:
+    """Return the models to fetch, and those on this machine: (FETCH and its name, or `device.model`; line)."""
     device = known["device"]
-    rows = []
+    here = {model["name"] for model in device["models"]}
+    lines = zip(offers, offer_lines(offers) if offers else (), strict=True)
+    rows = [(f"{FETCH}{one['id']}", f"fetch  {line}") for one, line in lines if one["file"] not in here]
     for model in device["models"]:
         value = "" if model["default"] else str(model["path"])
         used = "  (in use)" if value == device["model"] else ""
-        rows.append((value, f"{model['name']}  {model['size_bytes'] / 1e6:.0f} MB{used}"))
+        rows.append((value, f"use    {model['name']}  {model['size_bytes'] / 1e6:.0f} MB{used}"))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The setup: a server with its key and model, or another local model. Escape leaves everything as it was.
+"""The setup: a server with its key and model, or another local model, also one to fetch. Escape leaves all as it was.
 
 Nothing is saved before the server has answered one short question; then the daemon saves all of it, and the key in a
 file of its own. In this program the key is held by this screen and by one request only.
@@ -6,6 +6,7 @@ file of its own. In this program the key is held by this screen and by one reque
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
@@ -19,11 +20,13 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from disco_daemon.client.launcher import DaemonLauncher, startable
+from disco_daemon.client.offers import ABOUT, fetch_words
 from disco_daemon.client.once import DaemonError
 from disco_daemon.system.net import with_scheme
 
 from ..data.setup_draft import (  # fmt: skip
     DIGITS,
+    FETCH,
     LOCAL,
     NONE,
     OTHER,
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 CLOSE = "close"
 NOTE_S = 6.0  # that the note on what was saved stays
+FETCH_POLL_S = 0.5  # between two looks at how far a fetch is
+CANCEL = "cancel"
 COSTS = "Enter tests it with one short question, which costs next to nothing, and saves it."
 _LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE, "s": SERVICE}
 
@@ -66,6 +71,8 @@ class SetupScreen(Screen[None]):
         self._step = Step.WAIT
         self._draft = SetupDraft()
         self._known: dict[str, Any] = {}
+        self._offers: list[dict[str, Any]] = []
+        self._stand_in = False
         self._keys: list[str] = []  # of the choices that are shown
 
     # --- what is on it -----------------------------------------------------------------------------------------------
@@ -138,14 +145,19 @@ class SetupScreen(Screen[None]):
 
     async def _fetch(self) -> None:
         self._known = await self._link.providers()
-        self._ask_who()
+        state = await self._link.state()
+        self._stand_in = bool(state.get("stand_in"))
+        if (state.get("fetch") or {}).get("state") in ("fetching", "loading"):
+            await self._follow_fetch()
+        else:
+            self._ask_who()
 
     def _ask_who(self, problem: str = "") -> None:
         self._draft = SetupDraft()
         server = self._known["server"]
         now = f"now {server['model']} at {server['base_url']}" if server["base_url"] else "now nobody"
         text = f"An OpenAI-compatible server, {now}. A digit chooses; Escape leaves all as it is."
-        rows = choices(self._known, here=startable(self._link.root))
+        rows = choices(self._known, here=startable(self._link.root), stand_in=self._stand_in)
         self._show(Step.WHO, text, problem=problem, rows=rows)
 
     def _ask_address(self, problem: str = "") -> None:
@@ -169,10 +181,21 @@ class SetupScreen(Screen[None]):
         rows = [(name, name) for name in fitting(models or [], "")]
         self._show(Step.MODEL, text, problem=problem, field="a part of its name" if models else "its name", rows=rows)
 
-    def _ask_local(self) -> None:
-        rows = local_choices(self._known)
+    async def _find_offers(self) -> None:
+        """Ask which models suit this machine; those that are here can be chosen in any case."""
+        problem = ""
+        try:
+            self._offers = (await self._link.offers())["models"]
+        except DaemonError as e:
+            problem = str(e)
+        self._ask_local(problem)
+
+    def _ask_local(self, problem: str = "") -> None:
+        rows = local_choices(self._known, self._offers)
         text = "GGUF files in the folder of models." if rows else "There is none: `disco models fetch` gets one."
-        self._show(Step.LOCAL, text, rows=rows or [(CLOSE, "Back to the chat")])
+        if self._offers:
+            text = f"Enter fetches a model under its licence, and uses it. {ABOUT}"
+        self._show(Step.LOCAL, text, problem=problem, rows=rows or [(CLOSE, "Back to the chat")])
 
     # --- the answers -------------------------------------------------------------------------------------------------
 
@@ -219,6 +242,10 @@ class SetupScreen(Screen[None]):
             self._chose_who(key)
         elif self._step is Step.MODEL:
             self._wait(f"Asking {key} one short question …", self._try, key)
+        elif key == CANCEL:
+            self._wait("Ending the fetch …", self._cancel_fetch)
+        elif self._step is Step.LOCAL and key.startswith(FETCH):
+            self._wait("Asking the Hub for it …", self._fetch_model, key.removeprefix(FETCH))
         elif self._step is Step.LOCAL:
             self._wait("Writing it down …", self._set_local, key)
 
@@ -226,7 +253,7 @@ class SetupScreen(Screen[None]):
         if key == OTHER:
             self._ask_address()
         elif key == LOCAL:
-            self._ask_local()
+            self._wait("Looking which models suit this machine …", self._find_offers)
         elif key == SERVICE:
             self._wait("Installing the service …", self._serve)
         elif key == NONE:
@@ -265,6 +292,43 @@ class SetupScreen(Screen[None]):
     async def _set_local(self, model: str) -> None:
         saved = await self._link.set_device(model)
         self._show_saved("This machine answers with that model, once it is loaded.", saved)
+
+    async def _fetch_model(self, name: str) -> None:
+        """Have the daemon fetch a model, which goes on when this screen is left."""
+        try:
+            await self._link.fetch_model(name)
+        except DaemonError as e:
+            self._ask_local(str(e))
+            return
+        await self._follow_fetch()
+
+    async def _follow_fetch(self) -> None:
+        """Show how far the fetch is, until its end."""
+        await self._show_fetch()
+        while self._step is Step.FETCH:
+            await asyncio.sleep(FETCH_POLL_S)
+            await self._show_fetch()
+
+    async def _show_fetch(self) -> None:
+        fetch = (await self._link.state()).get("fetch") or {}
+        if fetch.get("state") in ("fetching", "loading"):
+            text = f"{fetch_words(fetch)}\nEscape goes back to the chat meanwhile; it is used as soon as it is here."
+            if self._step is Step.FETCH:
+                self.query_one("#said", Static).update(fit(text))
+            else:
+                rows = [(CLOSE, "Back to the chat"), (CANCEL, "Cancel (what came is kept)")]
+                self._show(Step.FETCH, text, rows=rows)
+        elif fetch.get("state") == "done":
+            self.app.notify(fit(fetch_words(fetch)), markup=False, timeout=NOTE_S)
+            self._step = Step.DONE
+            self.action_close()
+        else:
+            self._known = await self._link.providers()
+            self._ask_local(fetch_words(fetch) if fetch else "The daemon fetches nothing any more.")
+
+    async def _cancel_fetch(self) -> None:
+        await self._link.cancel_fetch()
+        await self._show_fetch()
 
     async def _serve(self) -> None:
         """Install the service in place of a daemon of this window: only one can have the port."""

@@ -31,7 +31,7 @@ class ServerWish(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DeviceWish(msgspec.Struct, forbid_unknown_fields=True):
-    """One of the models on this machine, by name or path; empty is the default one."""
+    """One of the models on this machine, by name or path, empty is the default one; or one of the offered, by name."""
 
     model: Annotated[str, Meta(max_length=4096)]
 

@@ -103,6 +103,18 @@ class Documents(Protocol):
         """Have the device answer with one of the models on this machine. Raises ConfigError, RequestError."""
         ...
 
+    async def offers(self) -> dict[str, Any]:
+        """Return the models of the list that suit this machine now. Takes some seconds where nothing was measured."""
+        ...
+
+    async def fetch_model(self, name: str) -> dict[str, Any]:
+        """Begin to fetch a model of the list, which is in use once it is there. Raises ConfigError, RequestError."""
+        ...
+
+    async def cancel_fetch(self) -> dict[str, Any]:
+        """End the fetch that runs, if one does; what came is kept."""
+        ...
+
 
 DOCUMENTS = web.AppKey("documents", Documents)
 

@@ -21,6 +21,9 @@ def add_routes(app: web.Application) -> None:
     app.router.add_post("/disco/v1/server/check", _check)
     app.router.add_put("/disco/v1/server", _set)
     app.router.add_put("/disco/v1/device", _set_device)
+    app.router.add_get("/disco/v1/offers", _offers)
+    app.router.add_post("/disco/v1/fetch", _fetch)
+    app.router.add_delete("/disco/v1/fetch", _cancel_fetch)
 
 
 async def _providers(request: web.Request) -> web.Response:
@@ -54,3 +57,21 @@ async def _set_device(request: web.Request) -> web.Response:
     model = parse_device(await body(request))
     with settings_at_fault():
         return as_json(await request.app[DOCUMENTS].set_device(model))
+
+
+async def _offers(request: web.Request) -> web.Response:
+    """GET /disco/v1/offers: List models that suit this machine's memory, with their speed, size and licence."""
+    with settings_at_fault():
+        return as_json(await request.app[DOCUMENTS].offers())
+
+
+async def _fetch(request: web.Request) -> web.Response:
+    """POST /disco/v1/fetch: Fetch a model of `GET /disco/v1/offers`, `{model}`, and use it; the state says how far."""
+    name = parse_device(await body(request))
+    with settings_at_fault():
+        return as_json(await request.app[DOCUMENTS].fetch_model(name))
+
+
+async def _cancel_fetch(request: web.Request) -> web.Response:
+    """DELETE /disco/v1/fetch: End the fetch that runs; what came is kept."""
+    return as_json(await request.app[DOCUMENTS].cancel_fetch())

@@ -110,19 +110,21 @@ def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Itera
 def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> Generator[Finding, None, bool]:
     """Yield the device's findings; return whether llama.cpp would use a GPU."""
     from ...machines.device_settings import n_gpu_layers
+    from ...machines.model_memory import run_checkup
     from . import engine, files, machine, server
     from .finding import Level
+    from .stand_in import real_model
 
     settings = config.device
     found = files.model(settings)
-    yield found
+    yield real_model(config, found)
     if settings.enabled and settings.base_url:
         unasked = server.OFFLINE if offline else ""
         yield server.network("local server", settings.base_url, unasked=unasked)
     if not settings.enabled or settings.base_url:
         return False
     question = engine.checkup_question(settings, n_gpu_layers(settings))
-    seen = engine.run_checkup(None if isinstance(question, str) else question)
+    seen = run_checkup(*([] if isinstance(question, str) else [question]))
     yield engine.llama_cpp(settings, seen, engine.pinned_version())
     if (confined := engine.confinement(seen)) is not None:
         yield confined

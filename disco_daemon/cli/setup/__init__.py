@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..terminal import progress
 
 if TYPE_CHECKING:
+    from ...config.schema import Config
     from ...onboarding.checking import Checked
     from ...onboarding.saving import Choice
     from ...onboarding.setup import Onboarding
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         return _by_flags(args, setup)
     from .dialog import Dialog
 
-    dialog = Dialog(setup)
+    dialog = Dialog(setup, offers=_offers(setup), fetch=_fetch)
     try:
         choice, checked = dialog.run()
     except (KeyboardInterrupt, EOFError):
@@ -62,6 +64,27 @@ def run(args: argparse.Namespace) -> int:
         print()
         return 0
     return _serve() if wanted else 0
+
+
+def _offers(setup: Onboarding) -> Callable[[], dict[str, Any]] | None:
+    """Return what finds models that suit this machine; None where it has a model of its own already."""
+    from ...machines.model_offers import has_stand_in
+    from ..models_offer import recommended
+
+    return (lambda: recommended().to_json()) if has_stand_in(setup.config().device) else None
+
+
+def _fetch(chosen: dict[str, Any]) -> str:
+    """Fetch an offered model with its progress shown; return its path. Raises PullError or ConfigError."""
+    from ...models.default import models_dir
+    from ...models.hub import pull
+    from ...models.progress import ProgressBar
+
+    bar = ProgressBar(sys.stderr)
+    try:
+        return str(pull(f"{chosen['repo']}:{chosen['file']}", models_dir(), progress, bar))
+    finally:
+        bar.end()
 
 
 def _wrong_usage(args: argparse.Namespace) -> str | None:
@@ -170,8 +193,9 @@ def _save(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json
 
     changes = setup.save(choice) if choice.base_url is not None or choice.local is not None else {}
     hidden = overriding_variables(changes, setup.env)
-    running = _daemon_runs(setup)
-    following = _reload_daemon(setup) if running else "`disco up` starts the daemon, `disco tui` the UI."
+    following = reload_running(setup.config())
+    running = bool(following)
+    following = following or "`disco up` starts the daemon, `disco tui` the UI."
     if as_json:
         shown: dict[str, Any] = {
             "saved": changes, "config": str(setup.path), "check": None if checked is None else checked.to_json(),
@@ -190,11 +214,13 @@ def _save(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json
     print("\n".join([*lines, following]))
 
 
-def _reload_daemon(setup: Onboarding) -> str:
-    """Reload the running daemon; return a sentence on the result."""
+def reload_running(config: Config) -> str:
+    """Reload the daemon that runs, if one does; return a sentence on the result, "" where none runs."""
     from ...client import once as client
 
-    root, key = client.daemon_at(None, setup.config())
+    root, key = client.daemon_at(None, config)
+    if not _daemon_runs(root, key):
+        return ""
     try:
         client.reload(root, key)
     except client.DaemonError as e:
@@ -202,10 +228,9 @@ def _reload_daemon(setup: Onboarding) -> str:
     return "The running daemon goes by it from now on."
 
 
-def _daemon_runs(setup: Onboarding) -> bool:
+def _daemon_runs(root: str, key: str) -> bool:
     from ...client import once as client
 
-    root, key = client.daemon_at(None, setup.config())
     try:
         client.get(root, "/disco/v1/state", key, timeout_s=2.0)
     except client.DaemonError as e:

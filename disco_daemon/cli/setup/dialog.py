@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...models.default import SIZE, default_model_path, fetch_default_model, installed_models
 from ...money.catalog import is_private
@@ -28,6 +29,8 @@ class Dialog:
     ask: Callable[[str], str] = input
     ask_secret: Callable[[str], str] = getpass.getpass
     say: Callable[[str], None] = print
+    offers: Callable[[], dict[str, Any]] | None = None  # models that suit this machine, as `disco models recommend` has
+    fetch: Callable[[dict[str, Any]], str] | None = None  # fetches one of them, and returns its path
 
     def run(self) -> tuple[Choice, Checked | None]:
         """Ask all questions about settings; return the choice, and the check of its server if there was one."""
@@ -158,6 +161,24 @@ class Dialog:
         for line in checked.sentences():
             self.say(line)
 
+    def _offered(self) -> str | None:
+        """Offer models that suit this machine in place of the stand-in; return the path of the fetched one."""
+        from ...errors import DiscoError
+        from ..models_offer import ask_which, show
+
+        if self.offers is None or self.fetch is None:
+            return None
+        self.say("This machine answers with a 135M stand-in so far. Looking which real models suit it …")
+        found = self.offers()
+        show(found, self.say)
+        if (chosen := ask_which(found, self.ask, self.say)) is None:
+            return None
+        try:
+            return self.fetch(chosen)
+        except DiscoError as e:
+            self.say(str(e))
+            return None
+
     # --- this machine's model -------------------------------------------------------------------------------------
 
     def _local(self) -> str | None:
@@ -170,6 +191,8 @@ class Dialog:
             if self._yes(f"This machine's own model is not here yet. Fetch it, {SIZE / 1e6:.0f} MB?"):
                 fetch_default_model(progress)
             here = installed_models()
+        if (fetched := self._offered()) is not None:
+            return fetched
         if len(here) < 2:
             return None
         self.say("Models on this machine:")

@@ -1,8 +1,8 @@
 """Run by `disco doctor`: check if llama.cpp works on this machine, with enough memory for a model, and on what GPU.
 
 A process of its own: bindings built for another processor crash at the first instruction that it lacks. The
-model itself is not opened; its shape comes as a line on standard input, a `CheckupRequest` or null. `Confined`,
-`Bindings`, then `Fit` go out.
+model itself is not opened; its shape comes as a line on standard input, a list of `CheckupRequest`. `Confined`,
+`Bindings`, then a `Fit` for each go out.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
         n_ctx, n_cells = fitting(asked.n_ctx, asked.n_cells, need, available)
     except MemoryError as e:
         return Fit(available, problem=str(e))
-    here = max(0.0, 1 - layers / asked.n_layers) * (asked.n_bytes + n_cells * need.per_token)
-    return Fit(available, int(here) + work, n_ctx, n_cells, layers)
+    whole = asked.n_bytes + n_cells * need.per_token
+    here = max(0.0, 1 - layers / asked.n_layers) * whole
+    return Fit(available, int(here) + work, n_ctx, n_cells, layers, in_all=whole + work)
 
 
 def _layers(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) -> int:
@@ -61,8 +62,9 @@ def main() -> None:
     _report(Confined(confinement.in_force, confinement.missing, try_forbidden()))
     found = bindings()
     _report(found)
-    if asked is not None:
-        _report(fit(asked, available_bytes(), found.gpu_bytes))
+    available = available_bytes()
+    for one in asked:
+        _report(fit(one, available, found.gpu_bytes))
 
 
 def _report(message: Confined | Bindings | Fit) -> None:

@@ -52,7 +52,8 @@ class Bindings(msgspec.Struct, tag=True, frozen=True):
 class Fit(msgspec.Struct, tag=True, frozen=True):
     """The memory a model takes of the `available`, in bytes, and the tokens an answer and the KV cache would have.
 
-    `problem` says why it cannot be loaded. `gpu_layers` would be on the GPU, and are not in `n_bytes`.
+    `problem` says why it cannot be loaded. `gpu_layers` would be on the GPU, and are not in `n_bytes`; `in_all` has
+    them, too.
     """
 
     available: int
@@ -61,8 +62,9 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
     n_cells: int = 0
     gpu_layers: int = 0
     problem: str = ""
+    in_all: int = 0
 
 
 encode = msgspec.json.Encoder().encode
-decode_request = msgspec.json.Decoder(CheckupRequest | None).decode
+decode_request = msgspec.json.Decoder(list[CheckupRequest]).decode
 decode_reply = msgspec.json.Decoder(Confined | Bindings | Fit).decode

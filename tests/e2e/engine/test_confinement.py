@@ -15,7 +15,8 @@ import pytest
 import pytest_asyncio
 
 from disco_daemon.bench.child import child_env
-from disco_daemon.cli.doctor.engine import confinement, run_checkup
+from disco_daemon.cli.doctor.engine import confinement
+from disco_daemon.machines.model_memory import run_checkup
 from disco_daemon.models.default import default_model_path
 from disco_daemon.system import confine
 from disco_daemon.system.process import run
@@ -42,7 +43,7 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def test_what_must_not_succeed_is_refused_inside_or_doctor_says_that_it_is_not_in_force() -> None:
-    seen = run_checkup(None)
+    seen = run_checkup()
     assert seen.confined is not None, seen.problem
     missing = set(seen.confined.missing)
     assert seen.confined.refused["connect"] or {"landlock", "seccomp"} <= missing
@@ -137,7 +138,7 @@ def test_a_requantized_copy_is_written_and_nothing_else_can_be(tmp_path: Path) -
         "try: Path(sys.argv[1], 'copy.Q8_0.gguf').open('ab')\n"
         "except PermissionError: print('refused')\n"
     )
-    seen = run_checkup(None).confined
+    seen = run_checkup().confined
     if seen is None or "landlock" in seen.missing:
         pytest.skip("doctor says: landlock is not in force")
     argv, env = [sys.executable, "-c", probe, str(tmp_path)], child_env(tmp_path)

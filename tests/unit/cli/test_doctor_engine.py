@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from disco_daemon.cli.doctor import engine
-from disco_daemon.cli.doctor.engine import Examined
 from disco_daemon.cli.doctor.finding import Level
 from disco_daemon.config.schema import DeviceSettings
 from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, work_bytes
 from disco_daemon.engine.llama.model import N_BATCH
 from disco_daemon.engine.measure import checkup
 from disco_daemon.engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit
+from disco_daemon.machines import model_memory
+from disco_daemon.machines.model_memory import Examined
 from disco_daemon.system import process
 from tests.fixtures.gguf import gguf
 
@@ -170,7 +171,7 @@ def test_a_child_that_dies_says_why(
     program: str, problem: str, has_bindings: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "command", lambda _: [sys.executable, "-c", program])
-    seen = engine.run_checkup(None)
+    seen = model_memory.run_checkup()
     assert problem in seen.problem
     assert (seen.bindings is not None) is has_bindings
     assert seen.fit is None
@@ -178,8 +179,8 @@ def test_a_child_that_dies_says_why(
 
 def test_a_child_that_hangs_is_given_up_and_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "command", lambda _: [sys.executable, "-c", "import time; time.sleep(600)"])
-    monkeypatch.setattr(engine, "CHILD_TIMEOUT_S", 0.2)
-    assert "said nothing" in engine.run_checkup(None).problem
+    monkeypatch.setattr(model_memory, "CHILD_TIMEOUT_S", 0.2)
+    assert "said nothing" in model_memory.run_checkup().problem
 
 
 def test_what_is_not_in_force_is_told_with_its_reason() -> None:

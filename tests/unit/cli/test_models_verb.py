@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.cli import models as verb
+from disco_daemon.cli import models_offer
 from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.daemon.endpoints import make_endpoints
@@ -100,7 +101,7 @@ def test_use_writes_the_path_and_default_takes_it_back(home: Path, capsys: pytes
     (home / "config.toml").write_text("# mine\n[device]\nn_ctx = 1000 # short\n")
     path = model_file(home / ".lmstudio/models/maker/tiny/tiny.gguf")
     assert disco("use", "tiny") == 0
-    assert "restart it" in capsys.readouterr().out
+    assert "device.model in" in capsys.readouterr().out
     assert in_config() == str(path)
     text = (home / "config.toml").read_text()
     assert "# mine" in text
@@ -220,6 +221,67 @@ def test_pull_and_use_in_one(home: Path, server: HubServer, capsys: pytest.Captu
     assert in_config() == str(home / "ours" / "tiny-Q8_0.gguf")
     capsys.readouterr()
     assert told(capsys, "pull", server.repo.name) == {"path": in_config()}
+
+
+OFFER: dict[str, Any] = {
+    "id": "tiny", "title": "Tiny", "repo": "maker/tiny-GGUF", "file": "tiny-Q8_0.gguf", "bytes": 2.5e9,
+    "memory_bytes": 4.2e9, "tps": 7.94, "ttft_s": {"100": 3.77, "2000": 75.0}, "licence": "MIT", "abilities": [],
+    "recommended": True,
+}  # fmt: skip
+
+
+class Offered:
+    """What suits this machine."""
+
+    def __init__(self, *models: dict[str, Any]) -> None:
+        self.models = models
+
+    def to_json(self) -> dict[str, Any]:
+        measured = {"model": "x", "tps": 1.0}
+        machine = {"free_bytes": 8e9, "gpu_bytes": 0, "measured": measured}
+        return {"machine": machine, "models": list(self.models), "problem": ""}
+
+
+def test_pull_without_a_name_shows_what_fits_and_fetches_nothing_without_a_yes(
+    home: Path, server: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(models_offer, "recommended", lambda: Offered(OFFER))
+    assert disco("pull") == 0
+    printed = capsys.readouterr().err
+    assert "Tiny  2.5 GB  4.2 GB memory  about 7.9 token/s  first after 3.8 s  MIT  recommended" in printed
+    assert "about right" in printed
+    assert server.repo.asked == [], "this is no terminal, so nobody said yes"
+    for answers, wanted in ((["", "1"], ""), (["7", "1"], str(home / "ours" / "tiny-Q8_0.gguf"))):
+        typed = iter(answers)
+        monkeypatch.setattr("builtins.input", lambda _, typed=typed: next(typed))
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        assert disco("pull") == 0
+        assert in_config() == wanted
+
+
+def test_pull_takes_a_short_name_and_shows_its_licence(
+    home: Path, server: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "models.toml").write_text(
+        '[[models]]\nnames = ["tiny"]\nparameters = 0.1\n[[models.files]]\nname = "tiny"\ntitle = "Tiny"\n'
+        'repo = "maker/tiny-GGUF"\nfile = "tiny-Q8_0.gguf"\npacking = "Q8_0"\nbytes = 1000\nlicence = "MIT"\n'
+        'architecture = "llama"\nlayers = 1\nhidden = 1\nvocab = 1\nkv_heads = 1\nhead_dim = 1\ncontext = 9000\n'
+    )
+    assert disco("pull", "Tiny", "--use") == 0
+    assert "licence: MIT" in capsys.readouterr().err
+    assert in_config() == str(home / "ours" / "tiny-Q8_0.gguf")
+    with pytest.raises(ConfigError, match="qwen3-4b"):
+        disco("pull", "tinyy")
+
+
+def test_recommend_says_why_nothing_is_offered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(models_offer, "recommended", Offered)
+    assert disco("recommend") == 1
+    assert "No model of the list fits into the memory that is free (8.0 GB)" in capsys.readouterr().out
+    assert told(capsys, "recommend")["models"] == []
 
 
 def test_fetch_prints_where_the_default_model_is(

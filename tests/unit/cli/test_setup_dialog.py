@@ -64,6 +64,28 @@ async def test_a_server_of_one_s_own_key_model_and_test(setup: Onboarding) -> No
         assert server.n_requests == 1
 
 
+async def test_a_real_model_is_offered_in_place_of_the_stand_in_and_takes_a_yes(setup: Onboarding) -> None:
+    offer = {
+        "id": "tiny", "title": "Tiny", "bytes": 2.5e9, "memory_bytes": 4.2e9, "tps": None, "licence": "MIT",
+        "ttft_s": {"100": None}, "abilities": [], "recommended": True,
+    }  # fmt: skip
+    found = {"machine": {"free_bytes": 8e9, "measured": None}, "models": [offer], "problem": ""}
+    for answer, wanted in (("", None), ("1", "/models/tiny.gguf")):
+        terminal = Terminal(iter(["", answer]))
+        talk = Dialog(
+            setup,
+            terminal.ask,
+            terminal.ask,
+            terminal.said.append,
+            lambda: found,
+            lambda one: f"/models/{one['id']}.gguf",
+        )
+        choice, _ = await asyncio.to_thread(talk.run)
+        assert choice.local == wanted
+        assert "135M stand-in" in terminal.text
+        assert "MIT" in terminal.text
+
+
 async def test_while_nothing_may_leave_nobody_is_asked_for_models_or_a_test(setup: Onboarding) -> None:
     async with Provider() as server:
         choice, checked, terminal = await talked(replace(setup, switch=lambda: True), server.url, SECRET, "small")

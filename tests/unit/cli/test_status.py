@@ -3,12 +3,23 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from disco_daemon.cli.status import _endpoints, _energy, _engine, _fleet, _money, _refused, _speed
+from disco_daemon.cli.status import _endpoints, _energy, _engine, _fleet, _money, _refused, _speed, _stand_in
 
 STATS = {
     "running": 2, "paused": 1, "swapped": 1, "waiting": 3, "preemptions": 4, "saved_bytes": 3 * 2**20,
     "cells_used": 2048, "cached_tokens": 900, "prompt_tokens": 1200, "iteration_s": 0.0125, "python_share": 0.021,
 }  # fmt: skip
+
+
+def test_a_stand_in_is_called_one_and_a_fetch_says_how_far_it_is() -> None:
+    assert _stand_in({}) == _stand_in({"stand_in": "", "fetch": None}) == []
+    [line] = _stand_in({"stand_in": "135M"})
+    assert line.startswith("Answers come from a 135M stand-in.")
+    fetch = {
+        "title": "X", "state": "fetching", "done_bytes": 5e8, "bytes": 2.5e9, "bytes_per_s": None, "message": "",
+    }  # fmt: skip
+    assert _stand_in({"fetch": fetch}) == ["Fetching X: 20 %, 500 MB of 2.5 GB."]
+    assert _stand_in({"fetch": fetch | {"state": "done"}}) == []
 
 
 def test_the_engine_is_told_in_three_lines() -> None:

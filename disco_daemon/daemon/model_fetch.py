@@ -1,0 +1,110 @@
+"""Fetches a model of the list for the device, one at a time, and has it used without a restart.
+
+The daemon owns the fetch: a client that leaves does not end it, and any client sees how far it is. What was fetched in
+part is kept, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ..clock import Clock
+from ..errors import DiscoError, RequestError
+from ..models.default import models_dir
+from ..models.fetching import Fetched, FetchJob, FetchProgress, FetchReply, decode_reply, encode
+from ..models.offered import OfferedModel
+from ..system.process import run_job
+from ..system.tasks import cancel_all
+
+log = logging.getLogger("disco.models")
+
+LONGEST_S = 7 * 86400.0  # of one fetch: the largest of the list at 0.3 Mbit/s; a silent line is given up much sooner
+RATE_S = 10.0  # the shown speed is that of the last seconds
+
+Use = Callable[[str], Awaitable[str]]
+
+
+class FetchError(DiscoError):
+    """A model could not be fetched; the message says what to do."""
+
+
+class ModelFetch:
+    """The fetch that runs or ran last. `use` puts a fetched file in use, and returns why it could not, or ""."""
+
+    def __init__(self, use: Use, private: Callable[[], bool], clock: Clock) -> None:
+        self._use, self._private, self._clock = use, private, clock
+        self._task: asyncio.Task[None] | None = None
+        self._model: OfferedModel | None = None
+        self._state, self._message = "", ""
+        self._done = 0
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def document(self) -> dict[str, Any] | None:
+        """Return how far it is; None if nothing was fetched since the start. Speed in bytes/s, None while unknown."""
+        model = self._model
+        if model is None:
+            return None
+        return {
+            "id": model.name, "title": model.title, "state": self._state, "done_bytes": self._done,
+            "bytes": model.n_bytes, "bytes_per_s": self._rate(), "message": self._message,
+        }  # fmt: skip
+
+    def start(self, model: OfferedModel) -> None:
+        """Begin to fetch a model, or go on with it. Raises RequestError while another one is fetched."""
+        if self._private():
+            msg = "policy.private is on, so nobody is asked for anything: turn it off (F3), then fetch"
+            raise RequestError(msg, code="private")
+        if self._task is not None and not self._task.done():
+            if self._model is model and self._state == "fetching":
+                return
+            assert self._model is not None
+            msg = f"{self._model.title} is being fetched: cancel that first, or let it end"
+            raise RequestError(msg, status=429, code="busy")
+        self._model, self._state, self._message, self._done = model, "fetching", "", 0
+        self._seen.clear()
+        self._task = asyncio.create_task(self._run(model), name="model-fetch")
+
+    async def cancel(self) -> None:
+        """End the fetch that runs; what came is kept. Not while the model is put in use."""
+        if self._state == "fetching" and self._task is not None:
+            await cancel_all([self._task])
+            self._state = "cancelled"
+
+    async def close(self) -> None:
+        """End it with the daemon."""
+        if self._task is not None:
+            await cancel_all([self._task])
+
+    async def _run(self, model: OfferedModel) -> None:
+        try:
+            job = encode(FetchJob(f"{model.repo}:{model.file}", str(models_dir())))
+            found = await run_job(
+                "disco_daemon.models.fetching", job, self._decode, lambda _: None, Fetched, FetchError,
+                name="the fetch", timeout_s=LONGEST_S, hint="fetch again: it goes on from there",
+            )  # fmt: skip
+            self._state, self._done = "loading", model.n_bytes
+            self._message = await self._use(found.path)
+        except (DiscoError, OSError) as e:
+            self._message = str(e)
+            log.warning("%s is not in use: %s", model.title, e)
+        self._state = "failed" if self._message else "done"
+
+    def _decode(self, line: bytes) -> FetchReply:
+        reply: FetchReply = decode_reply(line)
+        if isinstance(reply, FetchProgress):
+            now = self._clock.now()
+            self._done = reply.done
+            self._seen.append((now, reply.done))
+            while now - self._seen[0][0] > RATE_S and len(self._seen) > 2:
+                self._seen.popleft()
+        return reply
+
+    def _rate(self) -> float | None:
+        if self._state != "fetching" or len(self._seen) < 2:
+            return None
+        (then, least), (now, most) = self._seen[0], self._seen[-1]
+        return round((most - least) / (now - then)) if now > then else None
