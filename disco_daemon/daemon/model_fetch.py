@@ -15,9 +15,9 @@ from typing import Any
 from ..clock import Clock
 from ..errors import DiscoError, RequestError
 from ..models.default import models_dir
-from ..models.fetching import Fetched, FetchJob, FetchProgress, FetchReply, decode_reply, encode
+from ..models.fetching import Fetched, FetchJob
 from ..models.offered import OfferedModel
-from ..system.process import run_job
+from ..system.job import run_job
 from ..system.tasks import cancel_all
 
 log = logging.getLogger("disco.models")
@@ -71,20 +71,19 @@ class ModelFetch:
     async def cancel(self) -> None:
         """End the fetch that runs; what came is kept. Not while the model is put in use."""
         if self._state == "fetching" and self._task is not None:
-            await cancel_all([self._task])
+            await cancel_all(self._task)
             self._state = "cancelled"
 
     async def close(self) -> None:
         """End it with the daemon."""
-        if self._task is not None:
-            await cancel_all([self._task])
+        await cancel_all(self._task)
 
     async def _run(self, model: OfferedModel) -> None:
         try:
-            job = encode(FetchJob(f"{model.repo}:{model.file}", str(models_dir())))
+            job = FetchJob(f"{model.repo}:{model.file}", str(models_dir()))
             found = await run_job(
-                "disco_daemon.models.fetching", job, self._decode, lambda _: None, Fetched, FetchError,
-                name="the fetch", timeout_s=LONGEST_S, hint="fetch again: it goes on from there",
+                "disco_daemon.models.fetching", job, self._note, Fetched, FetchError, name="the fetch",
+                timeout_s=LONGEST_S, hint="fetch again: it goes on from there",
             )  # fmt: skip
             self._state, self._done = "loading", model.n_bytes
             self._message = await self._use(found.path)
@@ -93,15 +92,11 @@ class ModelFetch:
             log.warning("%s is not in use: %s", model.title, e)
         self._state = "failed" if self._message else "done"
 
-    def _decode(self, line: bytes) -> FetchReply:
-        reply: FetchReply = decode_reply(line)
-        if isinstance(reply, FetchProgress):
-            now = self._clock.now()
-            self._done = reply.done
-            self._seen.append((now, reply.done))
-            while now - self._seen[0][0] > RATE_S and len(self._seen) > 2:
-                self._seen.popleft()
-        return reply
+    def _note(self, done: str) -> None:
+        now, self._done = self._clock.now(), int(done)
+        self._seen.append((now, self._done))
+        while now - self._seen[0][0] > RATE_S and len(self._seen) > 2:
+            self._seen.popleft()
 
     def _rate(self) -> float | None:
         if self._state != "fetching" or len(self._seen) < 2:
