@@ -1,3 +1,4 @@
+# mypy: disable-error-code="arg-type, union-attr, attr-defined, unused-ignore"
 """A side that says the same again and again is stopped: no server bills on, no other side goes on with it."""
 
 from __future__ import annotations

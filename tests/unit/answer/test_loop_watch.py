@@ -1,3 +1,4 @@
+# mypy: disable-error-code="unreachable, comparison-overlap, arg-type, unused-ignore"
 """An answer that repeats itself ends there, whichever side makes it, and goes nowhere."""
 
 from __future__ import annotations

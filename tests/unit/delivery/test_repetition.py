@@ -1,3 +1,4 @@
+# mypy: disable-error-code="unreachable"
 """Text that says the same again and again is found soon; text that only looks like it is left alone."""
 
 from __future__ import annotations
