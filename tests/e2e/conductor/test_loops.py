@@ -78,11 +78,17 @@ async def test_a_server_in_a_loop_is_closed_and_each_api_says_so_in_its_words(na
     assert row["server_usd"] < 3 * MOST * PRICES["output_usd_per_mtok"] / 1e6
 
 
+async def asked(daemon: DaemonProcess, **fields: Any) -> Any:
+    """Ask OpenAI's client, whose types know nothing of `disco`."""
+    client: Any = daemon.client
+    return await client.chat.completions.create(model="disco", **fields)
+
+
 async def test_a_stream_ends_there_and_its_trace_says_why(ends: Ends) -> None:
     upstream, daemon = ends
-    asked = {"model": "disco", "messages": MESSAGES, "stream": True}
+    body = {"model": "disco", "messages": MESSAGES, "stream": True}
     with looping(upstream):
-        async with daemon.session.post(f"{daemon.url}/chat/completions", json=asked) as response:
+        async with daemon.session.post(f"{daemon.url}/chat/completions", json=body) as response:
             lines = [line.removeprefix("data: ") for line in (await response.text()).splitlines() if line]
     assert lines[-1] == "[DONE]"
     chunks = [json.loads(line) for line in lines[:-1]]
@@ -97,9 +103,8 @@ async def test_a_stream_ends_there_and_its_trace_says_why(ends: Ends) -> None:
 async def test_whoever_wants_the_same_again_and_again_gets_it(ends: Ends) -> None:
     upstream, daemon = ends
     with looping(upstream):
-        answer = await daemon.client.chat.completions.create(
-            model="disco", messages=MESSAGES, max_tokens=3 * MOST, extra_body={"disco": {"stop_repetition": False}},
-        )  # type: ignore[call-overload]  # fmt: skip
+        wish = {"disco": {"stop_repetition": False}}
+        answer = await asked(daemon, messages=MESSAGES, max_tokens=3 * MOST, extra_body=wish)
     assert answer.usage.completion_tokens == 3 * MOST
     assert "stopped" not in answer.disco
 
@@ -108,7 +113,7 @@ async def test_a_server_that_stops_a_loop_itself_has_answered(ends: Ends) -> Non
     upstream, daemon = ends
     i = upstream.n_requests
     with upstream.chunks("na ", "na ", "na", reason="repetition", times=1):
-        answer = await daemon.client.chat.completions.create(model="disco", messages=MESSAGES)  # type: ignore[call-overload]
+        answer = await asked(daemon, messages=MESSAGES)
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.content == "na na na"
     assert answer.disco["stopped"] == "repetition"
@@ -124,10 +129,8 @@ async def test_a_device_in_a_loop_is_stopped_and_the_paid_server_is_not_asked(
         running(tmp_path_factory.mktemp("d"), server=upstream.url, policy="all-device", settings=settings) as daemon,
     ):
         await daemon.device_ready()
-        answer = await daemon.client.chat.completions.create(
-            model="disco", messages=[{"role": "user", "content": PROMPT}], temperature=0,
-            extra_body={"disco": {"stop_repetition": True}},
-        )  # type: ignore[call-overload]  # fmt: skip
+        question, wish = [{"role": "user", "content": PROMPT}], {"disco": {"stop_repetition": True}}
+        answer = await asked(daemon, messages=question, temperature=0, extra_body=wish)
         assert upstream.n_requests == 0
     assert answer.choices[0].finish_reason == "length"
     assert answer.disco["stopped"] == "repetition"

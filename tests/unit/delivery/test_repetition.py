@@ -144,12 +144,11 @@ def test_the_numbers_of_a_list_do_not_hide_a_loop_and_others_do() -> None:
 
 def test_a_loop_is_likely_before_it_is_certain() -> None:
     found, sentence = Repetition(), "The sky is blue, since the sky is reflected by the blue sea below, they say. "
-    assert found.add(PROSE[0] + sentence) is None
-    assert not found.is_likely
-    assert found.add(sentence * 2 + sentence[:64]) is None
-    assert found.is_likely
-    assert found.add(PROSE[1] * 2) is None
-    assert not found.is_likely
+    likely = []
+    for text in (PROSE[0] + sentence, sentence * 2 + sentence[:64], PROSE[1] * 2):
+        assert found.add(text) is None
+        likely.append(found.is_likely)
+    assert likely == [False, True, False]
 
 
 def test_data_that_was_asked_for_may_repeat_itself_for_longer() -> None:
