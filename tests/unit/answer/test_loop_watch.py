@@ -17,7 +17,7 @@ SURE = 60  # sentences, more than enough
 
 
 def is_done(watch: Watch) -> bool:
-    """Whether the answer has ended; a function, since a type checker takes a state that was seen for the one that is."""
+    """Whether the answer has ended. A function, since a type checker takes a state that was seen for what is now."""
     return watch.answer.state is State.DONE
 
 
@@ -55,15 +55,15 @@ def test_a_loop_that_comes_in_one_piece_is_cut_where_it_would_have_ended() -> No
 
 def test_an_answer_that_may_be_in_a_loop_does_not_move_for_money() -> None:
     watch = looped(n=1)
-    assert watch.answer.movable
+    movable = [watch.answer.movable]
     for _ in range(4):
         watch.on(said(DEVICE, SENTENCE))
     assert watch.answer.state is State.RELAYING
-    assert not watch.answer.movable
+    movable.append(watch.answer.movable)
     watch.on(
         said(DEVICE, "But then it went on with something else that nobody had expected, least of all the two of us, ")
     )
-    assert watch.answer.movable
+    assert [*movable, watch.answer.movable] == [True, False, True]
 
 
 def test_a_context_that_a_loop_has_filled_is_no_reason_to_ask_the_other_side() -> None:
