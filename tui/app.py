@@ -237,7 +237,8 @@ class DiscoApp(App[None]):
         self._may_start = False
         self.startable = found is not None and found.startable
         self.chat.show_banner(found)
-        self.chat.show_state(state, "no daemon" + (": F9 starts one" if self.startable else ""))
+        trouble = "the daemon is starting" if self.launcher.running else "no daemon"
+        self.chat.show_state(state, trouble + (": F9 starts one" if self.startable else ""))
 
     def _trouble(self, error: DaemonError) -> banner.Banner:
         """Return why there is no state; launch a daemon if that is wanted."""

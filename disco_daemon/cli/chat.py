@@ -178,6 +178,7 @@ class Talk:
         """Send one turn and print the answer as it comes; a turn that fails is taken back. Raises DaemonError."""
         from contextlib import aclosing
 
+        from ..client.side_health import fallback_words
         from ..client.stream import Link
 
         self.messages.append({"role": "user", "content": question})
@@ -202,6 +203,8 @@ class Talk:
                 screen.settle()
         self.messages.append({"role": "assistant", "content": answer})
         print(json.dumps({"answer": answer, "disco": record}) if self._args.json else "")
+        if words := fallback_words(record or {}):
+            print(f"({words}; `disco doctor` looks for the cause)", file=sys.stderr)
         if record and record.get("stopped"):
             print("(stopped: it was repeating itself; ask again for another answer)", file=sys.stderr)
 

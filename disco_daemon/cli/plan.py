@@ -56,12 +56,17 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
     answers, k_ms = f"{100 * server['availability']:.0f} %", 1e3 * device["k_s_per_token"]
     context = f"context {explained['context'] + 1} of {explained['contexts']} (1 = quick lately)"
     ratio = "nothing yet" if paced["ratio"] is None else f"{paced['ratio']:.3f}, last 200: {paced['last_200']:.3f}"
+    servers = [
+        f"server    TTFT s: {quantiles}",
+        f"          {count_of(server['n'], 'sample')}, {censored} without a first token, answers {answers}, {context}",
+    ]
+    if not server["n"]:
+        servers = [f"server    not seen yet; expected: TTFT s: {quantiles}"]
     return [
         f"[bold]{explained['tokens']} tokens: {_sentence(plan)}[/bold]",
         f"regime    {known['constrained']}-constrained; exchange rate {explained['usd_per_kwh']:g} $/kWh",
         f"          $ per million tokens: {prices}",
-        f"server    TTFT s: {quantiles}",
-        f"          {count_of(server['n'], 'sample')}, {censored} without a first token, answers {answers}, {context}",
+        *servers,
         f"device    T_d = {explained['device_ttft_s']:.3f} s here; c {device['c_s']:.3f} s + {k_ms:.2f} ms a token",
         f"          {count_of(device['n'], 'sample')}",
         f"budget    b = {known['budget']:g}, handed out now {known['handed_out']:g}, used {ratio}",

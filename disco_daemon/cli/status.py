@@ -47,8 +47,9 @@ def _show(state: dict[str, Any]) -> None:
     server = state["endpoints"].get("server", {})
     parts = (
         _stand_in(state), _endpoints(state, shutil.get_terminal_size().columns), _grades(state), _refused(server),
-        _split(state), _fleet(device), _engine(device), _adapters(device), _speed(state), _estimators(state["learned"]),
-        _money(state["money"]), _energy(state["energy"]), _history(state),
+        _split(state), _fleet(device), _engine(device), _adapters(device), _speed(state),
+        _estimators(state["learned"], state["endpoints"]), _money(state["money"]), _energy(state["energy"]),
+        _history(state),
     )  # fmt: skip
     for line in itertools.chain(*parts):
         print(line)
@@ -212,8 +213,8 @@ def _energy(energy: dict[str, Any]) -> list[str]:
     return [f"energy       {prefill:.3g} mJ a prompt token, {decode:.3g} an answer's ({source})"]
 
 
-def _estimators(known: dict[str, Any]) -> list[str]:
-    """Print the estimators, with sample counts and the share of censored ones."""
+def _estimators(known: dict[str, Any], sides: dict[str, Any]) -> list[str]:
+    """Print the estimators, with sample counts and the share of censored ones; of a side that is not there, nothing."""
     server, device, paced = known["server_ttft"], known["device_ttft"], known["realised"]
     quantiles = server["quantiles_s"]
     ratio = "" if paced["ratio"] is None else f", used {paced['ratio']:.3f} of {paced['requests']} requests' tokens"
@@ -222,15 +223,25 @@ def _estimators(known: dict[str, Any]) -> list[str]:
     prompts, outputs = known["prompts"], known["outputs"]
     c_ms, k_ms = 1e3 * device["c_s"], 1e3 * device["k_s_per_token"]
     limited = f"{known['constrained']} limited to {known['budget']:g}"
+    lines = [f"server TTFT  {_seen(ttft, server['n'])}"] if "server" in sides else []
+    if lines and server["n"]:
+        changed = count_of(server["shifts"], "time")
+        lines[0] += f", {censored:.0f} % of them ended before a first token"
+        lines.append(f"             answers {answers:.0f} % of the requests; its speed changed {changed}")
+    if "device" in sides:
+        lines.append("device TTFT  " + _seen(f"{c_ms:.0f} ms + {k_ms:.2f} ms a token", device["n"]))
     return [
-        f"server TTFT  {ttft}; {count_of(server['n'], 'sample')}, {censored:.0f} % of them ended before a first token",
-        f"             answers {answers:.0f} % of the requests; its speed changed {count_of(server['shifts'], 'time')}",
-        f"device TTFT  {c_ms:.0f} ms + {k_ms:.2f} ms a token; {count_of(device['n'], 'sample')}",
-        f"prompts      {prompts['mean']:.0f} tokens; {count_of(prompts['n'], 'sample')}",
-        f"answers      {outputs['mean']:.0f} tokens; {count_of(outputs['n'], 'sample')}",
+        *lines,
+        "prompts      " + _seen(f"{prompts['mean']:.0f} tokens", prompts["n"]),
+        "answers      " + _seen(f"{outputs['mean']:.0f} tokens", outputs["n"]),
         f"budget       {limited}, handed out now {known['handed_out']:.3f}{ratio}",
         *_hedges(known.get("hedge")),
     ]
+
+
+def _seen(figure: str, n: int) -> str:
+    """Say a figure with its `n` samples, or that it is no more than expected."""
+    return f"{figure}; {count_of(n, 'sample')}" if n else f"not seen yet; expected: {figure}"
 
 
 def _hedges(hedge: dict[str, Any] | None) -> list[str]:

@@ -38,6 +38,7 @@ STATES: dict[str, tuple[str, bool]] = {
     "failed": ("failed", False),
     "off": ("off", False),
 }
+EVENTS = ("no answer in time", "went silent", "broke off")  # happen at a time, where the others last
 LASTING = ("unauthorized", "no_credit", "unreachable", "not_found", "redirected")  # until somebody does something
 _PACKING = re.compile(r"[-._](?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
 _KIND = re.compile(r"[-_](?:instruct|chat|it)$", re.IGNORECASE)
@@ -58,7 +59,10 @@ class SideHealth:
         """The words with the time of day at which it began."""
         if self.since is None:
             return self.words
-        return f"{self.words} since {datetime.fromtimestamp(self.since).astimezone():%H:%M}"
+        words, _, wait = self.words.partition(" for ")
+        when = "at" if words in EVENTS else "since"
+        began = f"{words} {when} {datetime.fromtimestamp(self.since).astimezone():%H:%M}"
+        return f"{began}, for {wait} more" if wait else began
 
 
 def short_model(name: str) -> str:
@@ -92,6 +96,15 @@ def side_health(endpoint: Json, *, is_private: bool = False, is_capped: bool = F
         return SideHealth(model, "untried")
     words, is_well = STATES.get(state, (state, False))
     return SideHealth(model, words, is_well=is_well, key="" if is_well or words == "restarting" else "F5")
+
+
+def fallback_words(record: Json) -> str:
+    """Return why this machine wrote an answer that a server was to write, from the answer's `disco` object; else ""."""
+    server, tokens = (record.get("endpoints") or {}).get("server") or {}, record.get("tokens") or {}
+    if not (server.get("error") and tokens.get("device")):
+        return ""
+    words, _ = REASONS.get(server["error"], (str(server["error"]).replace("_", " "), ""))
+    return f"the server: {words}; this machine {'went on' if tokens.get('server') else 'answered'}"
 
 
 def sides_of(state: Json) -> dict[str, SideHealth]:

@@ -319,6 +319,7 @@ async def test_a_daemon_is_started_where_none_runs_and_a_question_waits_for_it(
     async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
         await until(pilot, lambda: app.launcher.running)
         await until(pilot, lambda: "The daemon is starting" in screen_text(app))
+        await until(pilot, lambda: "the daemon is starting" in screen_text(app).splitlines()[-2])
         await pilot.press(*"Why?", "enter")
         await pilot.pause(0.05)
         assert app.conversations.running is not None

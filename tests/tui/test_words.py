@@ -136,15 +136,20 @@ def test_nothing_that_a_terminal_obeys_comes_of_any_markdown(text: str) -> None:
     assert all(line.plain == fit(line.plain) for line in entry.draw(40, THEME))
 
 
-def test_an_answer_that_was_stopped_says_why_and_what_to_do() -> None:
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"stopped": "repetition"}, "stopped: it was repeating itself; Ctrl+R tries again"),
+        ({}, "cut at the length limit: Ctrl+G goes on"),
+    ],
+)
+def test_an_answer_that_was_stopped_says_why_and_what_to_do(record: dict[str, Any], says: str) -> None:
     entry = Entry(1, "assistant")
     entry.grow("na na na", "device")
-    entry.end("length", {"stopped": "repetition"})
-    assert drawn(entry, 60, THEME)[-1].strip() == "stopped: it was repeating itself; Ctrl+R tries again"
-    entry.end("length", {})
-    assert drawn(entry, 60, THEME)[-1].strip() == "cut at the length limit: Ctrl+G goes on"
+    entry.end("length", record)
+    assert "\n".join(drawn(entry, 60, THEME)).strip().endswith(says)
     entry.end("length", {"stopped": ["what", "a file says"]})
-    assert "what" in drawn(entry, 60, THEME)[-1]
+    assert "what" in "\n".join(drawn(entry, 60, THEME))
 
 
 def test_words_are_tinted_by_side_and_the_seam_is_marked() -> None:
@@ -300,7 +305,8 @@ CAP = {"unit": "$", "limit": 0.5, "spent": 0.5, "reserved": 0.0, "reset_at": 0.0
         (with_state(device={"state": "loading"}), "is being loaded"),
         (with_state(device={"state": "failed", "last_error": "out of memory"}), "out of memory): the server answers"),
         (with_state(device={"state": "failed"}, sides=["device"]), "disco doctor"),
-        (with_state(server={"down_s": 12.0, "last_error": "429"}), "left alone for 12 s (429): this machine answers"),
+        (with_state(server={"down_s": 12.0, "last_error": "429"}), "left alone for 12 s (429); this machine answers"),
+        (with_state(server={"down_s": 9.0, "failing": {"reason": "rate_limited", "since": 0.0}}), "for 9 s more; this"),
         (with_state(server={"failing": {"reason": "unauthorized", "since": 0.0}}), "key refused since"),
         (with_state(server={"failing": {"reason": "unreachable", "since": 0.0}}), "this machine answers. F5"),
         (with_state(server={"failing": {"reason": "timeout", "since": 0.0}}), None),

@@ -103,7 +103,7 @@ def _server(endpoints: Json) -> str | None:
     other = "this machine answers." if "device" in endpoints else "`disco doctor` looks for the cause."
     if (server.get("failing") or {}).get("reason") in LASTING:
         return f"The server: {side_health(server).lasting}; {other} F5 sets it up anew."
-    return f"The server is left alone for {server['down_s']:.0f} s{why}: {other}" if server.get("down_s") else None
+    return f"The server: {side_health(server).lasting}{why}; {other}" if server.get("down_s") else None
 
 
 def _fetch(fetch: Json | None) -> str | None:

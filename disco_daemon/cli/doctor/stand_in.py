@@ -17,10 +17,13 @@ def real_model(config: Config, found: Finding) -> Finding:
     if found.level is not Level.OK or not has_stand_in(config.device):
         return found
     models = offered_models(config_path().parent)
-    offered = asyncio.run(recommendation(config, models, may_measure=False)).models
-    if not offered:
+    advice = asyncio.run(recommendation(config, models, may_measure=False))
+    if not advice.models:
         return found
-    model, memory = offered[0].model, offered[0].memory
+    text = f"{found.found}: a stand-in of 135M parameters. A real model fits"
+    if advice.measured is None:  # a name now could be another one than that which is recommended once it is measured
+        return warn(found.name, text, "`disco models recommend` measures this machine and says which is fast enough")
+    model, memory = advice.models[0].model, advice.models[0].memory
     size = f"{size_words(model.n_bytes)}, {size_words(memory.n_bytes)} of memory, {model.licence}"
-    text = f"{found.found}: a stand-in of 135M parameters. A real model fits: {model.title} ({size})"
+    text = f"{text}: {model.title} ({size})"
     return warn(found.name, text, f"`disco models pull {model.name} --use`, or `disco models recommend` for others")

@@ -11,22 +11,25 @@ from disco_daemon.cli.doctor import stand_in
 from disco_daemon.cli.doctor.finding import Level, ok, wrong
 from disco_daemon.config.schema import Config, DeviceSettings
 from disco_daemon.machines.model_offers import Recommendation
-from disco_daemon.models.offered import Memory, predict, shipped
+from disco_daemon.models.offered import MeasuredSpeed, Memory, predict, shipped
 
 FOUND = ok("model", "/models/SmolLM2, 98 MB")
 FITS = next(model for model in shipped() if model.name == "qwen3-4b")
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_a_real_model_that_fits_is_named_beside_the_stand_in(
-    fits: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+SPEED = MeasuredSpeed("SmolLM2", 98e6, 135e6, 400.0, 60.0)
+
+
+@pytest.mark.parametrize(("fits", "measured"), [(True, SPEED), (True, None), (False, SPEED)])
+def test_a_real_model_that_fits_is_named_beside_the_stand_in_once_the_speed_is_known(
+    fits: bool, measured: MeasuredSpeed | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DISCO_CONFIG", str(tmp_path / "config.toml"))
 
     async def recommendation(*_: Any, may_measure: bool) -> Recommendation:
         assert not may_measure
-        models = (predict(FITS, Memory(int(4.2e9), fits=True), None),)
-        return Recommendation(8 * 2**30, 0, None, models if fits else ())
+        models = (predict(FITS, Memory(int(4.2e9), fits=True), measured),)
+        return Recommendation(8 * 2**30, 0, measured, models if fits else ())
 
     monkeypatch.setattr(stand_in, "recommendation", recommendation)
     found = stand_in.real_model(Config(), FOUND)
@@ -34,6 +37,9 @@ def test_a_real_model_that_fits_is_named_beside_the_stand_in(
         assert found == FOUND
         return
     assert found.level is Level.WARN
+    if measured is None:
+        assert (FITS.title in found.found, "`disco models recommend`" in found.mend) == (False, True)
+        return
     assert "A real model fits: Qwen3 4B Instruct 2507 (2.5 GB, 4.2 GB of memory, Apache-2.0)" in found.found
     assert "`disco models pull qwen3-4b --use`" in found.mend
 

@@ -3,7 +3,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from disco_daemon.cli.status import _endpoints, _energy, _engine, _fleet, _money, _refused, _speed, _stand_in
+from disco_daemon.cli.status import (  # fmt: skip
+    _endpoints,
+    _energy,
+    _engine,
+    _estimators,
+    _fleet,
+    _money,
+    _refused,
+    _speed,
+    _stand_in,
+)
 
 STATS = {
     "running": 2, "paused": 1, "swapped": 1, "waiting": 3, "preemptions": 4, "saved_bytes": 3 * 2**20,
@@ -138,3 +148,30 @@ def test_a_fleet_is_shown_and_a_whole_device_has_none() -> None:
     several = {"hosts": 2, "layers_away": 17, "replicas": 1, "state": "up"}
     assert _fleet({"fleet": several}) == ["fleet        up: 17 layers at 2 hosts, 1 replica"]
     assert _fleet({}) == []
+
+
+def learned(n: int) -> dict[str, Any]:
+    server = {
+        "n": n, "quantiles_s": {"p50": 0.5, "p95": 2.0, "p99": 6.0},
+        "censored_share": 0.0, "availability": 0.95, "shifts": 0,
+    }  # fmt: skip
+    device, tokens = {"n": n, "c_s": 0.02, "k_s_per_token": 0.01}, {"n": n, "mean": 116.0}
+    paced = {"ratio": None, "requests": 0}
+    return {
+        "server_ttft": server, "device_ttft": device, "realised": paced, "prompts": tokens, "outputs": tokens,
+        "constrained": "device", "budget": 0.5, "handed_out": 0.5,
+    }  # fmt: skip
+
+
+def test_what_was_never_seen_is_no_more_than_expected_and_of_no_side_that_is_not_there() -> None:
+    assert _estimators(learned(0), {"device": {}, "server": {}})[:4] == [
+        "server TTFT  not seen yet; expected: p50 0.50 s, p95 2.00 s, p99 6.00 s",
+        "device TTFT  not seen yet; expected: 20 ms + 10.00 ms a token",
+        "prompts      not seen yet; expected: 116 tokens",
+        "answers      not seen yet; expected: 116 tokens",
+    ]
+    alone = _estimators(learned(3), {"device": {}})
+    assert alone[0] == "device TTFT  20 ms + 10.00 ms a token; 3 samples"
+    seen = _estimators(learned(3), {"server": {}})
+    assert seen[0].endswith("3 samples, 0 % of them ended before a first token")
+    assert seen[2] == "prompts      116 tokens; 3 samples"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from disco_daemon.client.side_health import REASONS, STATES, SideHealth, short_model, side_health, sides_of
+from disco_daemon.client.side_health import (  # fmt: skip
+    REASONS,
+    STATES,
+    SideHealth,
+    fallback_words,
+    short_model,
+    side_health,
+    sides_of,
+)
 from disco_tui.draw.theme import TextTheme
 from disco_tui.widgets.status_line import status_text
 
@@ -95,3 +104,34 @@ def test_a_cap_and_privacy_close_the_side_that_they_are_about() -> None:
 )  # fmt: skip
 def test_a_models_name_is_short(name: str, short: str) -> None:
     assert short_model(name) == short
+
+
+@pytest.mark.parametrize(
+    ("reason", "down_s", "says"),
+    [
+        ("unauthorized", 0.0, "key refused since {}"),
+        ("rate_limited", 12.4, "rate-limited since {}, for 12 s more"),
+        ("dropped", 0.0, "broke off at {}"),
+    ],
+)
+def test_what_lasts_has_begun_and_what_happens_has_a_time(reason: str, down_s: float, says: str) -> None:
+    at = f"{datetime.fromtimestamp(0.0).astimezone():%H:%M}"
+    found = side_health(SERVER | {"failing": {"reason": reason, "since": 0.0}, "down_s": down_s})
+    assert found.lasting == says.format(at)
+
+
+@pytest.mark.parametrize(
+    ("error", "server", "device", "says"),
+    [
+        ("unreachable", 0, 9, "the server: unreachable; this machine answered"),
+        ("dropped", 5, 9, "the server: broke off; this machine went on"),
+        ("unauthorized", 0, 0, ""),
+        (None, 5, 9, ""),
+    ],
+)
+def test_an_answer_that_the_server_was_to_write_says_why_it_did_not(
+    error: str | None, server: int, device: int, says: str
+) -> None:
+    record = {"endpoints": {"server": {"error": error}}, "tokens": {"server": server, "device": device}}
+    assert fallback_words(record) == says
+    assert fallback_words({}) == ""
