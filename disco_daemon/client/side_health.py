@@ -71,6 +71,11 @@ def short_model(name: str) -> str:
     return _KIND.sub("", _PACKING.sub("", short)) or name
 
 
+def reason_words(reason: object) -> str:
+    """Say the reason of a failure, which a newer daemon may have invented."""
+    return REASONS.get(str(reason), (str(reason).replace("_", " "), ""))[0]
+
+
 def side_health(endpoint: Json, *, is_private: bool = False, is_capped: bool = False) -> SideHealth:
     """Return how a side is, from its part of the daemon's state.
 
@@ -85,7 +90,7 @@ def side_health(endpoint: Json, *, is_private: bool = False, is_capped: bool = F
     if is_capped:
         return SideHealth(model, "capped", is_well=False, key="F3")
     if failing:
-        words, key = REASONS.get(failing["reason"], (str(failing["reason"]).replace("_", " "), ""))
+        words, key = reason_words(failing["reason"]), REASONS.get(failing["reason"], ("", ""))[1]
         wait = f" for {down_s:.0f} s" if down_s >= 1 else ""
         return SideHealth(model, words + wait, is_well=False, key=key, since=failing["since"])
     if down_s >= 1:
@@ -103,8 +108,9 @@ def fallback_words(record: Json) -> str:
     server, tokens = (record.get("endpoints") or {}).get("server") or {}, record.get("tokens") or {}
     if not (server.get("error") and tokens.get("device")):
         return ""
-    words, _ = REASONS.get(server["error"], (str(server["error"]).replace("_", " "), ""))
-    return f"the server: {words}; this machine {'went on' if tokens.get('server') else 'answered'}"
+    return (
+        f"the server: {reason_words(server['error'])}; this machine {'went on' if tokens.get('server') else 'answered'}"
+    )
 
 
 def sides_of(state: Json) -> dict[str, SideHealth]:

@@ -185,7 +185,7 @@ def server_api_key(config: Config, env: Mapping[str, str] | None = None) -> str:
     Raises KeyRefusedError where the key is another origin's, or would travel in the clear; ConfigError for its file.
     """
     key = find_key(config, env)
-    if key and (why := _not_for(config, config.server.base_url)):
+    if key and config.server.base_url and (why := _not_for(config, config.server.base_url)):
         raise KeyRefusedError(why)
     return key
 

@@ -357,6 +357,19 @@ async def test_other_screens_and_back(daemon: Dictated) -> None:
         assert said(app) == [("user", "one"), ("assistant", "1")]
 
 
+async def test_a_timeline_that_is_not_there_yet_says_when_it_is(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: "Ask something first" in screen_text(app))
+        await ask(app, pilot, daemon, "slow")
+        daemon.say("half")
+        await until(pilot, lambda: "half" in screen_text(app))
+        await pilot.press("ctrl+t")
+        await until(pilot, lambda: "when the answer has ended" in " ".join(screen_text(app).split()))
+        daemon.end()
+        await until(pilot, lambda: app.conversations.running is None)
+
+
 async def test_an_answer_goes_on_while_another_conversation_is_open(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
         await ask(app, pilot, daemon, "slow")

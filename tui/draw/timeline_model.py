@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from textual.content import Content
 
 from disco_daemon.client.amounts import dollars, figure
+from disco_daemon.client.side_health import reason_words
 
 from ..data.model import Json
 from ..data.scale import seconds
@@ -198,7 +199,7 @@ def words(model: TimelineModel) -> list[str]:
     for a in model.attempts:
         first = f"first token at {seconds(a.first_s)}" if a.first_s is not None else (
             f"no first token by {seconds(a.until_s)}")  # fmt: skip
-        error = f", {a.error}" if a.error else ""
+        error = f", {reason_words(a.error)}" if a.error else ""
         began, came = ("asked again", f"; the second request {a.hedge}") if a.hedge else ("started", "")
         lines.append(f"{a.name}: {began} at {seconds(a.start_s)}, {first}, wrote {a.tokens} tokens{error}{came}")
     lines += [_move_text(move) for move in model.moves]

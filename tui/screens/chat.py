@@ -366,8 +366,12 @@ class ChatScreen(Screen[None]):
 
     def action_timeline(self) -> None:
         answer = self._chosen_entry("assistant")
-        if answer is None or not (answer.disco or {}).get("endpoints"):
-            self.say("Nothing is known of this answer.")
+        if answer is None:
+            self.say("Ask something first: a timeline is one answer's.")
+        elif answer.live:
+            self.say("The timeline is there when the answer has ended.")
+        elif not (answer.disco or {}).get("endpoints"):
+            self.say("Nothing was kept of how this answer came.")
         else:
             self.app.push_screen(TimelineScreen(answer.disco))
 

@@ -465,6 +465,8 @@ def test_setting_another_server_says_that_the_key_is_not_its(
     assert "hush-hush" not in said
     assert main(["config", "set", "server.key_origin", B]) == 0
     assert capsys.readouterr().err == ""
+    assert main(["config", "set", "server.base_url", ""]) == 0
+    assert capsys.readouterr().err == "", "a server that was taken away needs no key"
 
 
 @pytest.mark.parametrize(
