@@ -156,7 +156,7 @@ class DiscoApp(App[None]):
 
         self.dismiss_welcome()
         if not any(isinstance(screen, SetupScreen) for screen in self.screen_stack):
-            self.push_screen(SetupScreen(self.link, self.launcher, plain=self.plain))
+            self.push_screen(SetupScreen(self.link, self.launcher, self._settle, plain=self.plain))
 
     def action_help(self) -> None:
         self.push_screen(HelpDialog(KEYS, self.text_theme.whole_legend))

@@ -309,6 +309,22 @@ async def test_who_has_a_server_is_not_greeted(daemon: Dictated) -> None:
         await until(pilot, lambda: "F5 adds a server" not in screen_text(app))
 
 
+async def test_the_setup_waits_for_a_daemon_that_is_starting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, daemon: Dictated
+) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr("disco_daemon.client.launcher.DaemonLauncher.command", lambda self: command)
+    async with shown("http://127.0.0.1:9", path=tmp_path / "c.sqlite", start=True) as (app, pilot):
+        await until(pilot, lambda: app.launcher.running)
+        await pilot.press("f5")
+        await until(pilot, lambda: "Asking the daemon" in screen_text(app))
+        await app.check_daemon()  # it is not there yet
+        await pilot.pause()
+        assert "Asking the daemon" in screen_text(app)
+        app.link.root = daemon.root
+        await at(app, pilot, "who shall answer")
+
+
 async def test_a_daemon_is_started_where_none_runs_and_a_question_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, daemon: Dictated
 ) -> None:

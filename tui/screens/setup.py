@@ -44,7 +44,7 @@ from ..draw.theme import fit
 from ..widgets.words import PlainStatic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from disco_daemon.client.stream import Link
 
@@ -65,9 +65,12 @@ class SetupScreen(Screen[None]):
         Binding("up", "move(-1)", "Up", show=False),
     ]
 
-    def __init__(self, link: Link, launcher: DaemonLauncher, *, plain: bool = False) -> None:
+    def __init__(
+        self, link: Link, launcher: DaemonLauncher, settle: Callable[[], Awaitable[None]], *, plain: bool = False
+    ) -> None:
+        """Ask through `link`, once `settle` has waited for a daemon that is starting."""
         super().__init__(id="setup-screen")
-        self._link, self._launcher, self._plain = link, launcher, plain
+        self._link, self._launcher, self._settle, self._plain = link, launcher, settle, plain
         self._step = Step.WAIT
         self._draft = SetupDraft()
         self._known: dict[str, Any] = {}
@@ -144,6 +147,7 @@ class SetupScreen(Screen[None]):
     # --- the questions -----------------------------------------------------------------------------------------------
 
     async def _fetch(self) -> None:
+        await self._settle()
         self._known = await self._link.providers()
         state = await self._link.state()
         self._stand_in = bool(state.get("stand_in"))
