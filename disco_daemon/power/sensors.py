@@ -110,7 +110,7 @@ def assumed_reading(user_watts: float, busy_cores: float, *, frugal: bool) -> Po
     if user_watts > 0:
         return PowerReading(USER, Covers.COMPUTING, USER_UNCERTAINTY, watts=user_watts, note="device.watts")
     per_core = FRUGAL_W if frugal else OTHER_W
-    note = f"{busy_cores:g} busy cores at {per_core:g} W, a rule of thumb"
+    note = f"a rule of thumb, {busy_cores:g} busy core{'s' * (busy_cores != 1)} at {per_core:g} W"
     return PowerReading(GUESS, Covers.COMPUTING, GUESS_UNCERTAINTY, watts=busy_cores * per_core, note=note)
 
 

@@ -72,7 +72,9 @@ def confine(access: Access, open_gpu: Callable[[], object] = lambda: None) -> Co
     """Give up what `access` does not name. `open_gpu` is called while a driver may still use all system calls."""
     found = Confinement()
     if sys.platform == "linux":
-        found.take("first to go", _first_to_go)  # before there is no dump: from then on that file is root's
+        found.take(
+            "first to be ended when memory is short", _first_to_go
+        )  # before there is no dump: from then on that file is root's
     found.take("no core dumps", _no_core_dumps)
     if sys.platform == "linux":
         found.take("no new privileges", _no_new_privileges)

@@ -206,7 +206,9 @@ def energy(state: PowerState) -> Finding:
     skipped = "".join(f"; not {s.source}: {s.reason}" for s in state.skipped)
     found = f"{reading.source} ({reading.note}{watts}), give or take {100 * reading.uncertainty:.0f} %{skipped}"
     if reading.source == GUESS:
-        return warn("energy", found, "`disco config set device.watts W`, what computing adds by a plug-in meter")
+        return warn(
+            "energy", found, "`disco config set device.watts W`, with what a plug-in meter shows more while it computes"
+        )
     return ok("energy", found if reading.covers is not Covers.COMPUTING else f"{found}; assumed, not measured")
 
 
@@ -225,7 +227,7 @@ def battery(charge: Charge | None, floor: float | None) -> Finding:
 def heat(thermal: Thermal | None) -> Finding:
     """Check whether heat slows the processor down."""
     if thermal is None:
-        return ok("heat", "nothing here tells of it")
+        return ok("heat", "no sensor that can be read")
     left = f"{thermal.headroom_k:.0f} K below throttling" if thermal.headroom_k is not None else ""
     text = ", ".join(part for part in (left, thermal.note) if part)
     if thermal.throttled:

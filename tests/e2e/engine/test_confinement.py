@@ -89,7 +89,7 @@ def test_all_is_in_force_for_an_ordinary_user_and_nvidias_driver_may_name_its_th
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, cwd="/")
     assert done.returncode == 0, done.stderr
     in_force, missing, named, other = json.loads(done.stdout)
-    assert "first to go" in in_force, missing
+    assert "first to be ended when memory is short" in in_force, missing
     if not any(measure.startswith("landlock") for measure in in_force):
         pytest.skip(f"landlock is not in force here: {missing}")
     assert named == ("named" if gpu == "nvidia" else "PermissionError")

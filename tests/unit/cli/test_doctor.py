@@ -298,6 +298,7 @@ RAPL = PowerReading("rapl", Covers.CPU, 0.1, joules=5.0, note="package-0")
         (RAPL, OK, ("rapl (package-0)", "10 %", "not battery: there is no battery")),
         (assumed_reading(25.0, 4, frugal=True), OK, ("device.watts = 25 W", "20 %", "not measured")),
         (assumed_reading(0.0, 4, frugal=True), WARN, ("4 busy cores at 4 W", "16 W", "60 %")),
+        (assumed_reading(0.0, 1, frugal=False), WARN, ("a rule of thumb, 1 busy core at 9 W = 9 W)",)),
     ],
 )
 def test_the_source_of_energy_and_why_no_better_one(
