@@ -47,7 +47,7 @@ async def test_version_and_help_tell_what_they_should(tmp_path: Path) -> None:
         assert "usage: disco" in out
 
 
-@pytest.mark.parametrize("args", [[], ["nonsense"], ["config"], ["up", "--port", "many"], ["chat"]])
+@pytest.mark.parametrize("args", [["nonsense"], ["config"], ["up", "--port", "many"], ["chat"]])
 async def test_wrong_usage_is_exit_code_2(args: list[str], tmp_path: Path) -> None:
     code, out, err = await disco(*args, home=tmp_path)
     assert code == 2
