@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -158,12 +156,9 @@ class ServerErrors:
         return self.error("unreachable", f"the server cannot be reached: {self._unconnected(e)}")
 
     def _unconnected(self, e: aiohttp.ClientError) -> str:
-        """Say which address gave no connection, and why, in the system's words: aiohttp's are of ssl and calls."""
-        cause = getattr(e, "os_error", None)
-        if not isinstance(e, aiohttp.ClientConnectorError) or cause is None:
-            return self._brief(e)
-        why = os.strerror(cause.errno) if cause.errno in errno.errorcode else cause.strerror
-        return self.show(f"{e.host}:{e.port}: {why}") if why else self._brief(e)
+        """Say which address gave no connection, and why."""
+        is_of_address = isinstance(e, aiohttp.ClientConnectorError)
+        return self.show(f"{e.host}:{e.port}: {reason_of(e)}") if is_of_address else self._brief(e)
 
     def refuse_clear_text(self) -> EndpointError:
         """Return the error for a key that would go out in the clear: nothing was sent.

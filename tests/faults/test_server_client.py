@@ -246,5 +246,5 @@ async def test_a_server_that_nobody_listens_at_is_known_to_be_away_before_it_is_
     status = server.status()
     await server.close()
     assert status["failing"]["reason"] == "unreachable"
-    assert status["last_error"].endswith(": Connection refused")
+    assert status["last_error"].endswith(": connection refused: nothing listens there")
     assert "ssl" not in status["last_error"]

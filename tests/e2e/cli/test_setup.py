@@ -138,6 +138,8 @@ async def test_at_a_terminal_one_is_asked_and_the_key_is_not_shown(tmp_path: Pat
         terminal.type("small\n")
         await terminal.until("[Y/n] ")
         terminal.type("\n")
+        await terminal.until("Enter for none: ")
+        terminal.type("\n")
         await terminal.until("Saved in ")
         assert await asyncio.wait_for(terminal.process.wait(), PATIENCE_S) == 0
         assert SECRET not in terminal.seen
