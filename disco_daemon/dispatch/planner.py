@@ -275,7 +275,8 @@ class Planner:
 
         def planned(n: int) -> Plan:
             plan = self.preview(n, readiness, 0.5, waited_s)
-            if available >= BOTH and not readiness[Side.SERVER].down_s > 0:
+            better = relation.better
+            if available >= BOTH and better is not None and not readiness.get(better, READY).down_s > 0:
                 plan = self.graded(plan, relation, n, device, goes_on=False, waited_s=waited_s)
             return plan.restricted(available)
 

@@ -129,6 +129,7 @@ def request(**changes: Any) -> dict[str, Any]:
         "ttft_s": None,
         "duration_s": 2.0,
         "handoffs": 0,
+        "stopped": None,
         "device_tokens": 0,
         "server_tokens": 0,
         "cost_usd": pytest.approx(1e-5),

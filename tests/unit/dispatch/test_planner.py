@@ -572,7 +572,7 @@ def test_the_explanation_is_json_and_tells_what_would_be_done(name: str, constra
         serve(asking, n)
         told = json.loads(json.dumps(asking.explain(20, {DEVICE: Readiness(n_busy=1)}, 0.0), allow_nan=False))
         assert set(told) == {
-            "tokens", "plan", "device_ttft_s", "readiness", "context", "contexts", "picture", "learned"
+            "tokens", "plan", "device_ttft_s", "grades", "readiness", "context", "contexts", "picture", "learned"
         }  # fmt: skip
         assert told["tokens"] == 20
         assert 0 <= told["context"] < told["contexts"]
