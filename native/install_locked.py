@@ -13,6 +13,7 @@ from pathlib import Path
 
 NAME = "llama-cpp-python"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+INSTALL_S = 3600.0  # of one wheel that is here, on a disk however slow
 LOOK_S = 0.2  # between two looks at whether a half has ended
 
 
@@ -69,9 +70,8 @@ def main(lock: Path, options: list[str]) -> int:
             return code
         if is_missing:
             wheel = [str(path) for path in wheels.glob("*.whl")]
-            return subprocess.call(
-                [*PIP, "install", *options, "--no-deps", "--no-build-isolation", "--no-index", *wheel]
-            )
+            command = [*PIP, "install", *options, "--no-deps", "--no-build-isolation", "--no-index", *wheel]
+            return subprocess.call(command, timeout=INSTALL_S)
     return 0
 
 

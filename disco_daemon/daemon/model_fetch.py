@@ -17,6 +17,7 @@ from ..errors import DiscoError, RequestError
 from ..models.default import models_dir
 from ..models.fetching import Fetched, FetchJob
 from ..models.offered import OfferedModel
+from ..plain import reason_of
 from ..system.job import run_job
 from ..system.tasks import cancel_all
 
@@ -88,7 +89,7 @@ class ModelFetch:
             self._state, self._done = "loading", model.n_bytes
             self._message = await self._use(found.path)
         except (DiscoError, OSError) as e:
-            self._message = str(e)
+            self._message = reason_of(e)
             log.warning("%s is not in use: %s", model.title, e)
         self._state = "failed" if self._message else "done"
 

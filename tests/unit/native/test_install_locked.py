@@ -73,7 +73,8 @@ def test_pip_gets_the_options_and_checks_the_hashes(
         Path(commands[1][commands[1].index("--wheel-dir") + 1], "llama.whl").touch()
         return 0
 
-    def call(command: list[str]) -> int:
+    def call(command: list[str], timeout: float) -> int:
+        assert timeout > 0
         asked.append(command[4:])
         return 5
 

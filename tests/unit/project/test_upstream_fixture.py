@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
+from disco_daemon.bench.script import script
 from tests.fixtures.upstream import Upstream
 
 PROMPT = "alpha beta gamma"
@@ -108,7 +109,7 @@ async def test_concurrent_answers_are_their_own(upstream: Upstream, client: open
         return "".join(seen)
 
     words = [f"w{i}" for i in range(20)]
-    assert await asyncio.gather(*map(ask, words)) == [f"{word} " * 8 for word in words]
+    assert await asyncio.gather(*map(ask, words)) == ["".join(script(word, 8)) for word in words]
     assert upstream.open_streams == 0
 
 

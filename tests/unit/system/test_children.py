@@ -25,6 +25,7 @@ ENDS = {
     "benchmarks/tui/tui_latency.py": "its terminal hangs up",
     "benchmarks/faults/fuzz_files.py": "a limit on its processor time",
     "benchmarks/relay/startup.py": "once(): a program that ends by itself",
+    "native/install_locked.py": "together(): what fails ends the other half",
     ".ci/binary/started.py": "the build of the binary, which kills it at its end",
 }
 STARTS = {

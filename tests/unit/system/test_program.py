@@ -189,7 +189,7 @@ def test_a_damaged_binary_leaves_no_model(carried: Path, binary: Path, does: str
 
 def test_a_binary_that_is_gone_or_cannot_be_started_says_what_to_do(carried: Path, binary: Path) -> None:
     binary.chmod(0o644)
-    with pytest.raises(ConfigError, match="Permission denied"):
+    with pytest.raises(ConfigError, match="permission denied"):
         models.fetch_default_model(lambda _: None)
     binary.unlink()
     with pytest.raises(ConfigError, match="get that file again, or put"):
