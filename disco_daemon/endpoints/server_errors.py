@@ -157,8 +157,9 @@ class ServerErrors:
 
     def _unconnected(self, e: aiohttp.ClientError) -> str:
         """Say which address gave no connection, and why."""
-        is_of_address = isinstance(e, aiohttp.ClientConnectorError)
-        return self.show(f"{e.host}:{e.port}: {reason_of(e)}") if is_of_address else self._brief(e)
+        if not isinstance(e, aiohttp.ClientConnectorError):
+            return self._brief(e)
+        return self.show(f"{e.host}:{e.port}: {reason_of(e)}")
 
     def refuse_clear_text(self) -> EndpointError:
         """Return the error for a key that would go out in the clear: nothing was sent.
