@@ -45,7 +45,7 @@ async def test_it_shows_what_the_daemon_knows() -> None:
         await until(pilot, lambda: "60 served" in text_of(app, "#summary"))
         await until(pilot, lambda: "48 % censored" in text_of(app, "#server"))
         await until(pilot, lambda: "w(l): how long the server is held back" in text_of(app, "#starts"))
-        await until(pilot, lambda: "of 1 $" in text_of(app, "#spend"))
+        await until(pilot, lambda: "of $1.00" in text_of(app, "#spend"))
         await until(pilot, lambda: "device" in text_of(app, "#wins"))
         assert table(app).row_count == 62
 
