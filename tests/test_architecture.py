@@ -458,3 +458,15 @@ def test_a_promise_names_tests_that_are_there(cells: list[str]) -> None:
         file, _, test = name.partition("::")
         text = (ROOT / file).read_text("utf-8")
         assert not test or re.search(rf"^(async def|def|class) {test}\b|^{test} = ", text, re.MULTILINE), name
+
+
+def test_a_worker_of_the_terminal_ui_is_given_a_function() -> None:
+    """A coroutine that is made before its worker begins is never awaited if the window closes in between."""
+    found = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path in sorted((ROOT / "tui").rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "run_worker"
+        if isinstance(call.args[0], ast.Call)
+    ]
+    assert found == []

@@ -47,7 +47,7 @@ class TimelineScreen(ModalScreen[None]):
         """Show what is known, then what the daemon adds."""
         self.set_class(self._plain, "plain")
         self.query_one("#pictures", VerticalScroll).focus()
-        self.run_worker(self._complete(), group="timeline", exclusive=True)
+        self.run_worker(self._complete, group="timeline", exclusive=True)
 
     @property
     def _plain(self) -> bool:
