@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
 from textual import on
@@ -144,9 +145,9 @@ class ControlScreen(Screen[None]):
         """Ask for all settings, and for the state from now on."""
         self.set_class(self._plain, "plain")
         self._enable(False)  # a change would be lost before the settings are known
-        self.run_worker(self._load, group="load")
-        self.run_worker(self._changes.run, group="changes")
-        self.run_worker(self._questions.run, group="questions")
+        self.run_worker(partial(self._load), group="load")
+        self.run_worker(partial(self._changes.run), group="changes")
+        self.run_worker(partial(self._questions.run), group="questions")
         self.set_interval(POLL_S, self._poll_again)
 
     def on_resize(self) -> None:
@@ -155,7 +156,7 @@ class ControlScreen(Screen[None]):
 
     def _poll_again(self) -> None:
         if self.is_current and not self._pending:
-            self.run_worker(self._poll, group="poll", exclusive=True)
+            self.run_worker(partial(self._poll), group="poll", exclusive=True)
 
     # --- from the daemon ---------------------------------------------------------------------------------------------
 
@@ -374,7 +375,7 @@ class ControlScreen(Screen[None]):
             self._show_settings()
             self._ask_whatif()
         else:
-            self.run_worker(self._take_back, group="undo")
+            self.run_worker(partial(self._take_back), group="undo")
 
     async def _take_back(self) -> None:
         """Undo one change, after the one that is being sent, if any."""
