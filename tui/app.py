@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from rich.segment import Segments
 from rich.text import Text
@@ -188,7 +188,7 @@ class DiscoApp(App[None]):
         self.on_chat_screen_pace_wanted()
 
     def on_chat_screen_pace_wanted(self) -> None:
-        self.run_worker(partial(self._show_pace), group="pace", exclusive=True)
+        self.run_worker(cast("Any", self._show_pace), group="pace", exclusive=True)
 
     async def _show_pace(self) -> None:
         """Take up the reading pace that is set, which the control panel may have changed."""
@@ -280,7 +280,7 @@ class DiscoApp(App[None]):
         if self.startable:
             self._settled.clear()
             self._launching = True
-            self.run_worker(partial(self._start), group="start", exclusive=True)
+            self.run_worker(cast("Any", self._start), group="start", exclusive=True)
 
     async def _start(self) -> None:
         try:

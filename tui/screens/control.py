@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
 from textual import on
@@ -145,9 +144,9 @@ class ControlScreen(Screen[None]):
         """Ask for all settings, and for the state from now on."""
         self.set_class(self._plain, "plain")
         self._enable(False)  # a change would be lost before the settings are known
-        self.run_worker(partial(self._load), group="load")
-        self.run_worker(partial(self._changes.run), group="changes")
-        self.run_worker(partial(self._questions.run), group="questions")
+        self.run_worker(cast("Any", self._load), group="load")
+        self.run_worker(cast("Any", self._changes.run), group="changes")
+        self.run_worker(cast("Any", self._questions.run), group="questions")
         self.set_interval(POLL_S, self._poll_again)
 
     def on_resize(self) -> None:
@@ -156,7 +155,7 @@ class ControlScreen(Screen[None]):
 
     def _poll_again(self) -> None:
         if self.is_current and not self._pending:
-            self.run_worker(partial(self._poll), group="poll", exclusive=True)
+            self.run_worker(cast("Any", self._poll), group="poll", exclusive=True)
 
     # --- from the daemon ---------------------------------------------------------------------------------------------
 
@@ -375,7 +374,7 @@ class ControlScreen(Screen[None]):
             self._show_settings()
             self._ask_whatif()
         else:
-            self.run_worker(partial(self._take_back), group="undo")
+            self.run_worker(cast("Any", self._take_back), group="undo")
 
     async def _take_back(self) -> None:
         """Undo one change, after the one that is being sent, if any."""

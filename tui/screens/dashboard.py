@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any, ClassVar, cast
 
 from rich.text import Text
@@ -72,7 +71,7 @@ class DashboardScreen(Screen[None]):
 
     def _poll_again(self) -> None:
         if self.is_current:
-            self.run_worker(partial(self._poll), group="poll", exclusive=True)
+            self.run_worker(cast("Any", self._poll), group="poll", exclusive=True)
 
     async def _poll(self) -> None:
         """Fetch a snapshot; after a failure the last pictures stay, and a banner says why."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -48,7 +47,7 @@ class TimelineScreen(ModalScreen[None]):
         """Show what is known, then what the daemon adds."""
         self.set_class(self._plain, "plain")
         self.query_one("#pictures", VerticalScroll).focus()
-        self.run_worker(partial(self._complete), group="timeline", exclusive=True)
+        self.run_worker(cast("Any", self._complete), group="timeline", exclusive=True)
 
     @property
     def _plain(self) -> bool:
