@@ -79,7 +79,7 @@ async def test_a_stream_says_who_made_each_piece_though_it_is_read_later(tmp_pat
     """Paced, most of what the server made is shown after the device has taken over: it is the server's all the same."""
     async with pair(tmp_path, "all-server", "token_ids", *FORCED) as daemon, Link(daemon.root) as link:
         messages = [{"role": "user", "content": STORY}]
-        options: dict[str, Any] = {"temperature": 0, "max_tokens": 150, "disco": {"delivery": "paced", "pace_tps": 25}}
+        options: dict[str, Any] = {"temperature": 0, "max_tokens": 100, "disco": {"delivery": "paced", "pace_tps": 12}}
         for _ in range(3):  # a device that a busy machine holds up does not catch up in time
             text, sides, note, told = "", [], "", None
             async with aclosing(link.chat(messages, **options)) as pieces:
