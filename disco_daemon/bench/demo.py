@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import csv
 import itertools
-import math
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ import tomlkit
 from aiohttp import web
 from openai import APIError, AsyncOpenAI, DefaultAsyncHttpxClient
 
+from ..client.amounts import dollars
 from ..models.default import fetch_default_model
 from ..system.processors import n_cores
 from ..system.program import verb
@@ -274,8 +274,8 @@ class Demo:
         saved_usd = unmoved_usd - found["cost_usd"] if found["winner"] == "server" and found["handoffs"] else 0.0
         if saved_usd > 0:
             self._stage.say(
-                f"{MARKS['device']} wrote {wrote['device']} of {n} tokens: {usd(found['cost_usd'])}, "
-                f"its power included, not {usd(unmoved_usd)}"
+                f"{MARKS['device']} wrote {wrote['device']} of {n} tokens: {dollars(found['cost_usd'])}, "
+                f"its power included, not {dollars(unmoved_usd)}"
             )
         else:
             self._stage.say("it stayed: this machine was first, or reads too slowly to catch up")
@@ -325,11 +325,6 @@ class Demo:
             msg = f"{model} gave no answer to {messages[-1]['content'][:40]!r}"
             raise BenchError(msg)
         return heard
-
-
-def usd(amount: float) -> str:
-    """Return a small sum of money to two digits."""
-    return f"${amount:.{max(2, 1 - math.floor(math.log10(amount)))}f}" if amount > 0 else "$0"
 
 
 def first_words(row: Mapping[str, float]) -> str:

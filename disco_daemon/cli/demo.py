@@ -177,7 +177,8 @@ def _introduce(screen: DemoScreen, live: object) -> None:
 
 
 def _conclude(screen: DemoScreen, result: Mapping[str, Any]) -> None:
-    from ..bench.demo import first_words, usd
+    from ..bench.demo import first_words
+    from ..client.amounts import dollars
 
     s = result["summary"]
     screen.say(f"{s['of']} questions, each asked three times; the first word came after", title=True)
@@ -185,8 +186,8 @@ def _conclude(screen: DemoScreen, result: Mapping[str, Any]) -> None:
     screen.say("In short", title=True)
     screen.say(f"first word  {first_words(s['mean'])}")
     if result["moved"]:
-        one, thousand = usd(s["saved_usd"]), usd(1000 * s["saved_usd"])
-        screen.say(f"saved       {one} of {usd(result['moved']['usd'])} where an answer moved; {thousand} on 1,000")
+        one, thousand = dollars(s["saved_usd"]), dollars(1000 * s["saved_usd"])
+        screen.say(f"saved       {one} of {dollars(result['moved']['usd'])} where an answer moved; {thousand} on 1,000")
     if result["killed"]:
         screen.say(f"dead server {result['killed']['pause_s']:.2f} s without text, and no word lost")
     screen.say("Next", title=True)
