@@ -185,9 +185,12 @@ def _conclude(screen: DemoScreen, result: Mapping[str, Any]) -> None:
     _table(screen, s)
     screen.say("In short", title=True)
     screen.say(f"first word  {first_words(s['mean'])}")
-    if result["moved"]:
-        one, thousand = dollars(s["saved_usd"]), dollars(1000 * s["saved_usd"])
-        screen.say(f"saved       {one} of {dollars(result['moved']['usd'])} where an answer moved; {thousand} on 1,000")
+    if moved := result["moved"]:
+        said = "nothing here: that answer did not move"
+        if moved["saved_usd"] > 0:
+            one, thousand = dollars(moved["saved_usd"]), dollars(1000 * moved["saved_usd"])
+            said = f"{one} of {dollars(moved['usd'])} where an answer moved; {thousand} on 1,000"
+        screen.say(f"saved       {said}")
     if result["killed"]:
         screen.say(f"dead server {result['killed']['pause_s']:.2f} s without text, and no word lost")
     screen.say("Next", title=True)

@@ -17,7 +17,18 @@ from typing import Any
 import pytest
 
 from disco_daemon.bench.child import child_env
-from disco_daemon.bench.demo import KILLED, LENGTHS, LONG, PRICES, SHORT, recorded_answers, recorded_draws, run_demo
+from disco_daemon.bench.demo import (
+    KILLED,
+    LENGTHS,
+    LONG,
+    PRICES,
+    SHORT,
+    TIMES,
+    recorded_answers,
+    recorded_draws,
+    run_demo,
+)
+from disco_daemon.cli import demo
 from disco_daemon.endpoints.shaper import read_trace
 from disco_daemon.models.default import default_model_path
 
@@ -127,3 +138,21 @@ def test_the_server_costs_and_takes_what_the_service_did() -> None:
     trace = Path(str(folder / "traces" / "gpt-3.5-turbo.csv"))
     assert [ttft_s for ttft_s, _ in recorded_draws()] == read_trace(trace)
     assert all(pieces and len(pieces) <= LENGTHS[question] for question, pieces in recorded_answers().items())
+
+
+@pytest.mark.parametrize(
+    ("saved_usd", "said"),
+    [
+        (0.0, "saved       nothing here: that answer did not move"),
+        (0.00013, "saved       $0.00013 of $0.00025 where an"),
+    ],
+)
+def test_what_was_not_saved_is_not_said_to_be(saved_usd: float, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A device that reads too slowly for a move is as honest an end as one that saves."""
+    times = dict(zip(TIMES, (0.3, 0.7, 0.5), strict=True))
+    shapes = dict.fromkeys(("mean", "median", "mean_short", "mean_long"), times)
+    summary = shapes | {"of": 6, "wins": {"device": 3, "server": 3}, "saved_usd": saved_usd}
+    demo._conclude(
+        demo.DemoScreen(), {"summary": summary, "moved": {"saved_usd": saved_usd, "usd": 0.00025}, "killed": None}
+    )
+    assert said in capsys.readouterr().out
