@@ -16,8 +16,8 @@ from xdist.workermanage import WorkerController
 # that takes six times as long. It is read when llama.cpp is loaded, here and in processes that tests start.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-# No test of ours asserts how long something takes; on a busy machine one example may take seconds.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# No test of ours asserts how long something takes; on a busy machine one example may take seconds, and making one too.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
 # Tests with daemons, engines and servers: a file's run in one worker, and share what they have started.

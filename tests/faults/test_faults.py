@@ -213,7 +213,11 @@ async def test_nothing_left_to_serve_is_a_plain_http_error(tmp_path: Path) -> No
 
 
 async def test_a_slow_reader_pauses_the_stream_and_loses_nothing(tmp_path: Path) -> None:
-    async with Upstream(tokens=3_000) as upstream, running(tmp_path, server=upstream.url, device=False) as daemon:
+    ends_where_it_ends = {"delivery": {"stop_repetition": False}}  # two words again and again are a loop
+    async with (
+        Upstream(tokens=3_000) as upstream,
+        running(tmp_path, server=upstream.url, device=False, settings=ends_where_it_ends) as daemon,
+    ):
         payload = {
             "model": "disco",
             "messages": [{"role": "user", "content": f"{'a' * 9_000} {'b' * 9_000}"}],

@@ -34,7 +34,7 @@ from disco_daemon.models.default import default_model_path
 
 SLOW, FAST = 3.0, 0.02  # of a server that comes after any machine with a short question, and before any with a long one
 TPS = 8.0  # any machine that reads faster than that catches up
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 
 
 class Seen:

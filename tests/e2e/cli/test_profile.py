@@ -20,7 +20,7 @@ from disco_daemon.profiling import saved
 from tests.fixtures.daemon import running
 from tests.fixtures.upstream import Upstream
 
-PATIENCE_S = 170.0
+PATIENCE_S = 500.0
 
 
 async def disco(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:

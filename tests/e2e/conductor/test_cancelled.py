@@ -93,7 +93,9 @@ async def test_an_answer_that_was_refused_while_it_was_cancelled_is_told_of_once
         answer = engine.open(question(LONG))
         await answer.close()
     assert answer.done is not None
-    assert await engine.count(question("Hi there, once more")) is not None, "the engine goes on"
+    async with asyncio.timeout(PATIENCE_S):  # the engine goes on; a count that a busy machine makes too late is None
+        while await engine.count(question("Hi there, once more")) is None:
+            pass
     assert engine.in_flight == 0
 
 

@@ -28,7 +28,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.timeout(300)
 async def test_a_machine_that_joins_computes_layers_and_no_word_is_lost_with_it(tmp_path: Path) -> None:
     async with fleet_home(tmp_path / "home") as home:
         daemon = home.daemon

@@ -15,7 +15,6 @@ from tests.fixtures.daemon import ask
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched"),
 ]
 
