@@ -150,7 +150,7 @@ def test_a_wrong_variable_is_refused_with_key_and_mend(path: Path, name: str, va
     assert says in str(caught.value)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(key=st.sampled_from(keys()), text=st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 def test_any_text_for_any_setting_is_taken_or_refused(path: Path, key: str, text: str) -> None:
     says = ""
@@ -249,7 +249,7 @@ def test_a_wrong_file_is_not_made_worse(path: Path) -> None:
     assert path.read_text("utf-8") == "[api\n"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_that_is_set_is_read_back(path: Path, text: str) -> None:
     assert config.set_values(path, {"api.key": text}).api.key == text

@@ -67,7 +67,7 @@ def test_a_trace_is_its_ttft_column_in_order(tmp_path: Path) -> None:
     assert trace_of(tmp_path, "# a comment\nseq,ttft_s,region\n0,0.5,sea\n1,0.25,cdg\n") == [0.5, 0.25]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(values=st.lists(st.floats(0, 1e6), min_size=1))
 def test_a_trace_comes_back_as_it_was_written(values: list[float], tmp_path: Path) -> None:
     assert trace_of(tmp_path, "ttft_s\n" + "".join(f"{v!r}\n" for v in values)) == values

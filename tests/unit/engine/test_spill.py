@@ -181,7 +181,9 @@ def test_what_is_not_ours_stays_in_the_folder(tmp_path: Path) -> None:
         assert [(tmp_path / name).read_text() for name in names] == list(names)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=30, deadline=None
+)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=60), min_size=1, max_size=6), st.data())
 def test_the_text_with_most_in_common_is_found(
     tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], data: st.DataObject

@@ -49,7 +49,7 @@ def balance(path: Path) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     return rows, sums
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(st.floats(0, 10), st.floats(0, 1e5), st.integers(-40, 40)), min_size=1, max_size=30
