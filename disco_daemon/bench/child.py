@@ -14,6 +14,7 @@ from disco_daemon.errors import DiscoError
 
 START_S = 60.0  # until a child listens, s; a cold start reads its modules from disk
 STOP_S = 5.0  # from SIGTERM to SIGKILL, s
+EQUAL = {"DISCO_POLICY_UNEQUAL": "race"}
 NOT_STOPPED = {"DISCO_DELIVERY_STOP_REPETITION": "false"}
 LOG_TAIL = 2000  # of a child's stderr shown when it fails, characters
 
@@ -32,11 +33,10 @@ def child_env(folder: Path) -> dict[str, str]:
     package = str(Path(disco_daemon.__file__).parent.parent)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
     env["OPENAI_API_KEY"] = "loopback"
-    env["DISCO_POLICY_UNEQUAL"] = "race"
     env["NO_PROXY"] = env["no_proxy"] = "127.0.0.1,localhost"
     for name in ("CONFIG_HOME", "DATA_HOME", "CACHE_HOME"):
         env[f"XDG_{name}"] = str(folder)
-    return env
+    return env | EQUAL
 
 
 @asynccontextmanager
@@ -45,12 +45,16 @@ async def child(
 ) -> AsyncIterator[str]:
     """Run a child that says `{"url": …}` in a line of stdout; yield that address, end the child afterwards.
 
-    `env` adds variables to those of `child_env`. A daemon with a device stops no answers that repeat themselves, as
+    `env` adds variables to those of `child_env`; with a PYTHONPATH of its own the code is another checkout's, which may
+    not know our settings. A daemon with a device stops no answers that repeat themselves, as
     a small model's do: a measurement, or a test, wants as many tokens as it asks for.
     """
     log = folder / f"{name}.log"
     more = NOT_STOPPED if "up" in argv and "--no-device" not in argv else {}
-    process = await start(argv, child_env(folder) | more | dict(env or {}), log)
+    everything = child_env(folder) | more | dict(env or {})
+    if "PYTHONPATH" in (env or {}):
+        everything = {name: value for name, value in everything.items() if name not in EQUAL | NOT_STOPPED}
+    process = await start(argv, everything, log)
     try:
         assert process.stdout is not None
         url: str | None = None
