@@ -222,8 +222,7 @@ class Answer:
         if self.joinable and not self.generated.is_plain:
             self.joinable = False  # the other endpoint cannot continue half a tool call, or a hidden thought
             effects = [*self._call_off("the answer is no plain text any more"), *effects]
-        if reason == "stop" or self.watch.has_stopped or (reason is not None and side in self._sides.running):
-            assert reason is not None
+        if reason is not None and (reason == "stop" or self.watch.has_stopped or side in self._sides.running):
             effects += self._complete(side, reason)
         return effects
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -18,13 +19,16 @@ class LoopWatch:
     """Looks for a loop in each text of an answer. `strict`: it is data, as its client asks, and as calls always are.
 
     Of several `choices` none can be ended alone: the answer ends when each of them has ended or is in a loop. A watch
-    that is off sees nothing.
+    that is off sees nothing. As long as a token is only text, and `n_left` stays above 0 when its characters are taken
+    off, nobody has to ask: it is read when there is more.
     """
 
     is_on: bool = True
     strict: bool = False
     choices: int = 1
     has_stopped: bool = False
+    n_left: float = 0  # characters
+    _n_read: int = 0  # tokens of the answer
     _text: Repetition = field(init=False)
     _others: dict[tuple[int, str], Repetition] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)  # choices
@@ -32,28 +36,39 @@ class LoopWatch:
 
     def __post_init__(self) -> None:
         self._text = Repetition(strict=self.strict)
+        self._wait()
 
     @property
     def is_likely(self) -> bool:
         """Whether the text has just said the same twice, so that a loop may be about to be."""
         return self.is_on and self._text.is_likely
 
-    def begin_anew(self, text: str) -> None:
-        """Another endpoint goes on after `text`."""
+    def begin_anew(self, text: str, n_tokens: int) -> None:
+        """Another endpoint goes on after `text`, which is that of `n_tokens` tokens."""
         self._text = Repetition(strict=self.strict, before=text)
         self._others.clear()
+        self._n_read = n_tokens
+        self._wait()
 
-    def take(self, token: Token) -> Token | None:
+    def take(self, token: Token, before: Sequence[Token]) -> Token | None:
         """Return a token's part up to where the answer ends for a loop; None where it goes on, as nearly always.
 
-        What is more than text stays whole.
+        `before` is the answer so far. What is more than text stays whole.
         """
-        if token.delta is not None or self.choices > 1 or not self.is_on:
-            return self._take_apart(token) if self.is_on else None
-        seen, text = self._text, token.text  # what nearly every token needs, without a call
-        seen.pieces.append(text)
-        seen.n_left -= len(text)
-        if seen.n_left > 0 or (n := seen.look(len(text))) is None:
+        if not self.is_on:
+            return None
+        self._text.add("".join([earlier.text for earlier in before[self._n_read :]]))
+        self._n_read = len(before) + 1
+        last = self._take_plain(token) if token.delta is None and self.choices == 1 else self._take_apart(token)
+        self._wait()
+        return last
+
+    def _wait(self) -> None:
+        self.n_left = (self._text.n_left if self.choices == 1 else 0) if self.is_on else math.inf
+
+    def _take_plain(self, token: Token) -> Token | None:
+        n = self._text.add(token.text)
+        if n is None:
             return None
         self.has_stopped = True
         if n == len(token.text) or token.logprobs is not None:

@@ -32,11 +32,14 @@ class Relay:
     def take(self, side: Side, token: Token, now: float) -> tuple[list[Token], str | None]:
         """Return what is shown now, and the reason why the answer ends with this token of `side`, if it does."""
         if self.limits.admits(token, self.text.n_generated):  # nearly always
-            if (last := self.watch.take(token)) is not None:
-                self.text.add(side, last)
-                return self.buffer.put(last, now), "length"
-            self.text.add(side, token)
-            return self.buffer.put(token, now), None
+            watch = self.watch
+            watch.n_left -= len(token.text)
+            if watch.n_left > 0 and token.delta is None:  # nearly always, too
+                self.text.add(side, token)
+                return self.buffer.put(token, now), None
+            last = watch.take(token, self.text.pieces)
+            self.text.add(side, last or token)
+            return self.buffer.put(last or token, now), None if last is None else "length"
         pieces, reason = self.limits.take(token, self.text.n_generated, self.text.__str__)
         shown = self._keep(side, pieces, now)
         return shown, "length" if self.watch.has_stopped else reason
@@ -61,7 +64,7 @@ class Relay:
         """An endpoint goes on after the text so far; what waits for the rest of a stop string, it says again."""
         text = str(self.text)
         self.limits.begin_anew(text)
-        self.watch.begin_anew(text)
+        self.watch.begin_anew(text, len(self.text.pieces))
 
     def adopt_tail(self) -> None:
         """Make the source's tail text like any other."""
@@ -71,7 +74,7 @@ class Relay:
     def _keep(self, side: Side, tokens: Iterable[Token], now: float) -> list[Token]:
         shown = []
         for token in tokens:
-            last = self.watch.take(token)
+            last = self.watch.take(token, self.text.pieces)
             self.text.add(side, last or token)
             shown += self.buffer.put(last or token, now)
             if last is not None:

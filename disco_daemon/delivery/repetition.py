@@ -39,7 +39,7 @@ _OPEN = re.compile(r"\n[ \t]{0,16}\d{0,6}\Z")  # what may still become the begin
 class Repetition:
     """Looks for a loop in one text. `strict`: the text is data by what its client asks for.
 
-    Where each token counts, `add` may be written out: `pieces` and `n_left` are public for that.
+    Nothing is found before `n_left` characters have been added.
     """
 
     def __init__(self, *, strict: bool = False, before: str = "") -> None:
@@ -47,7 +47,7 @@ class Repetition:
         self._repeats, self._strict = (STRICT_REPEATS, STRICT) if strict else (REPEATS, 1)
         self._keep = self._repeats * MAX_PERIOD + self._strict * DATA
         self._tail = self._held = ""  # without the numbers of lists; what may still become one
-        self.pieces: list[str] = []  # since the last look
+        self._pieces: list[str] = []  # since the last look
         self.n_left = STEP  # characters until the next look
         self.is_likely = False  # the text ends with the same twice: a loop may be about to be
         at = len(before) - len(before) % STEP
@@ -60,13 +60,13 @@ class Repetition:
 
         After a loop nothing more may come.
         """
-        self.pieces.append(text)
+        self._pieces.append(text)
         self.n_left -= len(text)
-        return None if self.n_left > 0 else self.look(len(text))
+        return None if self.n_left > 0 else self._look(len(text))
 
-    def look(self, n_new: int) -> int | None:
+    def _look(self, n_new: int) -> int | None:
         """Look at the text wherever it has STEP characters more; the last `n_new` of them have just come."""
-        text = "".join(self.pieces)
+        text = "".join(self._pieces)
         n_old = len(text) - n_new
         at = 0
         while len(text) - at >= STEP:
@@ -74,7 +74,7 @@ class Repetition:
             at += STEP
             if self._is_loop():
                 return at - n_old
-        self.pieces, self.n_left = [text[at:]], STEP - (len(text) - at)
+        self._pieces, self.n_left = [text[at:]], STEP - (len(text) - at)
         return None
 
     def _append(self, text: str) -> None:
