@@ -57,24 +57,26 @@ class LoopWatch:
         """
         if not self.is_on:
             return None
-        self._text.add("".join([earlier.text for earlier in before[self._n_read :]]))
+        unread = "".join([earlier.text for earlier in before[self._n_read :]])
         self._n_read = len(before) + 1
-        last = self._take_plain(token) if token.delta is None and self.choices == 1 else self._take_apart(token)
-        self._wait()
-        return last
-
-    def _wait(self) -> None:
-        self.n_left = (self._text.n_left if self.choices == 1 else 0) if self.is_on else math.inf
-
-    def _take_plain(self, token: Token) -> Token | None:
-        n = self._text.add(token.text)
-        if n is None:
+        if token.delta is not None or self.choices > 1:
+            self._text.add(unread)
+            last = self._take_apart(token)
+            self._wait()
+            return last
+        found = self._text.add(unread + token.text)
+        self.n_left = self._text.n_left
+        if found is None:
             return None
         self.has_stopped = True
+        n = found - len(unread)  # which is less than one look
         if n == len(token.text) or token.logprobs is not None:
             return token
         n_tokens = max(1, round(token.n_tokens * n / len(token.text)))
         return structs.replace(token, text=token.text[:n], n_tokens=min(token.n_tokens, n_tokens), ids=())
+
+    def _wait(self) -> None:
+        self.n_left = (self._text.n_left if self.choices == 1 else 0) if self.is_on else math.inf
 
     def _take_apart(self, token: Token) -> Token | None:
         """Take a token that has more than text, or is one of several choices."""

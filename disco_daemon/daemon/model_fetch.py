@@ -10,16 +10,17 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..clock import Clock
 from ..errors import DiscoError, RequestError
 from ..models.default import models_dir
-from ..models.fetching import Fetched, FetchJob
-from ..models.offered import OfferedModel
 from ..plain import reason_of
 from ..system.job import run_job
 from ..system.tasks import cancel_all
+
+if TYPE_CHECKING:
+    from ..models.offered import OfferedModel
 
 log = logging.getLogger("disco.models")
 
@@ -80,6 +81,8 @@ class ModelFetch:
         await cancel_all(self._task)
 
     async def _run(self, model: OfferedModel) -> None:
+        from ..models.fetching import Fetched, FetchJob
+
         try:
             job = FetchJob(f"{model.repo}:{model.file}", str(models_dir()))
             found = await run_job(

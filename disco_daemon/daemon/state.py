@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..api.control.documents import Documents
@@ -18,9 +18,8 @@ from ..dispatch.planner import Planner
 from ..endpoints.device import Device
 from ..errors import ConfigError, EndpointError
 from ..link.trust.roles import Role
+from ..machines.device_settings import stand_in
 from ..machines.managed_device import whole_device
-from ..machines.model_offers import recommendation, stand_in
-from ..models.offered import MeasuredSpeed, find, offered_models
 from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles
@@ -28,6 +27,9 @@ from .model_fetch import ModelFetch
 from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
+
+if TYPE_CHECKING:
+    from ..models.offered import MeasuredSpeed
 
 LOAD_S = 600.0  # that a fetched model has to get into memory, from a slow disk too
 
@@ -168,6 +170,9 @@ class StateDocuments(Documents):
         return await self._reload_saved(await self._setup.save_device(model))
 
     async def offers(self) -> dict[str, Any]:
+        from ..machines.model_offers import recommendation  # asked now and then, while every start would wait for it
+        from ..models.offered import offered_models
+
         async with self._offering:
             models = await asyncio.to_thread(offered_models, self._setup.folder)
             quiet = len(self._runtime.conductor.in_flight) == 0
@@ -176,6 +181,8 @@ class StateDocuments(Documents):
         return found.to_json()
 
     async def fetch_model(self, name: str) -> dict[str, Any]:
+        from ..models.offered import find, offered_models
+
         self._fetch.start(find(name, await asyncio.to_thread(offered_models, self._setup.folder)))
         return self._fetch.document() or {}
 

@@ -47,7 +47,7 @@ class Repetition:
         self._repeats, self._strict = (STRICT_REPEATS, STRICT) if strict else (REPEATS, 1)
         self._keep = self._repeats * MAX_PERIOD + self._strict * DATA
         self._tail = self._held = ""  # without the numbers of lists; what may still become one
-        self._pieces: list[str] = []  # since the last look
+        self._waiting = ""  # for the next look
         self.n_left = STEP  # characters until the next look
         self.is_likely = False  # the text ends with the same twice: a loop may be about to be
         at = len(before) - len(before) % STEP
@@ -60,21 +60,14 @@ class Repetition:
 
         After a loop nothing more may come.
         """
-        self._pieces.append(text)
-        self.n_left -= len(text)
-        return None if self.n_left > 0 else self._look(len(text))
-
-    def _look(self, n_new: int) -> int | None:
-        """Look at the text wherever it has STEP characters more; the last `n_new` of them have just come."""
-        text = "".join(self._pieces)
-        n_old = len(text) - n_new
+        n_old, text = len(self._waiting), self._waiting + text
         at = 0
         while len(text) - at >= STEP:
             self._append(text[at : at + STEP])
             at += STEP
             if self._is_loop():
                 return at - n_old
-        self._pieces, self.n_left = [text[at:]], STEP - (len(text) - at)
+        self._waiting, self.n_left = text[at:], STEP - (len(text) - at)
         return None
 
     def _append(self, text: str) -> None:

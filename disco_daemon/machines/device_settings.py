@@ -17,7 +17,7 @@ from ..config.schema import Config, DeviceSettings
 from ..engine.measure.tune_messages import Knobs, Speed, Tuned, TuneJob
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError
-from ..models.default import default_model_path, fetch_default_model
+from ..models.default import DEFAULT_MODEL, default_model_path, fetch_default_model
 from ..models.files import whole_header
 from ..models.gguf import Header
 from ..models.rounding import has_rivals, is_free, rounds_alike
@@ -43,6 +43,17 @@ def model_path(settings: DeviceSettings) -> Path:
         raise ConfigError(f"the device's model {path} does not exist: {mend}, or use --no-device")
     require_regular("device.model", path)
     return path
+
+
+def stand_in(config: Config) -> str:
+    """Return the size of the model that ships, such as "135M", while all answers are its; else ""."""
+    return "135M" if has_stand_in(config.device) and not config.server.base_url else ""
+
+
+def has_stand_in(settings: DeviceSettings) -> bool:
+    """Whether the device's model is the one that ships, which is for trying disco out."""
+    path = Path(settings.model).expanduser() if settings.model else default_model_path()
+    return settings.enabled and not settings.base_url and path.name == DEFAULT_MODEL
 
 
 def require_regular(key: str, path: Path) -> None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.schema import Config, DeviceSettings
+from ..config.schema import Config
 from ..engine.measure.checkup_messages import CheckupRequest, Fit
 from ..errors import ConfigError
-from ..models.default import DEFAULT_MODEL, default_model_path
 from ..models.files import examine
 from ..models.offered import (  # fmt: skip
     CONTEXT,
@@ -128,14 +127,3 @@ def _shape_of(path: Path, models: tuple[OfferedModel, ...]) -> tuple[float, floa
     if found.problem or not found.n_parameters or found.header.number(f"{found.header.architecture}.expert_count"):
         return None
     return found.n_bytes, found.n_parameters
-
-
-def stand_in(config: Config) -> str:
-    """Return the size of the model that ships, such as "135M", while all answers are its; else ""."""
-    return "135M" if has_stand_in(config.device) and not config.server.base_url else ""
-
-
-def has_stand_in(settings: DeviceSettings) -> bool:
-    """Whether the device's model is the one that ships, which is for trying disco out."""
-    path = Path(settings.model).expanduser() if settings.model else default_model_path()
-    return settings.enabled and not settings.base_url and path.name == DEFAULT_MODEL

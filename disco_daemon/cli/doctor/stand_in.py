@@ -7,7 +7,8 @@ import asyncio
 from ...client.offers import size_words
 from ...config.layers import config_path
 from ...config.schema import Config
-from ...machines.model_offers import has_stand_in, recommendation
+from ...machines.device_settings import has_stand_in
+from ...machines.model_offers import recommendation
 from ...models.offered import offered_models
 from .finding import Finding, Level, warn
 

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _offers(setup: Onboarding) -> Callable[[], dict[str, Any]] | None:
     """Return what finds models that suit this machine; None where it has a model of its own already."""
-    from ...machines.model_offers import has_stand_in
+    from ...machines.device_settings import has_stand_in
     from ..models_offer import recommended
 
     return (lambda: recommended().to_json()) if has_stand_in(setup.config().device) else None
