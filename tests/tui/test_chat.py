@@ -238,6 +238,57 @@ async def test_search_finds_words_of_messages(daemon: Dictated) -> None:
         await until(pilot, lambda: titles(app) == ["two", "one"])
 
 
+def marked(app: DiscoApp) -> list[str]:
+    """The words that stand out in the view."""
+    transcript = app.chat.query_one(Transcript)
+    lines = [transcript.render_line(y) for y in range(transcript.size.height)]
+    return [part.text for line in lines for part in line if part.style and part.style.reverse]
+
+
+def long_talk(store: Store) -> None:
+    """Two conversations of some pages; a word is in the first one's middle, in a long answer."""
+    for title, word in (("Cooking", "the crème of it"), ("Stars", "the red giants")):
+        conversation = store.new()
+        for n in range(6):
+            store.add(conversation.id, "user", f"{title} {n}?")
+            lines = [f"Line {n}.{line} of the answer.  " for line in range(40)]
+            if n == 2:
+                lines[25] = f"Here is {word}, as **written**.  "
+            store.finish(store.add(conversation.id, "assistant", "\n".join(lines)), "stop", None)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["narrow", "wide"])
+@pytest.mark.parametrize(("typed", "found"), [("creme", "crème"), ("iant", "iant"), ("giant writ", "giant")])
+async def test_the_words_that_were_searched_for_are_in_view_and_stand_out_until_the_search_ends(
+    daemon: Dictated, size: tuple[int, int], typed: str, found: str
+) -> None:
+    async with shown(daemon.root, size=size, before=long_talk) as (app, pilot):
+        await pilot.press("ctrl+f", *(key if key != " " else "space" for key in typed))
+        await until(pilot, lambda: len(titles(app)) == 1)
+        await pilot.press("enter")
+        await until(pilot, lambda: found in marked(app))
+        assert "Here is the" in screen_text(app)
+        if size[0] == 80:  # with the list its width has changed
+            assert not app.chat.query_one(Sidebar).display
+        assert ("writ" in marked(app)) == ("writ" in typed)
+        await pilot.press("escape")
+        await until(pilot, lambda: not marked(app))
+        assert "Here is the" in screen_text(app), "the view stays"
+
+
+async def test_a_conversation_that_was_found_by_its_title_is_shown_from_its_end(daemon: Dictated) -> None:
+    def renamed(store: Store) -> None:
+        long_talk(store)
+        store.rename(store.list()[0].id, "Dwarfs")
+
+    async with shown(daemon.root, before=renamed) as (app, pilot):
+        await pilot.press("ctrl+f", *"dwarf")
+        await until(pilot, lambda: titles(app) == ["Dwarfs"])
+        await pilot.press("enter")
+        await until(pilot, lambda: "Line 5.39" in screen_text(app))
+        assert not marked(app)
+
+
 @pytest.mark.parametrize(("size", "before"), [((80, 24), False), ((120, 40), True)], ids=["narrow", "wide"])
 async def test_the_list_is_shown_where_there_is_room_and_by_key(
     daemon: Dictated, size: tuple[int, int], before: bool

@@ -81,6 +81,13 @@ _FOUND = """
  AND (id IN (SELECT rowid FROM titles WHERE titles MATCH :words) OR id IN (
   SELECT conversation FROM turns WHERE cut IS NULL AND id IN (SELECT rowid FROM words WHERE words MATCH :words)))
 """
+_FIRST_FOUND = """
+SELECT min(id) FROM turns
+WHERE conversation = :conversation AND cut IS NULL AND id IN (SELECT rowid FROM words WHERE words MATCH :words)
+"""
+_FIRST_ANYWHERE = """
+SELECT min(id) FROM turns WHERE conversation = :conversation AND cut IS NULL AND instr(lower(text), lower(:query))
+"""
 _ANYWHERE = """
  AND (instr(lower(title), lower(:query)) OR id IN (
   SELECT conversation FROM turns WHERE cut IS NULL AND instr(lower(text), lower(:query))))
@@ -152,14 +159,24 @@ class Store:
         A word matches the beginning of a word. If nothing matches, the query may stand anywhere, also within words: not
         every language puts spaces between them.
         """
-        query = " ".join(_whole(query).replace("\0", " ").split())
+        wanted = _wanted(query)
         with self._read_transaction() as db:
-            if not query:
+            if not wanted["query"]:
                 return [Conversation(*row) for row in db.execute(_HEAD + _NEWEST)]
-            words = " ".join('"' + word.replace('"', '""') + '"*' for word in query.split()[:MAX_WORDS])
-            rows = db.execute(_HEAD + _FOUND + _NEWEST, {"words": words}).fetchall()
-            rows = rows or db.execute(_HEAD + _ANYWHERE + _NEWEST, {"query": query}).fetchall()
+            rows = db.execute(_HEAD + _FOUND + _NEWEST, wanted).fetchall()
+            rows = rows or db.execute(_HEAD + _ANYWHERE + _NEWEST, wanted).fetchall()
         return [Conversation(*row) for row in rows]
+
+    def found(self, conversation: int, query: str) -> int | None:
+        """Return the first message for which `list` finds a conversation; None where it does by the title alone."""
+        wanted = _wanted(query) | {"conversation": conversation}
+        if not wanted["query"]:
+            return None
+        with self._read_transaction() as db:
+            (turn,) = db.execute(_FIRST_FOUND, wanted).fetchone()
+            if turn is None:
+                (turn,) = db.execute(_FIRST_ANYWHERE, wanted).fetchone()
+        return None if turn is None else int(turn)
 
     def rename(self, conversation: int, title: str) -> None:
         """Give it another title."""
@@ -372,6 +389,13 @@ def _turn(row: tuple[Any, ...], pieces: Iterable[tuple[str, str]]) -> StoredTurn
     number, role, text, sides, disco, finish, created, parent = row
     text, marks = _join(text, json.loads(sides), pieces)
     return StoredTurn(number, role, text, marks, None if disco is None else json.loads(disco), finish, created, parent)
+
+
+def _wanted(query: str) -> dict[str, Any]:
+    """Return a search as statements take it: what may stand anywhere, and the words, each the beginning of one."""
+    query = " ".join(_whole(query).replace("\0", " ").split())
+    words = " ".join('"' + word.replace('"', '""') + '"*' for word in query.split()[:MAX_WORDS])
+    return {"query": query, "words": words}
 
 
 def _title(text: str) -> str:

@@ -19,6 +19,7 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
 from ..data.banner import Banner
+from ..data.found_words import words_in
 from ..data.store import StoreError
 from ..draw.entry import Entry
 from ..draw.theme import TextTheme, fit
@@ -306,7 +307,8 @@ class ChatScreen(Screen[None]):
         self._focus(self.query_one(Sidebar).search_field)
 
     def on_sidebar_searched(self, event: Sidebar.Searched) -> None:
-        del event
+        if not event.query:
+            self.query_one(Transcript).mark(None)
         self.show_list()
 
     def on_sidebar_opened(self, event: Sidebar.Opened) -> None:
@@ -314,7 +316,14 @@ class ChatScreen(Screen[None]):
         with self.errors_shown():
             self.conversations.open(event.conversation)
             self.show_conversation()
+            self._show_found(event.conversation, self.query_one(Sidebar).search)
         self._focus(self.query_one(Prompt))
+
+    def _show_found(self, conversation: int, query: str) -> None:
+        """Mark the words of the search, and scroll to the first message that has them."""
+        turn = self.conversations.store.found(conversation, query)
+        if (entry := next((e for e in self.conversations.entries if e.turn == turn), None)) is not None:
+            self.query_one(Transcript).mark(words_in(entry.text, query), entry)
 
     @work(group="dialog")
     async def action_rename(self) -> None:

@@ -10,6 +10,7 @@ is longer than most, since drawing and scrolling share the heights of all messag
 
 from __future__ import annotations
 
+import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 from textual.timer import Timer
 
+from ..data.found_words import folded
 from ..data.readers import ReadingPlace
 from ..draw.entry import Entry
 from ..draw.markdown import wrap
@@ -88,6 +90,8 @@ class Transcript(ScrollView, can_focus=True):
         self._moving = False
         self._drawn_for: tuple[int, TextTheme] | None = None
         self.selected: Entry | None = None
+        self._marked: re.Pattern[str] | None = None
+        self._sought: Entry | None = None  # the message in which the marked words were scrolled to, until it is left
 
     # --- what is shown ----------------------------------------------------------------------------------------------
 
@@ -102,6 +106,7 @@ class Transcript(ScrollView, can_focus=True):
             self._reading[0].read, self._reading = None, None
         self._touched.clear()
         self._entries, self.selected, self._follow = entries, None, True
+        self._marked = self._sought = None
         self._anchor = (entries[-1], 0) if entries and entries[-1].live else None
         self._forget()
         if self._anchor is not None:
@@ -219,6 +224,17 @@ class Transcript(ScrollView, can_focus=True):
         self.refresh()
         self.post_message(self.Selected())
 
+    def mark(self, words: re.Pattern[str] | None, entry: Entry | None = None) -> None:
+        """Mark words of a search, which match `folded` texts; with an `entry`, scroll to the first of them in it."""
+        self._marked = words
+        self._strips.clear()
+        if words is not None and entry in self._entries:
+            index = self._entries.index(entry)
+            rows = (row for row, line in enumerate(self._lines(index)) if words.search(folded(line.plain)))
+            self._bring(index, next(rows, 0) - self.size.height // 3)
+            self._sought = entry
+        self.refresh()
+
     # --- where it is ------------------------------------------------------------------------------------------------
 
     def _width(self) -> int:
@@ -304,12 +320,12 @@ class Transcript(ScrollView, can_focus=True):
             lines -= self._heights[index]
             index += 1
 
-    def _bring(self, index: int) -> None:
-        """Scroll a message to the top of the view."""
+    def _bring(self, index: int, row: int = 0) -> None:
+        """Scroll a message to the top of the view, or what stands some rows below its first line."""
         self._follow, self._anchor = False, None
         self._measure_up(index, max(1, self.size.height))
         self._restart()
-        self._go(self._starts[index])
+        self._go(self._starts[index] + row)
 
     @property
     def max_scroll_y(self) -> int:
@@ -335,6 +351,7 @@ class Transcript(ScrollView, can_focus=True):
             return  # a resize lays all out anew
         self._draw_touched()
         self._restart()
+        self._sought = None
         self._follow, self._anchor = new_value >= self._starts[-1] - self.size.height, None
         if not self._follow:
             self._lay_out()
@@ -356,7 +373,9 @@ class Transcript(ScrollView, can_focus=True):
             index, _ = self._place() if self._entries and len(self._starts) > 1 else (0, 0)
             follow = self._follow
             self._forget()
-            if not follow and index < len(self._entries):
+            if self._sought is not None:
+                self.mark(self._marked, self._sought)
+            elif not follow and index < len(self._entries):
                 self._bring(index)
         else:
             self._lay_out()
@@ -406,7 +425,11 @@ class Transcript(ScrollView, can_focus=True):
         return found[1]
 
     def _strip(self, entry: Entry, content: Text, row: int, y: int) -> Strip:
-        line = entry.gutter(row, self._theme()).append_text(content)
+        line = entry.gutter(row, self._theme())
+        at = len(line)
+        line.append_text(content)
+        for found in () if self._marked is None else self._marked.finditer(folded(content.plain)):
+            line.stylize("reverse", at + found.start(), at + found.end())
         if entry is self.selected and row == 0:
             line.stylize("reverse", 0, 1)
         chosen = self.text_selection

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_tui.data.found_words import folded, words_in
 from disco_tui.data.store import KEEP_DELETED_S, Conversation, Store, StoreError
 
 
@@ -170,6 +171,9 @@ def test_a_search_finds_beginnings_of_words_in_messages_and_titles(store: Store)
     assert found(store, "weath") == [other.id]
     assert found(store, "天気") == [other.id], "there are no spaces to begin a word after"
     assert found(store, "sky weather") == []
+    assert [store.found(sky.id, query) for query in ("blu sk", "wellen", "hy i", "weath")] == [1, 2, 1, None]
+    assert store.found(other.id, "天気") == 3
+    assert store.found(other.id, "weath") is None, "by its title alone"
 
 
 def test_what_was_cut_or_renamed_is_not_found_any_more(store: Store) -> None:
@@ -188,6 +192,30 @@ def test_no_query_is_an_error(query: str) -> None:
     with Store(None) as store:
         begun(store)
         assert len(store.list(query)) in (0, 1)
+        assert store.found(1, query) in (None, 1)
+        assert words_in("Why is the sky blue?", query)
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "marked"),
+    [
+        ("naive WELLEN", "Größere Wellenlängen, naïve Mikrowellen", ["Wellen", "naïve"]),
+        ("ellen", "Größere Wellenlängen", ["ellen"]),
+        ("天気 ", "今日はいい天気ですね", ["天気"]),
+        ("co-op", "A co op, a co-op; not a scoop", ["co op", "co-op"]),
+        ("(*.py", "all (*.py files", ["py"]),
+        ("*.", "all *.py files", ["*."]),
+        (" ", "nothing", []),
+        ("İ", "İstanbul, istanbul", ["İ", "i"]),
+    ],
+)
+def test_what_the_search_finds_is_marked_where_it_stands(query: str, text: str, marked: list[str]) -> None:
+    assert [text[hit.start() : hit.end()] for hit in words_in(text, query).finditer(folded(text))] == marked
+
+
+@given(text=st.text())
+def test_a_folded_text_has_each_character_at_its_place(text: str) -> None:
+    assert len(folded(text)) == len(text)
 
 
 def test_a_deleted_conversation_can_be_brought_back(store: Store) -> None:
