@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..plain import reason_of
 from ..system.smallfile import open_regular
+from ..types.thought_marks import marks_in
 from .gguf import Header, joined, read_header, shard, shard_names, with_shards
 
 # Bytes of a file: the shape is in the first kilobytes; most vocabularies end within 8 MiB, all known ones within 64.
@@ -79,7 +80,7 @@ def whole_header(path: Path) -> Header:
 def template(header: Header) -> Template:
     """Describe the chat template of a complete header."""
     source = header.text("tokenizer.chat_template")
-    thinks = "<think>" in source or "enable_thinking" in source
+    thinks = marks_in(source) is not None or "enable_thinking" in source
     return Template(bool(source), thinks, re.search(r"\btools\b", source) is not None)
 
 

@@ -1,7 +1,7 @@
 """Models that think before they answer: dividing their text into thought and answer. Pure.
 
-The thought stands between `<think>` and `</think>`, as Qwen3, DeepSeek-R1 and its distillates, SmolLM3 and others write
-it. Either the chat template has opened it already, or the model opens it at the very beginning of its answer.
+The thought stands between marks (`types.thought_marks`). Either the chat template has opened it already, or the model
+opens it at the very beginning of its answer.
 """
 
 from __future__ import annotations
@@ -9,68 +9,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
+from ...types.thought_marks import THINK, ThoughtMarks
 from .text import TextStream
-
-OPEN, CLOSE = "<think>", "</think>"
-TAGS = (OPEN, CLOSE)
-NO_THOUGHT = f"\n{CLOSE}\n\n"  # behind a prompt that opens a thought: with its "<think>\n", Qwen3's empty thought
-
-_OPEN, _CLOSE = OPEN.encode(), CLOSE.encode()
-
-
-def opens_thought(prompt: str) -> bool:
-    """Whether a rendered prompt ends with the beginning of a thought."""
-    return prompt.rstrip().endswith(OPEN)
-
-
-def is_answer(text: str) -> bool:
-    """Whether a partial answer comes without its thought: then the thought is over, wherever it is."""
-    return bool(text) and CLOSE not in text and not text.lstrip().startswith(OPEN)
-
-
-def within(text: str) -> bool:
-    """Whether a partial answer ends within a thought."""
-    return text.lstrip().startswith(OPEN) and CLOSE not in text
 
 
 class _Phase(Enum):
-    START = auto()  # it may still begin with <think>
+    START = auto()  # a mark may still come
     THOUGHT = auto()
-    GAP = auto()  # the white space behind </think>
+    GAP = auto()  # white space and marks between the thought and the answer
     ANSWER = auto()
 
 
 class ThinkingText(TextStream):
     """A TextStream of the answer alone; `take_thought` returns the thought.
 
-    The tags belong to neither, nor does white space around the thought. Stop strings count in the answer only.
+    The marks belong to neither, nor does white space around the thought. Stop strings count in the answer only.
     """
 
-    def __init__(self, stop: Sequence[str] = (), n_indent: int = 0, *, inside: bool = False) -> None:
+    def __init__(
+        self, stop: Sequence[str] = (), n_indent: int = 0, *, inside: bool = False, marks: ThoughtMarks = THINK
+    ) -> None:
         """Begin a stream; `inside`: the thought has begun already."""
         super().__init__(stop, n_indent)
         self._phase = _Phase.THOUGHT if inside else _Phase.START
-        self._start = b""  # of the answer, as long as it may be <think>
-        self._thinking = TextStream([CLOSE])
+        self._opening, self._closing = marks.opening.encode(), marks.closing.encode()
+        self._leads = tuple(lead.encode() for lead in marks.leads)
+        self._start = b""  # of the answer, as long as it may be a mark
+        self._thinking = TextStream([marks.closing])
+        self._wrapped = TextStream([marks.ending]) if marks.ending else None  # an answer that a mark may end
+        self._is_marked = inside  # whether something is left out
         self._thought = self._space = ""
         self._begun = False  # the thought, behind its leading white space
 
     @property
     def whole(self) -> bool:
         """Whether the text shown is that of the bytes taken; never after a thought, whose ids are not the answer's."""
-        return self._phase is _Phase.ANSWER and super().whole and not self._thinking.stopped
+        return self._phase is _Phase.ANSWER and super().whole and not self._is_marked
 
     def feed(self, piece: bytes) -> str:
         """Take one token's bytes; return what may be shown of the answer now."""
         match self._phase:
             case _Phase.ANSWER:
-                return super().feed(piece)
-            case _Phase.START:
-                return self._begin(piece)
+                return self._say(piece)
             case _Phase.THOUGHT:
                 return self._think(piece)
-            case _Phase.GAP:
-                return self._skip(piece)
+            case _:
+                return self._begin(piece)
 
     def take_thought(self) -> str:
         """Return the text of the thought since the last call."""
@@ -83,26 +67,37 @@ class ThinkingText(TextStream):
             self._note(self._thinking.flush())
             return ""
         start, self._start = self._start, b""
-        return (super().feed(start) if start else "") + super().flush()
+        shown = self._say(start.lstrip() if self._phase is _Phase.GAP else start)
+        if self._is_marked and self._wrapped is not None:
+            shown += super().feed(self._wrapped.flush().encode("utf-8", "surrogatepass"))
+        return shown + super().flush()
 
     def _begin(self, piece: bytes) -> str:
+        """Leave out marks, and white space in front of them and behind; return what follows."""
         self._start += piece
+        is_first = self._phase is _Phase.START
         text = self._start.lstrip()
-        if text != _OPEN and _OPEN.startswith(text):
+        # A closing mark in front of everything is an empty thought: some templates open it unseen.
+        marks = (self._opening, self._closing, *self._leads) if is_first else self._leads
+        if (mark := next((mark for mark in marks if text.startswith(mark)), None)) is not None:
+            self._start, self._is_marked = b"", True
+            if mark == self._opening and is_first:
+                self._phase = _Phase.THOUGHT
+                return self._think(text[len(mark) :])
+            self._phase = _Phase.GAP
+            return self._begin(text[len(mark) :])
+        if any(mark.startswith(text) for mark in marks) or not (text or is_first):
             return ""
-        start, self._start = self._start, b""
-        if not text.startswith(_OPEN):
-            self._phase = _Phase.ANSWER
-            return super().feed(start)
-        self._phase = _Phase.THOUGHT
-        return self._think(text[len(_OPEN) :])
+        said, self._start = self._start if is_first else text, b""
+        self._phase = _Phase.ANSWER
+        return self._say(said)
 
     def _think(self, piece: bytes) -> str:
         self._note(self._thinking.feed(piece))
         if not self._thinking.stopped:
             return ""
-        self._phase = _Phase.GAP
-        return self._skip(self._thinking.left[len(_CLOSE) :])
+        self._phase, self._is_marked = _Phase.GAP, True
+        return self._begin(self._thinking.left[len(self._closing) :])
 
     def _note(self, text: str) -> None:
         """Add to the thought. White space at its end is held back: it may be the end of the thought."""
@@ -112,9 +107,7 @@ class ThinkingText(TextStream):
         self._thought += kept
         self._begun = self._begun or bool(kept)
 
-    def _skip(self, piece: bytes) -> str:
-        piece = piece.lstrip()
-        if not piece:
-            return ""
-        self._phase = _Phase.ANSWER
+    def _say(self, piece: bytes) -> str:
+        if self._is_marked and self._wrapped is not None:
+            return super().feed(self._wrapped.feed(piece).encode("utf-8", "surrogatepass"))
         return super().feed(piece)

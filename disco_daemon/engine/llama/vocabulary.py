@@ -1,4 +1,7 @@
-"""Text to token ids and back, by the vocabulary and the chat template of a model."""
+"""Text to token ids and back, by the vocabulary and the chat template of a model.
+
+It is longer than others: whatever is text in the engine becomes tokens by one class, which knows its control tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import llama_cpp
 
 from ...tools.detect import detect
 from ...types import Drawing, Infill, RawPrompt
+from ...types.thought_marks import KNOWN, ThoughtMarks, marks_in
 from ..wire import Count, Generate
 from .calling import Calling
 from .calls import OpeningMark
@@ -24,7 +28,7 @@ from .infill import InfillTokens
 from .refusals import DrawingError, PromptError, PromptTooLong
 from .template import ChatTemplate, TemplateError
 from .text import TextStream
-from .thinking import NO_THOUGHT, OPEN, TAGS, ThinkingText, is_answer, opens_thought, within
+from .thinking import ThinkingText
 from .turns import may_be_refused
 
 ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
@@ -59,16 +63,29 @@ class Vocabulary:
         self.infill = InfillTokens(self.handle, self.tokenize, self._shown)
         self._template = ChatTemplate(source, bos, eos)
         self._template.try_out()
-        tags = [self.tokenize(tag, parse_special=True) for tag in TAGS]
-        self._tags = frozenset(ids[0] for ids in tags if len(ids) == 1)
+        self._tags: frozenset[int] = frozenset()
+        self.thoughts = marks_in(source) or self._own_marks()
+        self._tags = self._shown_marks()
         self.calling = Calling(detect(lambda messages, tools: self._template.render(messages, tools=tools)))
-        marks = [self.tokenize(mark, parse_special=True) for mark in self.calling.marks]
+        marks = [self._ids_of(mark) for mark in self.calling.marks]
         self._marks = frozenset(ids[0] for ids in marks if len(ids) == 1)
-        self._thinks = bool(self._tags) or any(tag in source for tag in TAGS)
         self.n_ctx = 0
         self.beat: Callable[[], None] = lambda: None
         self._known: OrderedDict[bytes, array[int]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def _own_marks(self) -> ThoughtMarks | None:
+        """Return the marks of thoughts that are tokens of the vocabulary, for a template that does not have any."""
+        plain = (marks for marks in KNOWN if not marks.signs)
+        return next((marks for marks in plain if all(len(self._ids_of(mark)) == 1 for mark in marks.every)), None)
+
+    def _shown_marks(self) -> frozenset[int]:
+        """Return the tokens of these marks that have to be seen even if they are control tokens."""
+        every = [self._ids_of(mark) for mark in (self.thoughts.every if self.thoughts is not None else ())]
+        return frozenset(i for ids in every for i in ids if len(ids) == 1 or not self._read_piece(i))
+
+    def _ids_of(self, mark: str) -> list[int]:
+        return self.tokenize(mark, parse_special=True)
 
     def prompt_tokens(self, request: Generate | Count) -> list[int]:
         """Tokenize the prompt, without the answer so far. Raises TemplateError, PromptError, PromptTooLong.
@@ -187,17 +204,18 @@ class Vocabulary:
         use, calling = request.tools, self.calling
         messages = calling.messages(request.messages, use)
         parts = self._template.segments(messages, self._control, request.template_args, calling.shown(use))
-        if not (self._thinks and parts and opens_thought(parts[-1][0])):
+        thoughts = self.thoughts
+        if not (thoughts is not None and parts and thoughts.opens_thought(parts[-1][0])):
             return parts
         # As llama-server does where the template does not know how (common/chat.cpp, enable_thinking).
         unwanted = request.template_args.get("enable_thinking") is False
         begun = request.answer_so_far if isinstance(request, Generate) else request.answer
         bound = isinstance(request, Generate) and request.response_format is not None
         bound = bound or (use is not None and use.forced)
-        if not (unwanted or bound or is_answer(begun)):
+        if not (unwanted or bound or thoughts.is_answer(begun)):
             return parts
         text, is_template = parts[-1]
-        return [*parts[:-1], (f"{text.rstrip()}\n{NO_THOUGHT}", is_template)]
+        return [*parts[:-1], (thoughts.closed(text), is_template)]
 
     @cached_property
     def between_turns(self) -> list[int]:
@@ -209,32 +227,39 @@ class Vocabulary:
         except TemplateError:
             return []
         between = text.partition(answer)[2].partition(question)[0]
-        return [] if self._thinks else self.tokenize(between, parse_special=True)
+        return [] if self.thoughts is not None else self.tokenize(between, parse_special=True)
 
     def close_thought(self, prompt: list[int], text: str) -> list[int]:
         """Return a prompt for the answer `text` to follow: a thought that the prompt opens is closed."""
-        if not (self._opens_thought(prompt) and is_answer(text)):
+        if self.thoughts is None or not (self.opens_thought(prompt) and self.thoughts.is_answer(text)):
             return prompt
-        return prompt + self.tokenize(NO_THOUGHT, parse_special=True)
+        return prompt + self._ids_of(self.thoughts.closer)
 
     def stream(self, request: Generate, prompt: Sequence[int], answer: str) -> TextStream:
         """Make a stream that turns the tokens behind `prompt` and the partial `answer` into text."""
         reads = request.prompt is None and self.calling.reads(request.tools)
         stop, n_indent = ((), 0) if reads else (request.stop, request.drawing.n_indent)
-        if request.prompt is not None or not self._thinks or (answer and not within(answer)):
+        thoughts = self.thoughts if request.prompt is None else None
+        is_within = thoughts is not None and thoughts.is_within(answer)
+        if thoughts is None or (answer and not is_within):
             found = TextStream(stop, n_indent)
         else:
-            found = ThinkingText(stop, n_indent, inside=bool(answer) or self._opens_thought(prompt))
-        if not reads:
-            return found
-        return self.calling.text(request.tools, found, request.stop, "" if within(answer) else answer)
+            found = self._thinking(prompt, stop, n_indent, inside=bool(answer))
+        return self.calling.text(request.tools, found, request.stop, "" if is_within else answer) if reads else found
+
+    def _thinking(
+        self, prompt: Sequence[int], stop: Sequence[str] = (), n_indent: int = 0, *, inside: bool = False
+    ) -> TextStream:
+        """Make a stream that tells the thought from the answer behind a prompt."""
+        if self.thoughts is None:
+            return TextStream(stop, n_indent)
+        return ThinkingText(stop, n_indent, inside=inside or self.opens_thought(prompt), marks=self.thoughts)
 
     def opening_mark(self, request: Generate, prompt: Sequence[int]) -> OpeningMark | None:
         """Return what looks for the begin of a call in an answer that may have one; None for other answers."""
         if request.tools is None:
             return None
-        stream = ThinkingText(inside=self._opens_thought(prompt)) if self._thinks else TextStream()
-        return self.calling.mark(request.tools, stream, self.piece_with_marks, self.answer_tokens)
+        return self.calling.mark(request.tools, self._thinking(prompt), self.piece_with_marks, self.answer_tokens)
 
     def shown_piece(self, request: Generate, token: int) -> bytes:
         """Return the bytes of one token of an answer: where there may be calls, with their marks."""
@@ -245,12 +270,12 @@ class Vocabulary:
         """Return the bytes of one token, those of a mark of calls too."""
         return self.piece(token, special=token in self._marks)
 
-    def _opens_thought(self, prompt: Sequence[int]) -> bool:
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with the beginning of a thought."""
-        if not self._thinks:
+        if self.thoughts is None:
             return False
-        tail = b"".join(self.piece(token, special=True) for token in prompt[-2 * len(OPEN) :])
-        return opens_thought(tail.decode("utf-8", "replace"))
+        tail = b"".join(self.piece(token, special=True) for token in prompt[-2 * len(self.thoughts.opening) :])
+        return self.thoughts.opens_thought(tail.decode("utf-8", "replace"))
 
     def prompt_text(self, request: Count) -> str:
         """Render messages as text; empty for a raw prompt, or if a message spells a control token."""

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine import framing, wire
 from disco_daemon.engine.llama.template import ChatTemplate, TemplateError
-from disco_daemon.engine.llama.thinking import CLOSE, OPEN, ThinkingText, is_answer, opens_thought, within
+from disco_daemon.engine.llama.thinking import ThinkingText
 from disco_daemon.system.frames import HEADER
 from disco_daemon.types import GenerationRequest
+from disco_daemon.types.thought_marks import KNOWN, THINK, ThoughtMarks, marks_in
 
 TEMPLATES = Path(__file__).parent.parent.parent / "fixtures" / "templates"
 QWEN3, R1 = ((TEMPLATES / f"{name}.jinja").read_text("utf-8") for name in ("qwen3", "deepseek-r1"))
@@ -24,11 +25,14 @@ pieces = st.sampled_from([*"<>/ \nat€x", "<think>", "</think>", "<thin", "thin
 texts = st.lists(pieces, max_size=12).map("".join)
 cuts = st.lists(st.integers(0, 400), max_size=30)
 ASCII_SPACE = string.whitespace
+OPEN, CLOSE = THINK.opening, THINK.closing
 
 
-def run(data: bytes, at: list[int], *, inside: bool = False, stop: tuple[str, ...] = ()) -> tuple[str, str, bool]:
+def run(
+    data: bytes, at: list[int], *, inside: bool = False, stop: tuple[str, ...] = (), marks: ThoughtMarks = THINK
+) -> tuple[str, str, bool]:
     """The thought and the answer that come of some bytes in some pieces, as the engine reads them."""
-    stream, thought, answer = ThinkingText(stop, inside=inside), "", ""
+    stream, thought, answer = ThinkingText(stop, inside=inside, marks=marks), "", ""
     edges = [0, *sorted(c % (len(data) + 1) for c in at), len(data)]
     for a, b in itertools.pairwise(edges):
         answer += stream.feed(data[a:b])
@@ -42,9 +46,10 @@ def run(data: bytes, at: list[int], *, inside: bool = False, stop: tuple[str, ..
 def expected(text: str, *, inside: bool) -> tuple[str, str]:
     """The same of the whole text at once."""
     if not inside:
-        if not text.lstrip(ASCII_SPACE).startswith(OPEN):
+        begun = text.lstrip(ASCII_SPACE)
+        if not begun.startswith((OPEN, CLOSE)):
             return "", text
-        text = text.lstrip(ASCII_SPACE)[len(OPEN) :]
+        text = begun.removeprefix(OPEN)
     thought, closed, answer = text.partition(CLOSE)
     return thought.strip(), answer.lstrip(ASCII_SPACE) if closed else ""
 
@@ -104,6 +109,83 @@ def test_a_thought_that_does_not_end_is_all_there_is() -> None:
     assert run(b"Well, let me see: </thi", [], inside=True) == ("Well, let me see: </thi", "", False)
 
 
+# --- marks --------------------------------------------------------------------------------------------------------
+
+# By the template: what of a prompt is its end, what the model writes behind it, and the same where it does not think.
+WRITTEN = {
+    "qwen3": ("assistant\n", "<think>\nT\n</think>\n\nA", "A"),
+    "deepseek-r1": ("<think>\n", "T\n</think>\n\nA", "</think>A"),
+    "tools/LFM2.5-Instruct": ("assistant\n", "<think>T</think>A", "A"),
+    "tools/mistralai-Ministral-3-14B-Reasoning-2512": ("[/INST]", "[THINK]T[/THINK]A", "A"),
+    "thoughts/Apertus-8B-Instruct": ("<|assistant_start|>", "<|inner_prefix|>T<|inner_suffix|>A", "A"),
+    "thoughts/Apriel-1.6-15b-Thinker-fixed": (
+        "Here are my reasoning steps:\n", "T\n[BEGIN FINAL RESPONSE]\nA", "[BEGIN FINAL RESPONSE]\nA",
+    ),
+    "thoughts/unsloth-Apriel-1.5": (
+        "<|assistant|>\n",
+        "Here are my reasoning steps:\nT\n[BEGIN FINAL RESPONSE]\nA[END FINAL RESPONSE]\n",
+        "[BEGIN FINAL RESPONSE]A[END FINAL RESPONSE]",
+    ),
+    "thoughts/upstage-Solar-Open-100B": (
+        "<|begin|>assistant", "<|think|>T<|end|><|begin|>assistant<|content|>A", "<|content|>A",
+    ),
+    "thoughts/ByteDance-Seed-OSS": ("assistant\n", "<seed:think>T</seed:think>\nA", "A"),
+    "thoughts/CohereForAI-c4ai-command-r7b-12-2024-tool_use": (
+        "<|START_THINKING|><|END_THINKING|>", "<|START_THINKING|>T<|END_THINKING|>A", "A",
+    ),
+    "thoughts/Cohere2MoE": ("<|START_THINKING|>", "T<|END_THINKING|>A", "<|END_THINKING|>A"),
+    "thoughts/MiniMax-M3": ("]~b]ai\n", "<mm:think>T</mm:think>A", "</mm:think>A"),
+    "thoughts/tencent-Hy3": ("</think:opensource>", "<think:opensource>T</think:opensource>A", "A"),
+    "thoughts/Kimi-K3": (
+        "<|open|>think<|sep|>", "T<|close|>think<|sep|><|open|>response<|sep|>A<|close|>response<|sep|>",
+        "<|close|>think<|sep|><|open|>response<|sep|>A",
+    ),
+    "thoughts/ibm-granite-granite-3.3-2B-Instruct": (
+        "<|end_of_role|>", "<think>T</think>\n<response>A</response>", "<response>A</response>",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_template_says_which_marks_its_model_writes(name: str) -> None:
+    source = (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+    marks, (end, thinks, says) = marks_in(source), WRITTEN[name]
+    assert marks is not None
+    prompt = ChatTemplate(source, "<bos>", "<eos>").render(HI)
+    assert prompt.endswith(end)
+    inside = marks.opens_thought(prompt)
+    assert inside is end.rstrip().endswith(marks.opening)
+    for at in (list(range(200)), []):
+        assert run(thinks.encode(), at, inside=inside, marks=marks)[:2] == ("T", "A")
+        assert run(says.encode(), at, inside=inside, marks=marks)[:2] == ("", "A")
+
+
+def test_every_family_of_marks_is_that_of_some_template() -> None:
+    sources = [(TEMPLATES / f"{name}.jinja").read_text("utf-8") for name in WRITTEN]
+    sources += ["[|assistant|]<thought>\n"]  # EXAONE Deep's
+    assert {marks_in(source) for source in sources} == set(KNOWN)
+
+
+@pytest.mark.parametrize("name", ["google-gemma-4-31B-it", "openai-gpt-oss-120b", "google-gemma-2-2b-it"])
+def test_what_has_thoughts_in_a_format_of_its_own_or_none_has_no_marks(name: str) -> None:
+    assert marks_in((TEMPLATES / "tools" / f"{name}.jinja").read_text("utf-8")) is None
+
+
+@pytest.mark.parametrize("marks", KNOWN, ids=lambda marks: marks.opening)
+@given(thought=texts, answer=texts, at=cuts)
+def test_whatever_the_marks_a_closed_thought_is_told_from_the_answer(
+    marks: ThoughtMarks, thought: str, answer: str, at: list[int]
+) -> None:
+    thought, answer = (text.replace("<", "").replace("[", "").strip() for text in (thought, answer))
+    written = f"{marks.opening}{thought}{marks.closer}{answer}".encode()
+    assert run(written, at, marks=marks)[:2] == (thought, answer)
+    prompt = f"Hi {marks.opening}\n"
+    assert marks.opens_thought(prompt)
+    unthought = marks.closed(prompt).removeprefix("Hi ")
+    assert not marks.opens_thought(unthought)
+    assert run(f"{unthought}{answer}".encode(), at, marks=marks)[:2] == ("", answer)
+
+
 # --- templates ----------------------------------------------------------------------------------------------------
 
 
@@ -116,12 +198,12 @@ def test_qwen3_is_told_not_to_think() -> None:
     assert rendered(QWEN3, enable_thinking=True) == rendered(QWEN3)
     quiet = rendered(QWEN3, enable_thinking=False)
     assert quiet.endswith("<think>\n\n</think>\n\n")
-    assert not opens_thought(quiet)
+    assert not THINK.opens_thought(quiet)
 
 
 def test_r1_opens_the_thought_itself() -> None:
     assert rendered(R1).replace("\uff5c", "|") == "<bos><|User|>Hi<|Assistant|><think>\n"
-    assert opens_thought(rendered(R1))
+    assert THINK.opens_thought(rendered(R1))
 
 
 @pytest.mark.parametrize("source", [QWEN3, R1])
@@ -174,7 +256,7 @@ def test_an_effort_of_none_is_not_to_think() -> None:
     ],
 )
 def test_what_a_partial_answer_is(text: str, answer: bool, thinks: bool) -> None:
-    assert (is_answer(text), within(text)) == (answer, thinks)
+    assert (THINK.is_answer(text), THINK.is_within(text)) == (answer, thinks)
 
 
 def test_pieces_of_a_thought_survive_the_wire() -> None:

@@ -1,0 +1,92 @@
+"""The marks between which models write what they think, and which of them a chat template has. Pure.
+
+Sources: the templates in llama.cpp's folder models/templates, its tests/test-chat.cpp, and EXAONE Deep's own template.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtMarks:
+    """How a family of models marks a thought, which stands in front of the answer.
+
+    A template that has one of the `signs` is of this family; without any, one that has a mark is. Between a thought and
+    the answer, or in front of an answer without a thought, there may be `leads`; behind one of these, or behind a
+    thought, the answer is over where its `ending` comes. `close` is the text that ends a thought anywhere, as the
+    model would.
+    """
+
+    opening: str
+    closing: str
+    signs: tuple[str, ...] = ()
+    leads: tuple[str, ...] = ()
+    ending: str = ""
+    close: str = ""
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All marks of the family."""
+        return tuple(filter(None, (self.opening, self.closing, *self.leads, self.ending)))
+
+    def are_in(self, template: str) -> bool:
+        """Whether a template's source is of this family."""
+        return any(sign in template for sign in self.signs or (self.opening, self.closing))
+
+    def opens_thought(self, prompt: str) -> bool:
+        """Whether a rendered prompt ends with the beginning of a thought."""
+        return prompt.rstrip().endswith(self.opening)
+
+    def closed(self, prompt: str) -> str:
+        """Return a prompt that opens a thought with an empty one instead."""
+        text = prompt.rstrip()
+        return f"{text}\n{self.closer}" if self.closer.startswith("\n") else f"{text}{self.closer}"
+
+    def is_answer(self, text: str) -> bool:
+        """Whether a partial answer comes without its thought: then the thought is over, wherever it is."""
+        return bool(text) and self.closing not in text and not text.lstrip().startswith(self.opening)
+
+    def is_within(self, text: str) -> bool:
+        """Whether a partial answer ends within a thought."""
+        return text.lstrip().startswith(self.opening) and self.closing not in text
+
+    @property
+    def closer(self) -> str:
+        """The text that ends a thought."""
+        return self.close or self.closing
+
+
+THINK = ThoughtMarks("<think>", "</think>", close="\n</think>\n\n")  # behind "<think>\n": Qwen3's empty thought
+GRANITE = ThoughtMarks(
+    "<think>", "</think>", ("<response></response>",), ("<response>",), "</response>", "</think>\n<response>"
+)  # Granite 3.3
+HUNYUAN_3 = ThoughtMarks("<think:opensource>", "</think:opensource>", ("<think{}>", "<think:opensource>"))
+SEED = ThoughtMarks("<seed:think>", "</seed:think>", close="</seed:think>\n")
+MINIMAX_3 = ThoughtMarks("<mm:think>", "</mm:think>")
+EXAONE_DEEP = ThoughtMarks("<thought>", "</thought>", close="\n</thought>\n\n")
+COMMAND = ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>")  # Command A and R7B
+APERTUS = ThoughtMarks("<|inner_prefix|>", "<|inner_suffix|>")
+MISTRAL = ThoughtMarks("[THINK]", "[/THINK]")  # Magistral and Ministral 3
+APRIEL = ThoughtMarks(
+    "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[BEGIN FINAL RESPONSE]",),
+    ending="[END FINAL RESPONSE]", close="\n[BEGIN FINAL RESPONSE]\n",
+)  # fmt: skip
+SOLAR_OPEN = ThoughtMarks(
+    "<|think|>", "<|end|>", ("<|begin|>assistant<|think|>",), ("<|begin|>assistant", "<|content|>"),
+    close="<|end|><|begin|>assistant<|content|>",
+)  # fmt: skip
+KIMI_3 = ThoughtMarks(
+    "<|open|>think<|sep|>", "<|close|>think<|sep|>", ("open_tag('think'",), ("<|open|>response<|sep|>",),
+    "<|close|>response<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>",
+)  # fmt: skip
+
+# Those of a special form come first: a template of theirs may have the marks of others in what it tells the model.
+KNOWN = (
+    HUNYUAN_3, SEED, MINIMAX_3, EXAONE_DEEP, COMMAND, APERTUS, MISTRAL, APRIEL, SOLAR_OPEN, KIMI_3, GRANITE, THINK,
+)  # fmt: skip
+
+
+def marks_in(template: str) -> ThoughtMarks | None:
+    """Return the marks that a chat template has by its source, None if none are known."""
+    return next((marks for marks in KNOWN if marks.are_in(template)), None)
