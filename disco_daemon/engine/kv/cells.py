@@ -7,6 +7,9 @@ Cells are used one after the other and never twice, until none is left; then all
 front. So each sequence has its cells in the order of its tokens, whatever became of others meanwhile, and attention
 adds up in the same order as for an answer that is alone: it is the same answer, bit for bit.
 
+Where a model is not `divisible`, some layers carry a state through a text. Only running answers have one in llama.cpp.
+What is cached is cells and `checkpoints`: a new answer goes on from the latest state kept of what it begins with.
+
 It is longer than other files, since taking, swapping and making room change the same few numbers.
 """
 
@@ -20,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...scheduler.prefix import PrefixIndex
 from ..llama.model import Llama
 from ..llama.state import State
+from .checkpoints import Checkpoints
 from .holder import Held, Holder
 from .host_cache import HostCache, Saved
 from .spill import Spill
@@ -55,6 +59,7 @@ class Cells:
         """
         self._spare_bytes = min(spare_bytes, MAX_SAVED_BYTES)
         self.divisible = llama.divisible  # whether what is computed of a text can be cut behind any token
+        self._copies = not llama.divisible and llama.resumes
         self.n_cells = n_cells
         self.n_seqs = n_seqs
         self.saved_bytes = 0
@@ -72,6 +77,7 @@ class Cells:
         self._head = 0  # cells used since the last move
         self.spill = spill
         self._host_cache = HostCache(self._spare_bytes, spill.put if spill is not None else None)
+        self.checkpoints = Checkpoints(spare_bytes)
         self._private: set[int] = set()
         self._wasted_s = 0.0  # time lost so far on cells that were in the way
 
@@ -94,9 +100,13 @@ class Cells:
     def count_cached(self, tokens: Sequence[int]) -> int:
         """Count how many of these tokens would not have to be computed."""
         with self._lock:
-            n = max(self._index.match(tokens)[0], self._host_cache.match(tokens))
+            n = self._usable(tokens, max(self._index.match(tokens)[0], self._host_cache.match(tokens)))
         found = self.spill.find(tokens, n) if self.spill is not None else None
         return n if found is None else found.n
+
+    def _usable(self, tokens: Sequence[int], n: int) -> int:
+        """Count with how many of `n` tokens that have cells a text can begin. Under the lock."""
+        return n if self.divisible else self.checkpoints.reach(tokens, n)
 
     # --- taking and leaving --------------------------------------------------------------------------------------
 
@@ -109,12 +119,16 @@ class Cells:
             return None
         self._bring(tokens[:-1])
         with self._lock:
-            n, source = self._index.match(tokens[:-1]) if self.divisible else (0, -1)
+            n_known, source = self._index.match(tokens[:-1])
+            n, state = (n_known, b"") if self.divisible else self.checkpoints.best(tokens, n_known)
             if n and source not in self._taken and self._index.length(source) == n:
                 seq, n = self._continue(source, n)
             else:
                 seq, n = self._branch(source, n)
             self._index.pin(seq)
+        if not self.divisible:
+            n = self._carry(seq, n, state)
+            self.checkpoints.begin(seq, n, n_known)
         self._conceal(seq, private)
         self._taken[seq] = n
         if not self.promise([(seq, len(tokens))]):
@@ -127,6 +141,7 @@ class Cells:
         """Bring a text back from host cache or disk, as a cached prefix, if it has many more of these tokens."""
         with self._lock:
             n, n_kept = self._index.match(tokens)[0], self._host_cache.match(tokens)
+            n, n_kept = self._usable(tokens, n), self._usable(tokens, n_kept)
         if self.spill is not None and self._read(self.spill, tokens, max(n, n_kept)):
             return
         if n_kept < n + LEAST_BROUGHT:
@@ -169,7 +184,7 @@ class Cells:
     def _continue(self, source: int, n: int) -> tuple[int, int]:
         """Hand a cached prefix to the new answer, which goes on with its first `n` cells; return it and how many."""
         self._index.used(source, self._clock(), n)
-        self.cut(held := Held(source, n), n)
+        self._cut_cells(held := Held(source, n), n)
         return source, held.n_past
 
     def _branch(self, source: int, n: int) -> tuple[int, int]:
@@ -199,7 +214,48 @@ class Cells:
             self._index.grow(seq, tokens, self._clock())
 
     def cut(self, holder: Holder, n: int) -> None:
-        """Forget what a sequence has beyond its first `n` tokens, and set its `n_past`: 0 where it cannot be cut."""
+        """Forget what an answer's sequence has beyond its first `n` tokens, and set its `n_past`.
+
+        That is less where a state is to be carried on, and none is kept there.
+        """
+        if self.divisible or n >= self.n_of(holder.slot):
+            self._cut_cells(holder, n)
+        else:
+            self.go_back(holder, n)
+
+    def go_back(self, holder: Holder, n: int) -> None:
+        """Go back to the latest state kept of a sequence's first `n` tokens; the one that it carries is of no use."""
+        seq = holder.slot
+        with self._lock:
+            n, state = self.checkpoints.best(self._index.tokens(seq), n)
+        if n:
+            self._llama.drop_state(seq)
+        self._cut_cells(holder, n)
+        holder.n_past = self._carry(seq, n, state)
+        self.checkpoints.begin(seq, holder.n_past)
+
+    def _carry(self, seq: int, n: int, state: State) -> int:
+        """Let a sequence of `n` tokens carry this state; return 0 if llama.cpp refuses it: then it has nothing."""
+        if n and not self._llama.set_state(seq, state):
+            self._llama.forget(seq)
+            with self._lock:
+                self._index.drop(seq)
+            return 0
+        return n
+
+    def pass_by(self, seq: int, n_left: int) -> None:
+        """Copy the state of a sequence that has read a prompt but for `n_left` tokens, if others may go on there."""
+        if n_left > 0 and self._copies and self.checkpoints.is_due(seq, self.n_of(seq), n_left):
+            self._copy_state(seq)
+
+    def _copy_state(self, seq: int) -> None:
+        with self._lock:
+            tokens = self._index.tokens(seq)
+            if self.checkpoints.reach(tokens, len(tokens)) < len(tokens):
+                self.checkpoints.put(tokens, self._llama.state(seq))
+
+    def _cut_cells(self, holder: Holder, n: int) -> None:
+        """Leave a sequence its first `n` cells, and set `n_past`: 0 where it carries a state, which cannot be cut."""
         holder.n_past = n
         self._llama.truncate(holder.slot, n, lambda: setattr(holder, "n_past", 0))
         with self._lock:
@@ -207,9 +263,12 @@ class Cells:
 
     def leave(self, seq: int) -> None:
         """Give a sequence back when its answer is over; what was computed stays as a cached prefix."""
-        if not (self.divisible and self.n_of(seq)):
+        if not ((self.divisible or self._copies) and self.n_of(seq)):
             self.free(seq)
             return
+        if self._copies:
+            self._copy_state(seq)
+            self._llama.drop_state(seq)
         del self._taken[seq]
         with self._lock:
             self._index.unpin(seq)
@@ -258,6 +317,7 @@ class Cells:
         restored = self._llama.restore(seq, saved.data)
         self._head += saved.n_past
         self._taken[seq] = saved.n_past
+        self.checkpoints.begin(seq, saved.n_past)
         self._conceal(seq, private)
         with self._lock:
             self._index.pin(seq)
@@ -376,7 +436,7 @@ class Cells:
             for seq, _ in evicted:
                 self._keep_copy(seq, texts)
         for seq, from_pos in evicted:
-            self.cut(held := Held(seq, from_pos), from_pos)
+            self._cut_cells(held := Held(seq, from_pos), from_pos)
             if held.n_past == 0:
                 self._free.add(seq)
 

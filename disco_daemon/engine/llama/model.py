@@ -39,6 +39,9 @@ READ_BPS = 10e9  # bytes/s of weights, for a token alone: two channels of DDR4, 
 PREFILL_SHARE = 0.2  # of that time, for a token of a prompt: between 0.08 and 0.4 on the processors that were measured
 PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
 
+# Whose state in llama.cpp is no thing apart from the cells; with a sliding window it is not, either.
+ENTANGLED = ("deepseek4", "glm5-next", "qwen4exp")
+
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
@@ -89,12 +92,14 @@ class Llama(Sequences):
         self.vocabulary = Vocabulary(self._model, load.chat_template)
         self.adapters = Adapters(self._model, load.adapters, show_errors)
         self.exact = load.exact
-        # A state that was carried through a text cannot be cut, nor shared up to somewhere.
+        # A state that was carried through a text cannot be cut, nor shared up to somewhere: `Cells` keeps copies of it.
         self.divisible = not (
             llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
         )
         self.n_gpu_layers = load.n_gpu_layers or 0
         header = Metadata(self._model)
+        has_window = llama_cpp.llama_model_n_swa(self._model) > 0
+        self.resumes = not has_window and header.text("general.architecture") not in ENTANGLED
         self.bytes_per_token, self.file_type = header.kv_bytes(load.kv_type), header.text("general.file_type")
         n_heads = llama_cpp.llama_model_n_layer(self._model) * llama_cpp.llama_model_n_head(self._model)
         # What a row loses on a cell that is not its own; on a GPU it is nothing.

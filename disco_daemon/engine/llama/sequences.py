@@ -19,6 +19,7 @@ CellSpan: TypeAlias = tuple[int, int, Collection[int]]  # positions from one to 
 N_SEQS = 64  # sequences in one context: answers, and cached prefixes
 _TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # for forgotten cells; for cells that are being moved
 N_SEQS_MAX = N_SEQS + 2  # that a context is made for
+_CARRIED = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # what has no cells
 
 
 class Sequences:
@@ -27,10 +28,15 @@ class Sequences:
     _ctx: Any
     _memory: Any
     _window = 0  # tokens that some of its layers see
+    divisible = True  # whether what is computed of a text can be cut behind any token; else layers carry a state on
+    resumes = True  # whether it can be gone on with from a copy of that state
+    _no_state: State = b""
 
     def _attach(self, context: Any) -> None:
         """Use a new context, made for N_SEQS_MAX sequences."""
         self._ctx, self._memory = context, llama_cpp.llama_get_memory(context)
+        if not self.divisible:
+            self._no_state = self.state(_SCRATCH)
         self._window = int(llama_cpp.llama_model_n_swa(llama_cpp.llama_get_model(context)))
 
     def forget(self, seq: int) -> None:
@@ -66,11 +72,16 @@ class Sequences:
         Raises ModelError if llama.cpp does not take them back.
         """
         kept = list(spans)
+        carriers = () if self.divisible else {seq for _, _, owners in kept for seq in owners}
+        states = {seq: self.state(seq) for seq in carriers}
         parts = [Sequences.part(self, min(owners), start, end) for start, end, owners in kept]
         Sequences.clear(self)
         for (start, end, owners), data in zip(kept, parts, strict=True):
             Sequences.put(self, data, owners, start, end)
-        return sum(map(len, parts))
+        for seq, state in states.items():  # a part brings that of its first owner, at the end of its text
+            if not self.set_state(seq, state):
+                raise ModelError("llama.cpp does not take back a state that it saved")
+        return sum(map(len, parts)) + sum(map(len, states.values()))
 
     def part(self, seq: int, start: int, end: int) -> memoryview:
         """Copy the KV cache's content of a sequence's positions from `start` to `end`."""
@@ -120,15 +131,28 @@ class Sequences:
         """Put the content from `save` back into the KV cache, as sequence `seq`; return False if there is no room."""
         return self._put_pieces(data, (seq,), -1, -1) if self._window else self._restore(seq, data)
 
-    def _save(self, seq: int) -> memoryview:
+    def state(self, seq: int) -> memoryview:
+        """Copy what a sequence carries beside its cells: the state of recurrent layers at the end of its text."""
+        return self._save(seq, _CARRIED)
+
+    def set_state(self, seq: int, state: State) -> bool:
+        """Let a sequence carry what `state` has copied, in place of what it carries; return False if it has nothing."""
+        return self._restore(seq, state, _CARRIED)
+
+    def drop_state(self, seq: int) -> None:
+        """Let a sequence carry nothing: then it is cells, which can be cut, shared and moved."""
+        if not self.set_state(seq, self._no_state):
+            raise ModelError("llama.cpp does not take an empty state")
+
+    def _save(self, seq: int, flags: int = 0) -> memoryview:
         # Neither zeroed before nor copied after: either takes many times as long as llama.cpp does to fill it.
-        buffer = np.empty(llama_cpp.llama_state_seq_get_size(self._ctx, seq), np.uint8)
-        n = llama_cpp.llama_state_seq_get_data(self._ctx, _pointer(buffer), len(buffer), seq)
+        buffer = np.empty(llama_cpp.llama_state_seq_get_size_ext(self._ctx, seq, flags), np.uint8)
+        n = llama_cpp.llama_state_seq_get_data_ext(self._ctx, _pointer(buffer), len(buffer), seq, flags)
         return buffer[:n].data
 
-    def _restore(self, seq: int, data: State) -> bool:
+    def _restore(self, seq: int, data: State, flags: int = 0) -> bool:
         buffer = np.frombuffer(data, np.uint8)
-        return bool(llama_cpp.llama_state_seq_set_data(self._ctx, _pointer(buffer), len(buffer), seq))
+        return bool(llama_cpp.llama_state_seq_set_data_ext(self._ctx, _pointer(buffer), len(buffer), seq, flags))
 
 
 def _pointer(buffer: NDArray[np.uint8]) -> Any:

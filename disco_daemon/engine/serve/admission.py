@@ -99,7 +99,7 @@ class Admission:
     def may_abort(self, request_id: str) -> bool:
         """Whether the decode in flight may be ended for one request that leaves; asked by another thread.
 
-        States that cannot be cut would be lost, those of others too: these go on, and it is not long to the next.
+        States that cannot be cut would go back, those of others too: these go on, and it is not long to the next.
         """
         return self.cells.divisible or self.sequences.keys() <= {request_id}
 
@@ -107,14 +107,14 @@ class Admission:
         """Take back what a decode has done to these sequences before it was broken off, if it `has_begun`.
 
         States that cannot be cut are half carried on then, and those of sequences without a row in it may be half
-        moved: of all of them nothing is left.
+        moved: all of them go back to where a copy was taken.
         """
         if self.cells.divisible or not has_begun:
             for s in sequences:
                 self.cells.cut(s, s.n_past)
         else:
             for s in self.resident:
-                self.cells.cut(s, 0)
+                self.cells.go_back(s, s.n_past)
 
     def reconsider(self) -> None:
         """Decide again before the quantum is over."""

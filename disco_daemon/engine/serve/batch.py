@@ -205,7 +205,8 @@ class Batcher:
         batch.drafts = self.remote.drafts(decoding, prefilling)
         batch.add_last_tokens(decoding)
         if prefilling:
-            batch.add_chunks(prefilling, min(self.spare(), N_BATCH - len(batch.rows)))
+            ends = None if self.llama.divisible else self.admission.cells.checkpoints.chunk_end
+            batch.add_chunks(prefilling, min(self.spare(), N_BATCH - len(batch.rows)), ends)
         for s in (*self.admission.resident, *(() if batch.rows else self.admission.without_cells)):
             if s.is_held and not s.idle_sent and (s.slot < 0 or not s.is_prefilling):
                 s.send_progress(self.send, idle=True)
@@ -271,6 +272,7 @@ class Batcher:
             draft = batch.drafts.get(s, [])
             self.admission.cells.grow(s.slot, s.key(s.n_past, s.n_past + n) + draft)
             s.n_past += n
+            self.admission.cells.pass_by(s.slot, len(s.tokens) - s.n_past)
             self.counters.prompt_tokens += s.prefill.count_computed(s.n_past)
             self.remote.use(s, DecodedRows(draft, row, at, n, batch.ended_at))
             at += n

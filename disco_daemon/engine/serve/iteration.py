@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from ..llama.rows import Row
 from .sequence import Sequence
 
 Share = tuple[Sequence, int, int]  # a sequence, the number of its rows, and the row to sample from or -1
+ChunkEnd = Callable[[int, int, int, int], int]
 NO_LOAD = IterationLoad(0, 0, 0)
 
 
@@ -55,13 +57,17 @@ class Batch:
             self.rows += [(token, i, s.slot, True) for i, token in enumerate(tokens, s.n_past)]
             self.shares.append((s, len(tokens), len(self.rows) - 1))
 
-    def add_chunks(self, prefilling: list[Sequence], room: int) -> None:
-        """Add up to `room` rows of prompts, the shortest rest first: that delays a long one little and helps a lot."""
+    def add_chunks(self, prefilling: list[Sequence], room: int, chunk_end: ChunkEnd | None = None) -> None:
+        """Add up to `room` rows of prompts, the shortest rest first: that delays a long one little and helps a lot.
+
+        `chunk_end` may end a chunk earlier, given the sequence's id, its beginning, its end, and the prompt's.
+        """
         for s in sorted(prefilling, key=lambda s: len(s.tokens) - s.n_past):
             if room <= 0:
                 return
             # The last token of a held sequence stays out: its logits are wanted when it may generate.
             end = min(len(s.tokens) - (1 if s.is_held else 0), s.n_past + room)
+            end = end if chunk_end is None else chunk_end(s.slot, s.n_past, end, len(s.tokens))
             sample = end == len(s.tokens)
             self.rows += [(s.tokens[i], i, s.slot, sample and i == end - 1) for i in range(s.n_past, end)]
             self.shares.append((s, end - s.n_past, len(self.rows) - 1 if sample else -1))

@@ -71,6 +71,9 @@ class Core:
         memory = self.llama._memory
         for seq in range(N_SEQS):
             expected = self.cells._index.length(seq)
+            if not self.llama.divisible and seq not in self.cells._taken:
+                assert llama_cpp.llama_memory_seq_pos_max(memory, seq) == -1, "cached texts have cells, and no state"
+                continue
             assert llama_cpp.llama_memory_seq_pos_max(memory, seq) == expected - 1
             first = 0 if self.llama.divisible else expected - 1  # a state is that of the last token
             assert llama_cpp.llama_memory_seq_pos_min(memory, seq) == (first if expected else -1)

@@ -1,8 +1,8 @@
 """Engine processes with models of the kinds that the default one is not: nothing around an answer changes its text.
 
 What a text is to be comes from the core in this process, with nothing cached and nothing beside it; see
-tests/fixtures/tiny_models.py. A model whose state cannot be cut keeps nothing of a text for the next one: there
-nothing is cached, in memory or on disk, and the texts are the same all the more.
+tests/fixtures/tiny_models.py. Of a model whose state cannot be cut less is cached, and nothing on disk; the texts are
+the same.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ async def test_prompts_that_begin_alike_and_come_at_once_are_answered_as_each_al
     together = await asyncio.gather(*(told(tiny.engine.open(request)) for request in asked))
     assert [text for text, _ in together] == expected
     n_cached = [done.n_cached for _, done in together]
-    assert min(n_cached) > 0 if tiny.divisible else n_cached == [0] * 4
+    assert min(n_cached) > 0 if tiny.divisible else n_cached[0] > 0, "a state is kept near each prompt's end"
 
 
 async def test_clients_that_leave_change_no_answer_of_others(tiny: Tiny) -> None:

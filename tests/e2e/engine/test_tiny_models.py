@@ -5,6 +5,7 @@ Tiny ones with random weights, so that a text depends on all that is before it; 
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 
@@ -13,8 +14,11 @@ import numpy as np
 import pytest
 
 from disco_daemon.engine import wire
+from disco_daemon.engine.kv.checkpoints import LAST_CHUNK, Checkpoints
 from disco_daemon.engine.llama.embedder import Embeddings
 from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.serve.sequence import Prefill
+from disco_daemon.engine.serve.sequence import Sequence as Sequence_
 from disco_daemon.engine.speculation.speculate import Option, Speculator
 from disco_daemon.scheduler.latency import IterationLatency
 from tests.e2e.engine.test_engine_exact import N_CELLS, Core
@@ -208,6 +212,84 @@ def test_prompts_that_begin_alike_are_answered_as_if_each_came_first(llama: Llam
             core.cells.tidy()  # what is cached goes to main memory, and comes back in part
         core.finish()
         assert [core.said[f"{i}"] for i in range(len(prompts))] == expected
+
+
+N_HISTORIES = int(os.environ.get("DISCO_HISTORIES", "4"))  # 500 are the full measure
+Messages = list[dict[str, str]]
+
+
+def say(core: Core, name: str, messages: Messages, n: int) -> Sequence_:
+    core.batcher.add(wire.Generate(id=name, messages=list(messages), temperature=0, max_tokens=n))
+    return core.admission.sequences[name]
+
+
+def edited(chat: Messages, rng: random.Random) -> Messages:
+    """A chat as its client sends it next: gone on with, edited in its middle, compacted, or begun again."""
+    users = [i for i, message in enumerate(chat) if message["role"] == "user"]
+    at, question = rng.choice(users), {"role": "user", "content": phrase(rng, 2, 30)}
+    match rng.choice(("next", "next", "next", "edit", "answer again", "compact", "begin again")):
+        case "next":
+            return [*chat, question]
+        case "edit":
+            return [*chat[:at], question]
+        case "answer again":
+            return chat[: at + 1]
+        case "compact":
+            return [chat[0], {"role": "user", "content": f"So far: {phrase(rng, 3, 10)}"}, *chat[-1:], question]
+        case _:
+            return [chat[0], question]
+
+
+def test_chats_with_any_history_are_answered_as_if_each_prompt_came_first(llama: Llama) -> None:
+    """Two chats with one system prompt, interleaved, with cancels and evictions; each answer once more alone."""
+    rng, asked, n_reused = random.Random(8), list[tuple[Messages, int, str]](), 0
+    for _ in range(N_HISTORIES):
+        core = Core(llama)
+        if not llama.divisible:
+            core.cells.checkpoints = Checkpoints(
+                rng.choice((0, 300_000, 10**9)), every=rng.choice((8, 40)), last=rng.choice((2, 8))
+            )
+        system = {"role": "system", "content": phrase(rng, 20, 60)}
+        chats = [[system, {"role": "user", "content": phrase(rng, 2, 30)}] for _ in range(2)]
+        for turn in range(4):
+            n_tokens = [rng.randint(2, 8) for _ in chats]
+            for i, n in enumerate(n_tokens):
+                say(core, f"{i} {turn}", chats[i], n)
+                for _ in range(rng.randrange(6)):
+                    core.batcher.step()
+                    core.check()
+                if rng.random() < 0.25:
+                    core.batcher.cancel(f"{i} {turn}")
+                    core.check()
+            if core.admission.resident and rng.random() < 0.3:
+                core.cells.swap_s_per_byte = rng.choice((1e-12, 1.0))  # swapped, or computed again
+                core.admission.preempt(rng.choice(core.admission.resident))
+            if rng.random() < 0.3:
+                core.cells.tidy()
+            core.finish()
+            core.check()
+            for i, n in enumerate(n_tokens):
+                said = core.said.get(f"{i} {turn}", "")
+                if core.ended[f"{i} {turn}"] != "cancelled":
+                    asked.append((chats[i], n, said))
+                chats[i] = edited([*chats[i], {"role": "assistant", "content": said}], rng)
+        n_reused += core.cells.n_reused
+    assert n_reused > 0
+    for messages, n, said in asked:
+        core = Core(llama)
+        say(core, "alone", messages, n)
+        core.finish()
+        assert core.said.get("alone", "") == said
+
+
+def test_the_third_turn_of_a_chat_is_computed_behind_the_second(llama: Llama) -> None:
+    core, rng, chat, turns = Core(llama), random.Random(9), Messages(), list[Prefill]()
+    for turn in range(3):
+        chat.append({"role": "user", "content": phrase(rng, 40, 50) if turn < 2 else "And a lamp?"})
+        turns.append(say(core, f"{turn}", chat, 12).prefill)
+        core.finish()
+        chat.append({"role": "assistant", "content": core.said.get(f"{turn}", "")})
+    assert turns[2].n_cached > turns[1].n_prompt - 2 * LAST_CHUNK, "its answer may be read as other tokens than it was"
 
 
 class KnownTexts:

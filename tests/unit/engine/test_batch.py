@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.kv.checkpoints import Checkpoints
 from disco_daemon.engine.llama.model import N_BATCH
 from disco_daemon.engine.llama.refusals import PromptError
 from disco_daemon.engine.llama.rows import ABORTED, NO_KV_SLOT
@@ -62,6 +63,12 @@ class Cell:
     place: int
 
 
+class Saved(bytes):
+    """The tokens of cells, and those that a state has read; none without a state."""
+
+    read = b""
+
+
 class FakeVocabulary:
     """Letters are tokens."""
 
@@ -103,7 +110,8 @@ class FakeLlama:
     """A KV cache of `n_cells` that checks every position, and breaks as `faults` say: (return value, rows done).
 
     As of the real one, cells that were forgotten are free only after `clear`, and attention goes by their order. If it
-    is not `divisible`, nothing is cut or shared, and a decode that breaks off leaves all sequences `spoilt`.
+    is not `divisible`, a sequence has a state, which has `read` some tokens and goes on only behind just those; it is
+    not cut, and a decode that breaks off leaves all states `spoilt`.
     """
 
     n_ctx: int = N_CTX
@@ -112,10 +120,12 @@ class FakeLlama:
     skip_s: float = 1e-10
     exact: bool = True
     divisible: bool = True
+    resumes: bool = True
     adapters: tuple[str, ...] = ()
     faults: list[tuple[int, int]] = field(default_factory=list)
     cells: dict[int, list[Cell]] = field(default_factory=lambda: {slot: [] for slot in range(N_SEQS)})
     n_placed: int = 0
+    read: dict[int, bytes] = field(default_factory=dict)
     spoilt: set[int] = field(default_factory=set)
     logits: dict[int, list[int]] = field(default_factory=dict)
     samplers: list[FakeSampler] = field(default_factory=list)
@@ -134,20 +144,36 @@ class FakeLlama:
         return cells
 
     def share(self, source: int, seq: int, n: int) -> None:
-        assert self.divisible
         assert not self.cells[seq]
         assert n <= len(self.cells[source])
         self.cells[seq] = self.cells[source][:n]
+        self.set_state(seq, self.read.get(source, b""))
 
     def save(self, seq: int) -> bytes:
         assert seq not in self.spoilt
-        return bytes(self.tokens(seq))
+        saved = Saved(self.tokens(seq))
+        saved.read = self.read.get(seq, b"")
+        return saved
 
     def restore(self, seq: int, data: bytes) -> bool:
         assert not self.cells[seq]
         assert self.n_placed + len(data) <= self.n_cells
         self.cells[seq] = self.place(data)
+        return self.set_state(seq, data.read if isinstance(data, Saved) else b"")
+
+    def state(self, seq: int) -> bytes:
+        assert seq not in self.spoilt
+        return self.read[seq]
+
+    def set_state(self, seq: int, state: bytes) -> bool:
+        self.drop_state(seq)
+        if state:
+            self.read[seq] = state
         return True
+
+    def drop_state(self, seq: int) -> None:
+        self.read.pop(seq, None)
+        self.spoilt.discard(seq)
 
     def part(self, seq: int, start: int, end: int) -> bytes:
         return self.save(seq)[start:end]
@@ -161,13 +187,16 @@ class FakeLlama:
 
     def compact(self, spans: Iterable[tuple[int, int, Collection[int]]]) -> int:
         kept = [(start, end, owners, self.part(min(owners), start, end)) for start, end, owners in spans]
+        states = dict(self.read)
         self.clear()
         for start, end, owners, data in kept:
             self.put(data, owners, start, end)
+            self.read |= {seq: states[seq] for seq in owners if seq in states}
         return sum(len(data) for *_, data in kept)
 
     def clear(self) -> None:
         self.n_placed = 0
+        self.read.clear()
         for cells in self.cells.values():
             cells.clear()
 
@@ -196,6 +225,9 @@ class FakeLlama:
         for i, (token, position, slot, wanted) in enumerate(rows[: len(rows) if rc == 0 else n_done]):
             assert position == len(self.cells[slot]), "a row goes right behind what its sequence has"
             assert slot not in self.spoilt, "its state is half that of a decode which was broken off"
+            if not self.divisible:
+                assert self.read.get(slot, b"") == bytes(self.tokens(slot)), "a state goes on behind what it has read"
+                self.read[slot] = bytes([*self.tokens(slot), token])
             self.cells[slot] += self.place([token])
             if wanted and rc == 0:
                 self.logits[i] = self.tokens(slot)
@@ -206,7 +238,7 @@ class FakeLlama:
             for slot, n in before[1].items():
                 del self.cells[slot][n:]
             if not self.divisible and rc != NO_KV_SLOT:
-                self.spoilt = {slot for slot, cells in self.cells.items() if cells}
+                self.spoilt = set(self.read)
         return rc
 
     def sample(self, sampler: FakeSampler, row: int, among: Sequence[int]) -> int:
@@ -224,10 +256,10 @@ class FakeLlama:
 
     def forget(self, slot: int) -> None:
         self.cells[slot].clear()
-        self.spoilt.discard(slot)
+        self.drop_state(slot)
 
     def truncate(self, slot: int, n: int, otherwise: Callable[[], object]) -> None:
-        if self.divisible or n >= len(self.cells[slot]):
+        if n >= len(self.read.get(slot, b"")):
             del self.cells[slot][n:]
         else:
             self.forget(slot)
@@ -299,6 +331,7 @@ class Bench:
         latency = IterationLatency((0.01, 0.001, 0.001, 0.0))
         chosen = {"andes": Andes(latency), "fcfs": Fcfs(), "round-robin": RoundRobin()}[scheduler]
         self.cells = Cells(cast(Any, self.llama), N_SEQS, self.llama.n_cells, clock)
+        self.cells.checkpoints = Checkpoints(10 * N_CTX, every=6, last=2)  # texts are short here
         self.admission = Admission(self.cells, cast(TokenScheduler, chosen), latency)
         self.batcher = Batcher(cast(Any, self.llama), cast(Any, self.sent.append), self.admission, clock)
         self.given: dict[str, Given] = {}
@@ -353,6 +386,7 @@ class Bench:
         owned = {s.slot: s.tokens[: s.n_past] for s in running}
         assert len(owned) == len(running) == self.cells.n_taken <= N_SEQS
         assert {slot: self.llama.tokens(slot) for slot in owned} == owned
+        assert self.llama.read.keys() <= owned.keys(), "what is cached has no state in the context"
         assert self.llama.n_used == self.cells.n_used <= self.llama.n_cells
         assert self.llama.n_placed == self.cells.n_used + self.cells.n_garbage
         saved = [s.saved for s in self.admission.without_cells if s.saved is not None]

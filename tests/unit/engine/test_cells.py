@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 from disco_daemon.engine.kv.cells import BLOCK, Cells
+from disco_daemon.engine.kv.checkpoints import Checkpoints
+from disco_daemon.engine.kv.holder import Held
+from disco_daemon.engine.llama.rows import ABORTED
 from tests.unit.engine.test_batch import FakeLlama
 
 A, B = list(range(1, 41)), list(range(101, 141))
@@ -129,15 +132,79 @@ def test_ids_are_given_up_by_cached_prefixes() -> None:
     assert cells.count_cached(B) == 40, "the one used longest ago went"
 
 
-def test_of_a_model_with_a_recurrent_state_nothing_is_shared_or_kept() -> None:
+def test_with_a_recurrent_state_the_next_turn_goes_on_from_the_end_of_the_last_one() -> None:
     llama, cells = made(divisible=False)
     first = computed(llama, cells, A)
-    taken = cells.take([*A, 9])
-    assert taken is not None
-    assert taken[1] == 0, "not even of a running answer"
     cells.leave(first)
-    assert cells.count_cached(A) == 0
-    assert cells.n_used == 0
+    assert cells.count_cached(A + B) == 40
+    assert computed(llama, cells, A + B) == first, "which checks that the state has read what its cells hold"
+    assert cells.n_reused == 40
+
+
+def test_with_a_recurrent_state_a_text_is_used_again_up_to_a_copy_of_it_also_of_a_running_answer() -> None:
+    llama, cells = made(divisible=False)
+    running = computed(llama, cells, A)
+    assert cells.count_cached([*A, 9]) == 0, "nothing is copied of it yet"
+    cells.pass_by(running, 20)
+    other = computed(llama, cells, [*A, 9])
+    assert other != running
+    assert (cells.n_reused, cells.n_used) == (40, 41)
+    cells.leave(other)
+    assert cells.count_cached([*A, 9, 9]) == 41
+    assert cells.count_cached([*A[:30], 9]) == 0, "a state cannot be cut"
+
+
+def test_where_a_text_parts_from_one_that_was_read_a_state_is_copied_on_the_way() -> None:
+    llama, cells = made(divisible=False)
+    cells.leave(computed(llama, cells, A + B))
+    prompt = A + [7] * 30
+    taken = cells.take(prompt)
+    assert taken is not None
+    seq, n = taken
+    assert n == 0
+    end = cells.checkpoints.chunk_end(seq, 0, 64, len(prompt))
+    assert end == 40
+    cells.advance(end)
+    assert llama.decode([(prompt[i], i, seq, False) for i in range(end)]) == 0
+    cells.grow(seq, prompt[:end])
+    cells.pass_by(seq, len(prompt) - end)
+    assert cells.count_cached(A + [8] * 30) == 40
+
+
+def test_a_state_that_a_broken_decode_has_spoilt_goes_back_to_its_latest_copy() -> None:
+    llama, cells = made(divisible=False)
+    held = Held(computed(llama, cells, A), 40)
+    cells.pass_by(held.slot, 20)
+    assert llama.decode([(9, 40, held.slot, False)]) == 0
+    cells.grow(held.slot, [9])
+    llama.faults = [(ABORTED, 1)]
+    assert llama.decode([(9, 41, held.slot, False)]) == ABORTED
+    cells.go_back(held, 41)
+    assert (held.n_past, llama.tokens(held.slot)) == (40, A)
+    assert llama.decode([(8, 40, held.slot, False)]) == 0
+
+
+def test_states_that_were_not_used_for_longest_give_way_and_their_texts_are_computed_again() -> None:
+    llama, cells = made(divisible=False)
+    cells.checkpoints = Checkpoints(100)
+    for text in (A, B, [5] * 50):
+        cells.leave(computed(llama, cells, text))
+    assert cells.checkpoints.n_bytes == 90
+    assert [cells.count_cached(text) for text in (A, B, [5] * 50)] == [0, 40, 50]
+    computed(llama, cells, [*A, 9])
+    assert cells.n_reused == 0
+
+
+def test_with_a_recurrent_state_cached_texts_go_to_the_host_cache_and_come_back() -> None:
+    llama, cells = made(skip_s=1e-6, divisible=False)
+    cells.leave(computed(llama, cells, A))
+    other = computed(llama, cells, B)
+    cells.advance(1)
+    assert (cells.n_moves, cells.n_used) == (1, len(B))
+    assert llama.decode([(9, 40, other, False)]) == 0, "the moved one goes on"
+    assert cells.count_cached([*A, 9]) == 40
+    computed(llama, cells, [*A, 9])
+    assert cells.n_reused == 40
 
 
 def test_what_fills_the_cells_is_evicted_in_blocks_or_put_away_and_not_moved_again_at_each_decode() -> None:
