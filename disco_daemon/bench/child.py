@@ -43,7 +43,16 @@ def child_env(folder: Path) -> dict[str, str]:
 async def child(
     argv: Sequence[str], folder: Path, name: str, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[str]:
-    """Run a child that says `{"url": …}` in a line of stdout; yield that address, end the child afterwards.
+    """Run a child as `child_process` does; yield its address alone."""
+    async with child_process(argv, folder, name, env) as (url, _):
+        yield url
+
+
+@asynccontextmanager
+async def child_process(
+    argv: Sequence[str], folder: Path, name: str, env: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[str, int]]:
+    """Run a child that says `{"url": …}` in a line of stdout; yield that address and its process id, end it afterwards.
 
     `env` adds variables to those of `child_env`; with a PYTHONPATH of its own the code is another checkout's, which may
     not know our settings. A daemon with a device stops no answers that repeat themselves, as
@@ -66,7 +75,7 @@ async def child(
         if url is None:
             tail = log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:].strip()
             raise BenchError(f"the {name} did not start listening within {START_S:g} s or ended:\n{tail}")
-        yield url
+        yield url, process.pid
     finally:
         await end(process)
 

@@ -2,7 +2,8 @@
 
 `disco bench engine` measures ours alone; `python -m benchmarks.engine`, from a checkout, sets llama-server beside it. A
 server is asked over HTTP. Where there are two, each repeat asks both the same things, and which of them goes first
-changes with every repeat. A figure is the median of its repeats; a ratio is our median over the other's. Ours runs as
+changes with every repeat. A figure is the median of its repeats; a ratio is our median over the other's. `cpu_s` is the
+processor time of a server's processes for a token: of a prompt, or of answers while all of them run. Ours runs as
 `disco up --device-only` with delivery off: the daemon's part of the way is in our figures. It has one KV cache of
 `n_ctx` tokens for all its answers, a prefix cache, and answers greedily.
 """
@@ -15,6 +16,7 @@ import os
 import platform
 import statistics
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -28,9 +30,10 @@ from ..models.default import fetch_default_model
 from ..plain import reason_of
 from ..system.processors import n_cores
 from ..system.program import verb
-from .child import BenchError, child
+from .child import BenchError, child_process
 from .engine_chats import Count, calibrate_count, chat_of_length, story
 from .streamed import (
+    MIN_TOGETHER,
     Chat,
     Door,
     StreamedAnswer,
@@ -44,7 +47,7 @@ from .streamed import (
 )
 
 OURS = "ours"
-REQUEST_S = 300.0  # one answer, s
+REQUEST_S = 1800.0  # one answer, s: of a large model that a slow processor answers with, beside fifteen others
 TTFT_TOKENS = 2  # of an answer that is timed to its first token
 TTFT_BUDGET, TTFT_TRIES = 512, 4  # short prompts are timed more often: as many as make 512 tokens, 4 at most
 CHAT_TOKENS, TURN_TOKENS = 600, 32  # of the chat's first prompt, and of each answer in it
@@ -64,7 +67,8 @@ class EngineSetup:
     """The measurements: `concurrent` answers of `max_tokens` tokens each, first tokens of prompts of `lengths` tokens.
 
     `threads` 0: one fewer than the cores, at least 1. `n_ctx` tokens of KV cache for each server, or `n_cells` where
-    that is given; then `n_ctx` bounds one answer.
+    that is given; then `n_ctx` bounds one answer. `shape` names what a model with random weights is made like: it
+    repeats itself, so `guesses` of its next tokens, which would all be right, are then off.
     """
 
     model: Path | None = None
@@ -75,6 +79,8 @@ class EngineSetup:
     n_ctx: int = 8192
     max_tokens: int = 96
     n_cells: int = 0
+    shape: str = ""
+    guesses: bool = True
 
     @property
     def n_threads(self) -> int:
@@ -91,6 +97,17 @@ def ratio(figures: Mapping[str, Sequence[float]], key: str = "ratio") -> dict[st
 def medians(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The median of each server."""
     return {name: round(statistics.median(values), 5) for name, values in figures.items()}
+
+
+def processor(figures: Mapping[str, Sequence[float | None]]) -> dict[str, Any]:
+    """Each server's processor time, and how many times ours the other takes; nothing where one was not measured."""
+    known = {name: [value for value in values if value] for name, values in figures.items()}
+    if not all(known.values()):
+        return {}
+    found = {name: statistics.median(values) for name, values in known.items()}
+    ours, *others = found.values()
+    compared = {"cpu_ratio": round(others[0] / ours, 4)} if others else {}
+    return {"cpu_s": {name: round(value, 8) for name, value in found.items()}, **compared}
 
 
 def chunk_time(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
@@ -147,13 +164,15 @@ class Bench:
         """
         together: dict[str, list[float | None]] = {name: [] for name in self.doors}
         whole = self._figures()
+        cpu: dict[str, list[float | None]] = {name: [] for name in self.doors}
         early = dict.fromkeys(self.doors, 0)
         states = [device_state(await state_of(self.doors[OURS]))]
         for _, doors in self.turns():
             fresh = [next(self.fresh) for _ in range(n)]
             chats = [await chat_of_length(n_prompt, i, self.count) if n_prompt else story(i) for i in fresh]
             for door in doors:
-                heard = await self._at_once(door, chats, states if n == SHARE_AT and not n_prompt else None)
+                heard, cpu_s = await self._at_once(door, chats, states if n == SHARE_AT and not n_prompt else None)
+                cpu[door.name].append(cpu_s)
                 together[door.name].append(rate_together(heard))
                 whole[door.name].append(rate_whole(heard))
                 early[door.name] += sum(h.finish != "length" for h in heard)
@@ -169,6 +188,7 @@ class Bench:
             "tps": medians(chosen),
             **ratio(whole, "whole_ratio"),
             "whole_tps": medians(whole),
+            **processor(cpu),
             "ended_early": early,
             "raw": {"decode": together, "whole": whole},
         }
@@ -178,29 +198,44 @@ class Bench:
 
     async def _at_once(
         self, door: Door, chats: Sequence[Chat], states: list[dict[str, Any]] | None
-    ) -> list[StreamedAnswer]:
-        """Ask all of it at once; meanwhile look at our state now and then, if it is wanted."""
+    ) -> tuple[list[StreamedAnswer], float | None]:
+        """Ask all of it at once; meanwhile look at our state now and then, if it is wanted.
+
+        The second is the processor time of a token while all answers run, s; None if that is not known.
+        """
+        answers = [StreamedAnswer() for _ in chats]
         async with _group() as group:
-            tasks = [group.create_task(ask(door, chat, self.setup.max_tokens)) for chat in chats]
+            asked = zip(chats, answers, strict=True)
+            tasks = [group.create_task(ask(door, chat, self.setup.max_tokens, heard)) for chat, heard in asked]
             watcher = group.create_task(_watch(door, states)) if states is not None and door.name == OURS else None
+            for heard in answers:
+                await heard.settled.wait()
+            begin, before_s = time.perf_counter(), door.cpu_s()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            end, after_s = time.perf_counter(), door.cpu_s()
             await asyncio.wait(tasks)
             if watcher is not None:
                 watcher.cancel()
-        return [task.result() for task in tasks]
+        n = sum(heard.n_between(begin, end) for heard in answers)
+        is_pure = n > MIN_TOGETHER * sum(heard.n_tokens for heard in answers)
+        return answers, _each(before_s, after_s, n) if is_pure else None
 
     async def ttft(self, n_tokens: int) -> dict[str, Any]:
         """Time to the first token of a prompt of `n_tokens` tokens that no cache has, s."""
         figures = self._figures()
+        cpu: dict[str, list[float | None]] = {name: [] for name in self.doors}
         tries = max(1, min(TTFT_TRIES, TTFT_BUDGET // n_tokens))
         seen: dict[str, dict[str, Any]] = {}
         for _, doors in self.turns():
             chats = [await chat_of_length(n_tokens, next(self.fresh), self.count) for _ in range(tries)]
             for door in doors:
+                before_s = door.cpu_s()
                 heard = [await ask(door, chat, TTFT_TOKENS) for chat in chats]
+                cpu[door.name].append(_each(before_s, door.cpu_s(), n_tokens * tries))
                 figures[door.name].append(statistics.median(h.ttft for h in heard))
                 seen[door.name] = heard[-1].prompt
             self.report(f"first token of {n_tokens}", figures, "s")
-        return {**ratio(figures), "s": medians(figures), "prompts": seen, "raw": figures}
+        return {**ratio(figures), "s": medians(figures), **processor(cpu), "prompts": seen, "raw": figures}
 
     async def second_turn(self) -> dict[str, Any]:
         """Time to the first token of a chat's second turn, s, when the first has just been answered."""
@@ -264,6 +299,11 @@ async def _watch(door: Door, states: list[dict[str, Any]]) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         states.append(device_state(await state_of(door)))
+
+
+def _each(before_s: float | None, after_s: float | None, n: float) -> float | None:
+    """Return what each of `n` tokens took, s; None if that is not known."""
+    return None if before_s is None or after_s is None else (after_s - before_s) / n
 
 
 @asynccontextmanager
@@ -330,18 +370,20 @@ async def open_doors(
         timeout = aiohttp.ClientTimeout(total=REQUEST_S)
         doors = {}
         for name, command in servers.items():
-            url = await stack.enter_async_context(child(command(folder), folder, name))
+            url, pid = await stack.enter_async_context(child_process(command(folder), folder, name))
             # A connection for each request: llama-server closes those it finds idle, and whatever is under way on them.
             connector = aiohttp.TCPConnector(limit=0, force_close=True)
             session = aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=2**20)
-            doors[name] = Door(name, url, await stack.enter_async_context(session))
+            doors[name] = Door(name, url, await stack.enter_async_context(session), pid)
             progress(f"{name}: {url}, {setup.n_threads} threads")
         yield doors
 
 
 def up(folder: Path, setup: EngineSetup, model: Path) -> list[str]:
     """Write the configuration of our daemon, and return the command that starts it."""
-    device = {"n_ctx": setup.n_ctx, "n_cells": setup.n_cells}
+    device: dict[str, Any] = {"n_ctx": setup.n_ctx, "n_cells": setup.n_cells}
+    if not setup.guesses:
+        device["speculation"] = "off"
     settings = {"device": device, "delivery": {"mode": "off"}}
     config = folder / "ours.toml"
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import psutil
 
 from .child import LOG_TAIL, BenchError
 
@@ -24,16 +25,24 @@ Chat = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """One of the two servers; `url` ends in /v1."""
+    """One of the two servers; `url` ends in /v1, and `pid` is its process, 0 where that is not known."""
 
     name: str
     url: str
     session: aiohttp.ClientSession
+    pid: int = 0
 
     @property
     def root(self) -> str:
         """The address without /v1."""
         return self.url.removesuffix("/v1")
+
+    def cpu_s(self) -> float | None:
+        """Return the processor time that its process and all below it have taken, s; None if that is not known."""
+        if not self.pid:
+            return None
+        process = psutil.Process(self.pid)
+        return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children(recursive=True)))
 
 
 @dataclass(slots=True)

@@ -1,12 +1,22 @@
-"""`disco bench engine`, alone and beside the real llama-server, as small as it goes: its figures are there."""
+"""`disco bench engine`, alone and beside the real llama-server, as small as it goes: its figures are there.
+
+The peer is the wheel's: nothing is compiled for a test.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
-from benchmarks.engine.__main__ import PEER, bench_engine
+from benchmarks import llama_server
+from benchmarks.engine.__main__ import PEER, bench_engine, main, table_all
 from disco_daemon.bench import engine
 from disco_daemon.bench.engine import OURS, EngineSetup, table
+from disco_daemon.models.default import default_model_path
+from tests.fixtures.servers import wheel_argv
 
 
 @pytest.fixture
@@ -33,9 +43,36 @@ async def test_the_device_is_measured_alone(setup: EngineSetup) -> None:
     assert "first token, second turn" in table(figures)
 
 
-@pytest.mark.slow
-async def test_both_servers_answer_the_same_prompts(setup: EngineSetup) -> None:
+@pytest.fixture
+def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(llama_server, "require", lambda *_: None)
+    monkeypatch.setattr(llama_server, "argv", wheel_argv)
+
+
+@pytest.mark.slow
+def test_a_shape_is_made_measured_and_described(
+    wheel: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["--shape", "tiny", "--quant", "q5_k_m", "--brief", "--repeats", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] == {"shape": "tiny", "quant": "q5_k_m", "file": "random-tiny-q5_k_m.gguf"}
+    assert found["native"] is True
+    assert min(found["cpu_ratio"][what] for what in ("prompt", "one", "many")) > 0
+    for what, measured in (("one", found["throughput"]["1"]), ("many", found["throughput"]["8"])):
+        assert found["cpu_ratio"][what] == measured["cpu_ratio"]
+        assert min(measured["cpu_s"].values()) > 0
+    assert found["ttft"]["512"]["prompts"][PEER]["prompt_tokens"] == 512
+    assert set(found["limit_share"]) == {"prompt", "one"}
+    assert found["work"]["n_bytes"] > 49_152 * 256 / 2, "the head is read for a token"
+    if shutil.which("cc"):
+        assert min(*found["limit_share"].values(), *found["limits"].values()) > 0
+    assert not list(tmp_path.glob("**/*.gguf")), "it was made for this measurement"
+
+
+@pytest.mark.slow
+async def test_both_servers_answer_the_same_prompts(setup: EngineSetup, wheel: None) -> None:
     said: list[str] = []
     figures = await bench_engine(setup, said.append)
     assert set(figures["throughput_ratio"]) == set(figures["throughput_ratio_long"]) == {"1", "2"}
@@ -48,5 +85,6 @@ async def test_both_servers_answer_the_same_prompts(setup: EngineSetup) -> None:
     gap = figures["worst_tbt"]
     assert min(*gap["s"].values(), gap["ratio"], gap["prompt_ttft_ratio"]) > 0
     assert figures["peer"]["name"].startswith("llama-server")
-    assert "first token, second turn" in table(figures)
+    assert "first token, second turn" in table_all(figures)
+    assert figures["model"] == {"shape": None, "quant": "q4_1", "file": default_model_path().name}
     assert said

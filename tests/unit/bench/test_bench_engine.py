@@ -6,6 +6,9 @@ import asyncio
 import importlib
 import itertools
 import json
+import shutil
+import subprocess
+import tarfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,9 +20,10 @@ from aiohttp import web
 
 from benchmarks import llama_server
 from benchmarks.command import run_script
-from benchmarks.engine.__main__ import PEER
+from benchmarks.engine import limits
+from benchmarks.engine.__main__ import PEER, by_processor
 from disco_daemon.bench import engine, engine_chats, streamed
-from disco_daemon.bench.child import BenchError
+from disco_daemon.bench.child import BenchError, child_process
 from disco_daemon.bench.engine import OURS, Bench, EngineSetup
 from disco_daemon.bench.loopback import LoopbackServer
 from disco_daemon.bench.script import Exchange
@@ -220,7 +224,7 @@ async def test_throughput_asks_both_the_same_things_in_turn(stage: Stage) -> Non
 async def test_alone_there_are_figures_and_no_ratios(stage: Stage) -> None:
     bench = await stage.bench(EngineSetup(repeats=2, max_tokens=200), names=(OURS,))
     found = await bench.throughput(2)
-    assert set(found) == {"measure", "tps", "whole_tps", "ended_early", "raw"}
+    assert set(found) == {"measure", "tps", "whole_tps", "ended_early", "raw"}  # nor processor time, of no process
     assert list(found["tps"]) == [OURS]
     assert set(await bench.ttft(32)) == {"s", "prompts", "raw"}
     assert set(await bench.second_turn()) == {"s", "prompts", "raw"}
@@ -299,29 +303,97 @@ async def test_without_a_running_answer_there_is_no_gap(stage: Stage) -> None:
 
 def test_llama_server_is_told_its_options() -> None:
     options = llama_server.Options(n_ctx=8192, n_parallel=16, kv_unified=True)
-    *_, model, told = llama_server.argv(Path("m.gguf"), options)
+    *_, model, told, library = llama_server.argv(Path("m.gguf"), options)
     assert model == "m.gguf"
     assert llama_server.Options(**json.loads(told)) == options
+    assert Path(library) == llama_server.library()
+    words = options.words(model)
+    said = dict(zip(words[1::2], words[2::2], strict=False))
+    assert (said["--model"], said["--ctx-size"], said["--parallel"], said["--port"]) == ("m.gguf", "8192", "16", "0")
+    assert "--kv-unified" in words
+    assert "--kv-unified" not in llama_server.Options().words(model)
 
 
-def test_without_the_wheel_there_is_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_server, "find_spec", lambda _: None)
-    with pytest.raises(BenchError, match="pip install xllamacpp"):
-        llama_server.argv(Path("m.gguf"))
+SERVER = """
+#include <cstdio>
+#include <unistd.h>
+int llama_server(int argc, char ** argv) {
+    std::fprintf(stderr, "srv: %d, %s\\n", argc, argv[2]);
+    std::fprintf(stdout, "srv: listening on http://127.0.0.1:9\\n");
+    std::fflush(stdout);
+    return pause();
+}
+"""
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Path:
+    if shutil.which("c++") is None:
+        pytest.skip("no compiler")
+    source, library = tmp_path / "server.cpp", tmp_path / llama_server.LIBRARY
+    source.write_text(SERVER)
+    subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=60)
+    return library
+
+
+async def test_a_compiled_server_says_where_it_listens_and_ends_with_its_stdin(compiled: Path, tmp_path: Path) -> None:
+    argv = [*llama_server.argv(Path("m.gguf"))[:-1], str(compiled)]
+    async with child_process(argv, tmp_path, PEER) as (url, pid):
+        assert url == "http://127.0.0.1:9/v1"
+        async with aiohttp.ClientSession() as session:
+            assert (Door(PEER, url, session, pid).cpu_s() or 0) > 0
+    assert f"srv: {len(llama_server.Options().words('m.gguf'))}, m.gguf" in (tmp_path / f"{PEER}.log").read_text()
+
+
+def test_the_source_is_fetched_by_the_hash_in_the_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def run(words: list[str], _: float) -> None:
+        ran.append(words)
+        with tarfile.open(tmp_path / "llama.tar.gz", "w:gz") as tar:
+            for name in ("llama/vendor/llama.cpp/CMakeLists.txt", "llama/other"):
+                tar.addfile(tarfile.TarInfo(name))
+
+    monkeypatch.setattr(llama_server, "_run", run)
+    assert llama_server._fetch(tmp_path) == tmp_path / "llama" / "vendor" / "llama.cpp"
+    assert (tmp_path / "llama" / "vendor" / "llama.cpp" / "CMakeLists.txt").exists()
+    assert not (tmp_path / "llama" / "other").exists()
+    assert "--require-hashes" in ran[0]
+    entry = Path(ran[0][-1]).read_text().splitlines()
+    assert entry[0].startswith("llama-cpp-python==")
+    assert all(line.strip().startswith("--hash=sha256:") for line in entry[1:])
 
 
 @pytest.mark.parametrize("script", ["engine", "handoff", "qoe"])
 def test_a_script_says_what_to_install(
-    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(llama_server, "find_spec", lambda _: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     more = ["--server", "llama-server"] if script == "handoff" else []
     main = importlib.import_module(f"benchmarks.{script}.__main__").main
     assert run_script(lambda: main(more)) == 1
     shown = capsys.readouterr()
-    assert "pip install xllamacpp" in shown.err
+    assert "pip install cmake" in shown.err
     assert len(shown.err.splitlines()) == 1
     assert shown.out == ""
+
+
+def test_processor_time_is_compared_by_the_median() -> None:
+    found = engine.processor({OURS: [0.02, None, 0.04, 0.03], PEER: [0.06, 0.05, 0.09]})
+    assert found == {"cpu_s": {OURS: 0.03, PEER: 0.06}, "cpu_ratio": 2.0}
+    assert engine.processor({OURS: [0.5]}) == {"cpu_s": {OURS: 0.5}}
+    assert engine.processor({OURS: [0.5], PEER: [None]}) == {}
+
+
+@pytest.mark.parametrize("bounds", [None, limits.Bounds(1e9, 0.0, 2e8, 1e9, 1)])
+def test_the_bounds_share_is_of_our_processor_time(bounds: limits.Bounds | None) -> None:
+    one = {"cpu_s": {OURS: 0.02, PEER: 0.03}, "cpu_ratio": 1.5}
+    figures = {"throughput": {"1": one}, "ttft": {"512": {"s": {}}}}
+    found = by_processor(figures, limits.Work(1000, 0, 10_000_000), bounds)
+    assert found["cpu_ratio"] == {"prompt": None, "one": 1.5, "many": None}
+    assert found["limit_share"] == {"prompt": None, "one": None if bounds is None else 0.5}
+    assert (found["limits"] or {}).get("multiply_adds_per_cycle") == (None if bounds is None else 5.0)
 
 
 def test_threads_default_to_one_fewer_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
