@@ -15,6 +15,7 @@ from typing import Any
 
 from .format import Arguments, CallBegun, CallEnded, Tool, ToolFormat
 from .formats import BY_NAME, FORMATS, GENERIC, LFM2
+from .tagged import PROBE, derived
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages, Sequence[Mapping[str, Any]] | None], str]
@@ -29,6 +30,13 @@ _USER = {"role": "user", "content": "Hello"}
 _WORD = "Zq7"  # begins and ends like no mark
 _SAYS = {"role": "assistant", "content": _WORD}
 _CALLS = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_TWO = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": f"disco000{n}", "type": "function", "function": {"name": _NAME, "arguments": PROBE}} for n in (1, 2)
+    ],
+}
 _RESULT = "probed result"
 _ANSWERS = {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": _RESULT}
 # What templates that write no calls say of tools: LFM2's list them so, others show an example.
@@ -62,6 +70,10 @@ def detect(render: Render) -> TemplateTools:
     results = _RESULT in _rendered(render, [_USER, _CALLS, _ANSWERS], [_REQUEST])
     call = _differing(called, said)
     found = next((known for known in FORMATS if _is_written_in(known, call)), None) if _VALUE in call else None
+    if found is None and _VALUE in call:
+        two = _whole_tags(_rendered(render, [_USER, _TWO], [_REQUEST]), said)
+        made = derived(two, _NAME)
+        found = made if made is not None and _is_written_in(made, call) else None
     if found is not None:
         return TemplateTools(found, shows_tools=True, writes_calls=True, writes_results=results)
     told = None if _VALUE in call else _format_told(_differing(shown, _rendered(render, [_USER], None)))
@@ -88,6 +100,19 @@ def _differing(text: str, other: str) -> str:
     begin = _n_common(text, other)
     end = _n_common(text[begin:][::-1], other[begin:][::-1])
     return text[begin : len(text) - end]
+
+
+def _whole_tags(text: str, other: str) -> str:
+    """Return what `_differing` does, and the rest of a tag that the two have a part of in common."""
+    begin = _n_common(text, other)
+    end = len(text) - _n_common(text[begin:][::-1], other[begin:][::-1])
+    opened = text.rfind("<", 0, begin)
+    if opened > text.rfind(">", 0, begin):
+        begin = opened
+    closed = text.find(">", end)
+    if 0 <= text.rfind("<", 0, end) > text.rfind(">", 0, end) and closed >= 0:
+        end = closed + 1
+    return text[begin:end]
 
 
 def _n_common(text: str, other: str) -> int:

@@ -8,11 +8,11 @@ from .gpt_oss import GptOss
 from .json_calls import Generic, Hermes, Llama3
 from .lfm2 import Lfm2
 from .mistral import Mistral, MistralList, MistralWithIds
-from .qwen_coder import QwenCoder
+from .tagged import QWEN_CODER
 
 GENERIC: ToolFormat = Generic()
 LFM2: ToolFormat = Lfm2()
 FORMATS: tuple[ToolFormat, ...] = (
-    Hermes(), QwenCoder(), Llama3(), MistralList(), Mistral(), MistralWithIds(), Gemma(), GptOss(), LFM2,
+    Hermes(), QWEN_CODER, Llama3(), MistralList(), Mistral(), MistralWithIds(), Gemma(), GptOss(), LFM2,
 )  # fmt: skip
 BY_NAME = {known.name: known for known in (*FORMATS, GENERIC)}

@@ -68,7 +68,7 @@ class Vocabulary:
         self._tags = self._shown_marks()
         self.calling = Calling(detect(lambda messages, tools: self._template.render(messages, tools=tools)))
         marks = [self._ids_of(mark) for mark in self.calling.marks]
-        self._marks = frozenset(ids[0] for ids in marks if len(ids) == 1)
+        self._marks = frozenset(t for ids in marks for t in ids if len(ids) == 1 or self._is_control(t))
         self.n_ctx = 0
         self.beat: Callable[[], None] = lambda: None
         self._known: OrderedDict[bytes, array[int]] = OrderedDict()
@@ -402,9 +402,11 @@ class Vocabulary:
     def _shown(self, token: int) -> str:
         return self.piece(token, special=True).decode("utf-8", "replace")
 
+    def _is_control(self, token: int) -> bool:
+        return bool(llama_cpp.llama_vocab_get_attr(self.handle, token) & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL)
+
     def _control_texts(self) -> list[str]:
-        vocab, n = self.handle, llama_cpp.llama_vocab_n_tokens(self.handle)
-        control = (t for t in range(n) if llama_cpp.llama_vocab_get_attr(vocab, t) & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL)
+        control = filter(self._is_control, range(self.n_tokens))
         return [text for t in control if (text := self._read_piece(t, special=True).decode("utf-8", "replace"))]
 
 

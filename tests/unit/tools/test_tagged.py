@@ -1,0 +1,183 @@
+"""Formats whose tags are read off a template: what the template itself writes is what has to be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disco_daemon.engine.llama.template import ChatTemplate
+from disco_daemon.tools.detect import TemplateTools, detect
+from disco_daemon.tools.format import Arguments, CallBegun, CallEnded, Event, Text, Tool, WrittenCall
+from disco_daemon.tools.tagged import Tagged
+from tests.unit.tools.test_grammars import SEARCH, Drawing, fits
+
+FOLDERS = [Path(__file__).parents[2] / "fixtures" / "templates" / name for name in ("calls", "tools")]
+BAR = "\uff5c"
+TAGS = {
+    "ByteDance-Seed-OSS": ("<seed:tool_call>", "<function=", "</seed:tool_call>"),
+    "GLM-4.6": ("", "<tool_call>", ""),
+    "GLM-4.7-Flash": ("", "<tool_call>", ""),
+    "MiniMax-M2": ("<minimax:tool_call>", '<invoke name="', "</minimax:tool_call>"),
+    "Qwen3-Coder": ("<tool_call>", "<function=", "</tool_call>"),
+    "Qwen3.5-4B": ("<tool_call>", "<function=", "</tool_call>"),
+    "deepseek-ai-DeepSeek-V3.2": (
+        f"<{BAR}DSML{BAR}function_calls>",
+        f'<{BAR}DSML{BAR}invoke name="',
+        f"</{BAR}DSML{BAR}function_calls>",
+    ),
+    "deepseek-ai-DeepSeek-V4": (
+        f"<{BAR}DSML{BAR}tool_calls>",
+        f'<{BAR}DSML{BAR}invoke name="',
+        f"</{BAR}DSML{BAR}tool_calls>",
+    ),
+    "inclusionai-ling-3.0-flash": ("", "<tool_call>", ""),
+    "poolside-Laguna-XS.2": ("", "<tool_call>", ""),
+}
+EDIT = Tool(
+    "edit",
+    "Edits.",
+    {
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "text": {"type": "string"}, "force": {"type": "boolean"}},
+        "required": ["path"],
+    },
+)
+SET = Tool("set", "Sets.", {"type": "object", "properties": {"to": {"type": "object"}, "n": {"type": "integer"}}})
+NOW = Tool("now", "Tells the time.", {"type": "object", "properties": {}})
+TOOLS = (EDIT, SET, NOW)
+CALLS: list[list[tuple[str, dict[str, Any]]]] = [
+    [("edit", {"path": "a b.txt"})],
+    [("edit", {"path": "12345", "text": "Zürich & \"so\" 'on' \\ 東 🙂"})],
+    [("edit", {"path": "p", "text": "if x < 1:\n    y = '<a>'\n\t{\"k\": 1}\n\nend"})],
+    [("set", {"to": {"a": [1, -2.5, {"b": "c"}], "d": {}}, "n": -12})],
+    [("now", {})],
+    [("edit", {"path": "p"}), ("set", {"n": 2}), ("edit", {"path": "q"})],
+]
+
+
+@lru_cache
+def template_of(name: str) -> ChatTemplate:
+    path = next(path for folder in FOLDERS if (path := folder / f"{name}.jinja").exists())
+    return ChatTemplate(path.read_text("utf-8"), "<s>", "</s>")
+
+
+@lru_cache
+def found_in(name: str) -> tuple[TemplateTools, Tagged]:
+    def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        return template_of(name).render(messages, tools=tools)
+
+    found = detect(render)
+    assert isinstance(found.format, Tagged)
+    return found, found.format
+
+
+def written_by(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """What the template itself writes for the calls of a turn, from the first mark to the last."""
+    asked = [
+        {"id": f"call0000{n}", "type": "function", "function": {"name": tool, "arguments": arguments}}
+        for n, (tool, arguments) in enumerate(calls)
+    ]
+    shown = [
+        {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+        for t in TOOLS
+    ]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Zq7"},
+        {"role": "assistant", "content": "", "tool_calls": asked},
+    ]
+    text = template_of(name).render(messages, tools=shown).partition("Zq7")[2]
+    tags = found_in(name)[1].tags
+    last = tags.closing or tags.end
+    return text[text.index(tags.opening or tags.call) : text.rindex(last) + len(last)]
+
+
+def read(form: Tagged, pieces: Sequence[str], tools: Sequence[Tool] = TOOLS) -> list[Event]:
+    parser = form.parser(tools)
+    return [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+
+
+def said(events: list[Event]) -> tuple[list[tuple[str, str]], str]:
+    """The calls, each whole, and the text beside them."""
+    calls = [
+        (e.name, "".join(a.text for a in events if isinstance(a, Arguments) and a.index == e.index))
+        for e in events
+        if isinstance(e, CallBegun) and CallEnded(e.index) in events
+    ]
+    return calls, "".join(e.text for e in events if isinstance(e, Text))
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_the_tags_of_a_template_are_found(name: str) -> None:
+    found, form = found_in(name)
+    assert (form.tags.opening, form.tags.call, form.tags.closing) == TAGS[name]
+    assert found.shows_tools
+    assert found.writes_calls
+    assert found.writes_results
+
+
+@pytest.mark.parametrize("calls", CALLS, ids=range(len(CALLS)))
+@pytest.mark.parametrize("name", TAGS)
+def test_what_a_template_writes_is_read_wherever_it_is_cut(name: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    form, text = found_in(name)[1], written_by(name, calls)
+    whole = said(read(form, [text]))
+    assert [(tool, json.loads(arguments)) for tool, arguments in whole[0]] == calls, text
+    assert not whole[1]
+    assert said(read(form, list(text))) == whole, "character by character"
+    for place in range(1, len(text)):
+        assert said(read(form, [text[:place], text[place:]])) == whole, text[:place]
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_a_call_of_a_tool_that_was_not_given_is_text(name: str) -> None:
+    form, text = found_in(name)[1], written_by(name, CALLS[2])
+    for place in range(len(text)):
+        assert said(read(form, [text[:place], f"{text[place:]} Well."], (SET, NOW))) == ([], f"{text} Well.")
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_calls_that_are_written_are_read_as_they_were(name: str) -> None:
+    form = found_in(name)[1]
+    for calls in CALLS:
+        written = form.write([WrittenCall(tool, arguments) for tool, arguments in calls])
+        found, text = said(read(form, [f"Well. {written}"]))
+        assert [(tool, json.loads(arguments)) for tool, arguments in found] == calls
+        assert text == "Well. "
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_whatever_the_grammar_lets_through_is_calls_by_their_schemas(name: str) -> None:
+    form, tools = found_in(name)[1], (SEARCH, *TOOLS)
+    schemas = {each.name: each.parameters for each in tools}
+    for seed in range(60):
+        drawing = Drawing(form.grammar(tools, parallel=seed % 2 == 0), seed)
+        events = read(form, [drawing.text], tools)
+        found, text = said(events)
+        assert found, drawing.text
+        assert len(found) == sum(isinstance(e, CallBegun) for e in events), drawing.text
+        assert not text, drawing.text
+        for tool, arguments in found:
+            assert fits(json.loads(arguments), schemas[tool], schemas[tool]), (drawing.text, arguments)
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_a_forced_call_begins_as_the_template_writes_it(name: str) -> None:
+    form = found_in(name)[1]
+    begun = "".join(form.begin([EDIT]).split())
+    assert "".join(written_by(name, CALLS[0]).split()).startswith(begun)
+
+
+def test_a_template_that_escapes_some_texts_has_no_tagged_format() -> None:
+    source = (FOLDERS[0] / "openbmb-MiniCPM5-1B.jinja").read_text("utf-8")  # it puts some into <![CDATA[…]]>
+    template = ChatTemplate(source, "<s>", "</s>")
+    assert detect(lambda messages, tools: template.render(messages, tools=tools)).format.name == "generic"
+
+
+def test_a_template_whose_tags_are_not_alike_in_both_calls_has_no_tagged_format() -> None:
+    source = (FOLDERS[0] / "GLM-4.6.jinja").read_text("utf-8").replace("+ tc.name", "~ loop.index ~ tc.name")
+    template = ChatTemplate(source, "<s>", "</s>")
+    assert detect(lambda messages, tools: template.render(messages, tools=tools)).format.name == "generic"
