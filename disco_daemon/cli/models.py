@@ -304,7 +304,7 @@ def _lines(description: dict[str, Any], settings: DeviceSettings) -> list[tuple[
         ("parameters", _parameters(description["parameters"])),
         ("quantization", f"{description['quantization'] or 'unknown'}, {description['bits_per_weight']} bits a weight"),
         ("size", f"{description['size_bytes'] / 1e6:.0f} MB{parts}"),
-        ("context", f"{description['n_ctx'] or 'unknown'} tokens as trained; device.n_ctx is {settings.n_ctx}"),
+        ("context", f"{description['n_ctx'] or 'unknown'} tokens as trained; {_context_words(settings)}"),
         ("template", _template_words(description["template"], settings)),
         ("tools", _tool_words(description["tool_format"])),
         ("memory", _memory_words(description["memory"])),
@@ -314,6 +314,10 @@ def _lines(description: dict[str, Any], settings: DeviceSettings) -> list[tuple[
 
 def _parameters(n: int) -> str:
     return f"{n / 1e9:.2f} G" if n >= 10**9 else f"{n / 1e6:.1f} M"
+
+
+def _context_words(settings: DeviceSettings) -> str:
+    return f"device.n_ctx is {settings.n_ctx}" if settings.n_ctx else "an answer gets as many of them as fit"
 
 
 def _template_words(found: dict[str, bool], settings: DeviceSettings) -> str:

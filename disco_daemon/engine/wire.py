@@ -170,8 +170,9 @@ class FleetUsage(msgspec.Struct, frozen=True, kw_only=True):
 class Load(Message, frozen=True, kw_only=True):
     """Load a model, and how: the first message to every engine process, and the one record of what an engine is set to.
 
-    An answer with its prompt may have `n_ctx` tokens (0 = what the model was trained on), all that are in the KV cache
-    together `n_cells` (0 = as many as are sensible). `scheduler` names a token scheduler. `exact`: an answer
+    An answer with its prompt may have `n_ctx` tokens (0 = as many as fit, up to what the model was trained for), all
+    that are in the KV cache together `n_cells` (0 = as many as are sensible). `scheduler` names a token scheduler.
+    `exact`: an answer
     that goes on from given text is rounded as if it had been generated here from the start, which costs prefill speed.
     `chat_template` is a Jinja text that stands in place of the model's own.
     `n_gpu_layers`: None = as many as fit, -1 = all. Batches of `llama.PREFILL_ROWS` rows and more are computed by

@@ -57,6 +57,7 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
         n_cells=settings.n_cells,
         kv_type=settings.kv_type,
         n_gpu_layers=n_gpu_layers,
+        is_open=not settings.n_ctx,
     )
 
 

@@ -105,6 +105,8 @@ def memory(about: CheckupRequest | str, seen: Examined, daemon: dict[str, Any] |
         return wrong(name, fit.problem, "close other programs, choose a smaller model, or lower device.n_ctx")
     rest = f" and {fit.gpu_layers} layers on the GPU" if fit.gpu_layers else ""
     found = f"{fit.n_bytes / GIB:.2f} GiB{rest} with {fit.n_cells} tokens kept, {fit.available / GIB:.1f} GiB are free"
-    if fit.n_ctx < about.n_ctx:
+    if about.is_open:
+        found = f"{found}; an answer may have {fit.n_ctx} tokens of the {about.n_ctx} that it was trained for"
+    elif fit.n_ctx < about.n_ctx:
         return warn(name, f"{found}: an answer gets {fit.n_ctx}, not {about.n_ctx}", "close other programs")
     return ok(name, found) if fit.n_bytes <= fit.available else warn(name, f"{found}: it will swap", "free some memory")

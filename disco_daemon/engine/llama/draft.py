@@ -12,7 +12,8 @@ import numpy as np
 
 from ..wire import Load
 from .library import usable_threads
-from .memory import available_bytes, too_large
+from .memory import Need, available_bytes, open_context, too_large
+from .metadata import Metadata
 from .model import AbortFlag, Llama
 from .refusals import ModelError
 from .rows import NO_KV_SLOT, Rows
@@ -46,7 +47,9 @@ class DraftModel:
                 "model of the same family; or unset it: `disco config set device.draft_model ''`"
             )
             raise ModelError(msg)
-        self._n_ctx = min(llama.n_ctx, llama_cpp.llama_model_n_ctx_train(self._model))
+        trained = min(llama.n_ctx, llama_cpp.llama_model_n_ctx_train(self._model))
+        need = Need(Metadata(self._model).kv_bytes("auto"), 0)
+        self._n_ctx = trained if load.n_ctx else open_context(trained, 0, need, available_bytes())
         self._ctx = self._context(load, abort)
         self._abort = abort  # keeps callback and buffer alive as long as the context
         self._memory = llama_cpp.llama_get_memory(self._ctx)

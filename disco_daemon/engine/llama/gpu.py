@@ -9,7 +9,7 @@ import llama_cpp
 
 from ..wire import Load
 from .library import LIBRARY
-from .memory import FACTOR, Footprint, gpu_layers, model_bytes, work_bytes
+from .memory import FACTOR, FIRST_CTX, Footprint, gpu_layers, model_bytes, work_bytes
 from .metadata import Metadata
 
 # As in ggml-backend.h, `enum ggml_backend_dev_type`; the bindings lack these functions.
@@ -60,7 +60,7 @@ def _fitting(load: Load, free: int) -> int:
         return 0  # loading it whole will say why
     try:
         header = Metadata(model)
-        n_ctx = load.n_ctx or header.number("context_length")
+        n_ctx = load.n_ctx or min(header.number("context_length"), load.n_cells or FIRST_CTX)
         kv = header.kv_bytes(load.kv_type) * max(n_ctx, load.n_cells or FACTOR * n_ctx)
         footprint = Footprint(model_bytes(load.model_path), header.number("block_count"), kv)
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))

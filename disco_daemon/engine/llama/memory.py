@@ -9,6 +9,13 @@ from ...models.gguf import shard_names
 from ...system import control_groups
 
 CACHE_SHARE = 0.25  # of the free memory, for more than one answer's KV cache
+OPEN_SHARE = (
+    0.5  # of what weights leave free, for the KV cache where nobody has set device.n_ctx; others want some, too
+)
+OPEN_STEP = 256  # tokens; such a context is a multiple
+FIRST_CTX = (
+    4096  # tokens that layers on a GPU leave room for where nobody has set device.n_ctx; a longer context is next
+)
 FACTOR = 2  # answers of full length in the KV cache, if there is memory
 LEAST_CTX = 512  # tokens; an answer with less is of no use
 SPARE = 0.9  # of the free memory; something else may want some
@@ -92,6 +99,15 @@ def fitting(n_ctx: int, n_cells: int, need: Need, available: int) -> tuple[int, 
     wanted = n_cells or max(n_ctx, min(FACTOR * n_ctx, spacious))
     fit = min(max(wanted, n_ctx), room)
     return min(n_ctx, fit), fit
+
+
+def open_context(trained: int, n_cells: int, need: Need, free: int) -> int:
+    """Return the tokens of an answer where nobody has set them: as many as fit, up to those the model was trained for.
+
+    They take OPEN_SHARE of the `free` bytes, which the weights are not in, at most; and `n_cells`, if that is set.
+    """
+    room = int(OPEN_SHARE * max(0, free - need.work) // need.per_token) // OPEN_STEP * OPEN_STEP
+    return min(trained, n_cells or trained, max(LEAST_CTX, room))
 
 
 def require(what: str, n_bytes: int, available: int) -> None:

@@ -23,7 +23,7 @@ from .grammar import grammar_of
 from .hidden import FloatRows, HiddenRows
 from .library import kernels, show_errors, usable_threads
 from .likelihood import likeliest, log_probabilities
-from .memory import Need, available_bytes, fitting, model_bytes, too_large, work_bytes
+from .memory import Need, available_bytes, fitting, model_bytes, open_context, too_large, work_bytes
 from .metadata import Metadata
 from .numa import use_nodes
 from .refusals import FormatError, ModelError, PromptError, ToolsError
@@ -163,12 +163,24 @@ class Llama(Sequences):
 
     def _sizes(self, load: Load) -> tuple[int, int]:
         """Return the tokens of an answer, and of the KV cache: those wanted, or as memory allows. Raises ModelError."""
-        n_ctx = load.n_ctx or llama_cpp.llama_model_n_ctx_train(self._model)
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
         scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
         need = Need(self.bytes_per_token + scores, work)
+        available = available_bytes()
+        n_ctx, n_cells = load.n_ctx, load.n_cells
+        if not n_ctx:
+            # Weights that are the file's pages count as available. On a GPU they are loaded by now.
+            trained, on_gpu = llama_cpp.llama_model_n_ctx_train(self._model), load.n_gpu_layers or 0
+            free = available if on_gpu else available - llama_cpp.llama_model_size(self._model)
+            n_ctx = open_context(trained, n_cells, need, free)
+            if on_gpu:
+                n_layers = llama_cpp.llama_model_n_layer(self._model)
+                share = 1.0 if on_gpu < 0 else min(1.0, on_gpu / n_layers)
+                there = Need(max(1, int(need.per_token * share)), work)
+                n_ctx = open_context(n_ctx, n_cells, there, gpu.free_bytes())
+                n_cells = n_cells or n_ctx  # what more cells would take is not known to be there
         try:
-            return fitting(n_ctx, load.n_cells, need, available_bytes())
+            return fitting(n_ctx, n_cells, need, available)
         except MemoryError as e:
             raise ModelError(str(e)) from e
 

@@ -15,7 +15,18 @@ from ...system.program import end_with_stdin
 from ..llama import gpu
 from ..llama import model as llama
 from ..llama.library import FAULT
-from ..llama.memory import FACTOR, Footprint, Need, available_bytes, fitting, gpu_layers, too_large, work_bytes
+from ..llama.memory import (
+    FACTOR,
+    FIRST_CTX,
+    Footprint,
+    Need,
+    available_bytes,
+    fitting,
+    gpu_layers,
+    open_context,
+    too_large,
+    work_bytes,
+)
 from ..llama.metadata import KV_BYTES
 from .checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_request, encode
 
@@ -35,8 +46,14 @@ def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     if not layers and (why := too_large(asked.n_bytes, available)):
         return Fit(available, problem=why)
     need = Need(per_token + 4 * llama.N_BATCH * asked.n_heads, work)
+    wanted = asked.n_ctx
+    if asked.is_open:
+        wanted = open_context(wanted, asked.n_cells, need, available if layers else available - asked.n_bytes)
+        if layers:
+            there = max(0, gpu_bytes - int(asked.n_bytes * layers / asked.n_layers))
+            wanted = open_context(wanted, asked.n_cells, Need(need.per_token * layers // asked.n_layers, work), there)
     try:
-        n_ctx, n_cells = fitting(asked.n_ctx, asked.n_cells, need, available)
+        n_ctx, n_cells = fitting(wanted, asked.n_cells or (wanted if asked.is_open and layers else 0), need, available)
     except MemoryError as e:
         return Fit(available, problem=str(e))
     whole = asked.n_bytes + n_cells * need.per_token
@@ -50,7 +67,8 @@ def _layers(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) ->
         return 0
     if asked.n_gpu_layers is not None:
         return asked.n_layers if asked.n_gpu_layers < 0 else min(asked.n_layers, asked.n_gpu_layers)
-    kv = per_token * max(asked.n_ctx, asked.n_cells or FACTOR * asked.n_ctx)
+    n_ctx = min(asked.n_ctx, asked.n_cells or FIRST_CTX) if asked.is_open else asked.n_ctx
+    kv = per_token * max(n_ctx, asked.n_cells or FACTOR * n_ctx)
     return min(asked.n_layers, gpu_layers(Footprint(asked.n_bytes, asked.n_layers, kv), work, gpu_bytes))
 
 

@@ -9,7 +9,8 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     """A model's shape, by its header, and the settings for it.
 
     `n_bytes` is the file's size, `kv_numbers` how many numbers a token leaves in the KV cache, `n_heads` those whose
-    scores take memory (0 with flash attention). The rest is as in `wire.Load`, but for `n_ctx`, which is above 0.
+    scores take memory (0 with flash attention). The rest is as in `wire.Load`, but for `n_ctx`, which is above 0; with
+    `is_open` it is what the model was trained for, and as much of that as fits is wanted.
     """
 
     n_bytes: int
@@ -22,6 +23,7 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     n_cells: int
     kv_type: str = "auto"
     n_gpu_layers: int | None = 0
+    is_open: bool = False
 
 
 class Confined(msgspec.Struct, tag=True, frozen=True):

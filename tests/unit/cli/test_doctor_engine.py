@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from disco_daemon.cli.doctor import engine
@@ -89,8 +90,11 @@ def test_what_is_asked_of_a_model_stands_in_its_header(tmp_path: Path) -> None:
     path = gguf(tmp_path / "m.gguf", **SHAPE)
     settings = DeviceSettings(model=str(path), n_ctx=0, flash_attn="off")
     assert engine.checkup_question(settings, 0) == CheckupRequest(
-        path.stat().st_size, 30, 576, 49152, 9, 30 * 3 * 2 * 64, 2048, 0
+        path.stat().st_size, 30, 576, 49152, 9, 30 * 3 * 2 * 64, 2048, 0, is_open=True
     )
+    asked = engine.checkup_question(DeviceSettings(model=str(path), n_ctx=1024), 0)
+    assert isinstance(asked, CheckupRequest)
+    assert (asked.n_ctx, asked.is_open) == (1024, False)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +126,26 @@ def test_memory_is_reckoned_as_the_engine_does() -> None:
     assert LEAST_CTX <= tight.n_ctx < 4096
     assert "GiB" in checkup.fit(SMALL, 90 * 2**20, 0).problem
     assert "context" in checkup.fit(SMALL, 120 * 2**20, 0).problem
+
+
+def test_a_context_that_nobody_has_set_is_told_with_what_the_model_was_trained_for() -> None:
+    trained = 131_072
+    asked = msgspec.structs.replace(SMALL, n_ctx=trained, is_open=True)
+    roomy, tight = checkup.fit(asked, 64 * GIB, 0), checkup.fit(asked, GIB, 0)
+    assert (roomy.n_ctx, roomy.problem) == (trained, "")
+    assert LEAST_CTX < tight.n_ctx < trained
+    assert tight.n_bytes < GIB, "others get some of what is free"
+    told = engine.memory(asked, Examined(fit=tight), None)
+    assert told.level is OK
+    assert f"{tight.n_ctx} tokens of the {trained}" in told.found
+
+
+def test_layers_go_to_a_gpu_before_a_context_that_nobody_has_set_grows() -> None:
+    asked = msgspec.structs.replace(SMALL, n_ctx=131_072, is_open=True, n_gpu_layers=None)
+    found = checkup.fit(asked, 64 * GIB, GIB)
+    assert found.gpu_layers == 30
+    assert 4096 < found.n_ctx < 131_072
+    assert found.n_cells * 2 * 11520 + SMALL.n_bytes + WORK < GIB
 
 
 def test_layers_on_a_gpu_are_not_in_main_memory() -> None:

@@ -16,6 +16,7 @@ from disco_daemon.engine.llama.memory import (
     available_bytes,
     fitting,
     model_bytes,
+    open_context,
     require,
     too_large,
 )
@@ -81,3 +82,19 @@ def test_a_model_in_parts_is_as_large_as_all_of_them(tmp_path: Path) -> None:
     assert model_bytes(str(tmp_path / "m.gguf")) == 7
     with pytest.raises(FileNotFoundError):
         model_bytes(str(tmp_path / "m-00001-of-00004.gguf"))
+
+
+def test_a_context_that_nobody_has_set_is_as_long_as_half_of_what_weights_leave_has_room_for() -> None:
+    need = Need(per_token=1000, work=10**6)
+    assert open_context(8192, 0, need, 10**9) == 8192, "as the model was trained for"
+    assert open_context(10**6, 0, need, 10**7 + 10**6) == 5000 // 256 * 256
+    assert open_context(10**6, 0, need, 0) == LEAST_CTX, "fitting says whether that fits"
+    assert open_context(300, 0, need, 0) == 300
+    assert open_context(8192, 4096, need, 10**9) == 4096, "no more than there are cells"
+
+
+@given(st.integers(1, 10**7), st.integers(0, 10**6), st.integers(1, 10**6), st.integers(0, 10**12))
+def test_what_nobody_has_set_leaves_half_to_others(trained: int, n_cells: int, per_token: int, free: int) -> None:
+    found = open_context(trained, n_cells, Need(per_token, 10**6), free)
+    assert 0 < found <= min(trained, n_cells or trained)
+    assert found <= LEAST_CTX or found * per_token <= memory.OPEN_SHARE * (free - 10**6)
