@@ -76,7 +76,8 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base_url: str = ""
     """A local OpenAI-compatible server (llama-server, Ollama, LM Studio) to use as the device instead."""
     n_ctx: Annotated[int, Meta(ge=0)] = 4096
-    """Context length in tokens of one answer with its prompt; 0 = as the model was trained. Less if memory is short."""
+    """Context length in tokens of one answer with its prompt; 0 = as much as fits, up to what the model was
+    trained for. Less if memory is short."""
     n_cells: Annotated[int, Meta(ge=0)] = 0
     """Tokens in the KV cache: all running answers, and prompts kept for reuse; 0 = twice `device.n_ctx` if memory
     allows."""
