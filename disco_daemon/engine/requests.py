@@ -62,6 +62,7 @@ def generate_message(request_id: str, request: GenerationRequest, *, hold: bool)
         theta=request.split.theta,
         goes_on=request.split.goes_on,
         top_logprobs=top_logprobs(request.extra),
+        thought_budget=request.thought_budget,
     )
 
 

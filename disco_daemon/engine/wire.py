@@ -246,7 +246,7 @@ class Generate(Message, frozen=True, kw_only=True):
     `private` request goes to disk. Of a model over two machines `mode` says who decides a token: the partner (exact),
     the exit where it is as sure as `theta` (confident), or the exit (alone), and then nothing goes to the partner.
     `goes_on`: the exit alone goes on while the partner is gone. With each token its log-probability is told, and those
-    of the `top_logprobs` likeliest in its place (None: neither).
+    of the `top_logprobs` likeliest in its place (None: neither). A thought is closed behind `thought_budget` tokens.
     """
 
     id: str
@@ -275,6 +275,7 @@ class Generate(Message, frozen=True, kw_only=True):
     theta: float | None = None
     goes_on: bool = False
     top_logprobs: int | None = None
+    thought_budget: int | None = None
 
 
 class HoldAnswer(Message, frozen=True, kw_only=True):

@@ -110,6 +110,7 @@ class ThinkingWish(msgspec.Struct):
     """Anthropic's and DeepSeek's way to ask for thoughts."""
 
     type: Literal["enabled", "disabled", "adaptive"] | None = None
+    budget_tokens: Count | None = None
 
 
 class ReasoningWish(msgspec.Struct):
@@ -117,6 +118,7 @@ class ReasoningWish(msgspec.Struct):
 
     effort: str | None = None
     enabled: bool | None = None
+    max_tokens: Count | None = None
 
 
 class OutputWish(msgspec.Struct):
@@ -173,6 +175,10 @@ class Wishes(msgspec.Struct):
     think: bool | str | None = None
     reasoning: ReasoningWish | None = None
     thinking: ThinkingWish | None = None
+    thinking_budget_tokens: Window | None = None
+    reasoning_budget_tokens: Window | None = None
+    thinking_token_budget: Window | None = None
+    thinking_budget: Window | None = None
 
 
 _SAME_NAME = (

@@ -128,8 +128,12 @@ _TABLE = (
     # Thinking.
     *_all("chat_template_kwargs reasoning_effort enable_thinking", _H, renders=True),
     Field("think", _H, _N, renders=True, note="Ollama's word, which servers of OpenAI's API do not know"),
-    Field("reasoning", _H, renders=True, note="`effort` and `enabled`; other keys keep the device away"),
-    Field("thinking", _H, renders=True, note="`type`; other keys keep the device away"),
+    Field("reasoning", _H, renders=True, note="`effort`, `enabled`, `max_tokens`; other keys keep the device away"),
+    Field("thinking", _H, renders=True, note="`type`, `budget_tokens`; other keys keep the device away"),
+    *_all(
+        "thinking_budget_tokens reasoning_budget_tokens thinking_token_budget thinking_budget", _H, renders=True,
+        nothing=(-1,), note="tokens, behind which a thought is closed; `disco.thinking_tokens` goes to no server",
+    ),
     # How many answers, and what is told of the tokens.
     Field(
         "n", _H, draws=True, stays=True, nothing=(1,), capability=Capability.N,
@@ -202,8 +206,8 @@ FORM_PREFIX = "guided_"  # the forms of older vLLMs begin so
 
 # Of these objects the keys that the device reads; and what others are.
 _READ = {
-    "reasoning": (frozenset({"effort", "enabled"}), Treatment.AWAY),
-    "thinking": (frozenset({"type"}), Treatment.AWAY),
+    "reasoning": (frozenset({"effort", "enabled", "max_tokens"}), Treatment.AWAY),
+    "thinking": (frozenset({"type", "budget_tokens"}), Treatment.AWAY),
     "structured_outputs": (frozenset({"json", "json_object", "choice"}), Treatment.FORM),
 }
 

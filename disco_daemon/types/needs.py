@@ -16,9 +16,16 @@ from .fields import Json, Treatment, asked
 _SCHEMAS = ("json_schema", "guided_json")
 _UNTHINKING = ("none", False, "disabled")
 # All names that a wish for thoughts, or an argument of the chat template, may have.
+_BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget", "thinking_budget")
 _TEMPLATE_ARGS = frozenset(
-    ("reasoning_effort", "reasoning", "enable_thinking", "think", "thinking", "chat_template_kwargs")
+    ("reasoning_effort", "reasoning", "enable_thinking", "think", "thinking", "chat_template_kwargs", *_BUDGETS)
 )
+LOW, MEDIUM = 4096, 16384  # tokens of a budget to think, up to which the effort is that
+# The tokens of a thought by its effort (None: any number), and its share of the answer's limit, which is OpenRouter's.
+_EFFORTS: dict[object, tuple[int | None, float]] = {
+    "minimal": (1024, 0.1), "low": (LOW, 0.2), "medium": (MEDIUM, 0.5), "high": (None, 0.8), "xhigh": (None, 0.95),
+    "max": (None, 0.95),
+}  # fmt: skip
 
 
 def needs(parameters: Json) -> list[str]:
@@ -114,8 +121,42 @@ def template_args(parameters: Json) -> dict[str, Any]:
         if isinstance(wish, str) and wish not in ("enabled", "disabled", "adaptive"):
             args = {"reasoning_effort": wish} | args
         args = {"enable_thinking": wish not in _UNTHINKING} | args
+    if (budget := _budget(parameters)) is not None and budget >= 0:
+        args["thinking_budget"] = budget
+    return args | _given_args(parameters)
+
+
+def thought_budget(parameters: Json, max_tokens: int | None) -> int | None:
+    """Return how many tokens a thought may have, None for any number: as told, or by the effort that was asked for.
+
+    With a limit of the whole answer an effort leaves some of it for what follows the thought.
+    """
+    if (budget := _budget(parameters)) is not None:
+        return budget if budget >= 0 else None
+    args = template_args(parameters)
+    if args.get("enable_thinking") is False:
+        return 0
+    most, share = _EFFORTS.get(args.get("reasoning_effort"), (None, 1.0))
+    of_limit = None if max_tokens is None or share == 1.0 else int(share * max_tokens)
+    return min((n for n in (most, of_limit) if n is not None), default=None)
+
+
+def _budget(parameters: Json) -> int | None:
+    """Return the tokens that the client gives a thought by any name; negative for any number of them."""
+    reasoning, thinking = parameters.get("reasoning"), parameters.get("thinking")
+    every = (
+        *(parameters.get(name) for name in _BUDGETS),
+        reasoning.get("max_tokens") if isinstance(reasoning, Mapping) else None,
+        thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None,
+        _given_args(parameters).get("thinking_budget"),
+    )
+    return next((one for one in every if type(one) is int), None)
+
+
+def _given_args(parameters: Json) -> dict[str, Any]:
+    """Return what the client says to the chat template by that name."""
     given = parameters.get("chat_template_kwargs")
-    return args | (dict(given) if isinstance(given, Mapping) else {})
+    return dict(given) if isinstance(given, Mapping) else {}
 
 
 def _thinking(parameters: Json) -> Iterable[str | bool]:

@@ -10,7 +10,7 @@ from .content import text_of
 from .drawing import AS_USUAL, Drawing
 from .fields import Json, Treatment
 from .infill import Infill, RawPrompt, n_chars_of
-from .needs import form_parameter, named, needs, template_args
+from .needs import form_parameter, named, needs, template_args, thought_budget
 from .split import AS_SET, SplitWish
 
 
@@ -71,7 +71,8 @@ class GenerationRequest:
     expected after `expected_ttft_s`, s, the rest by `expected_rest` (`types.rest`). `adapter` is a LoRA adapter of the
     device, then alone. What is `private` stays here, off the disk. `split` is for two machines. The side that it
     `prefers` begins, the other helps if that fails; servers may bill `max_cost_usd`. No chat has what was `left_out`.
-    `stop_repetition` ends it where it repeats itself; `None` is the configured default.
+    `stop_repetition` ends it where it repeats itself; `None` is the configured default. `thinking_tokens` are the most
+    that the device may think, if they are not `None`, whatever `extra` says.
     """
 
     request_id: str
@@ -97,11 +98,18 @@ class GenerationRequest:
     left_out: tuple[str, ...] = ()
     whole_schema: bool = False  # whether the device may say all that a JSON schema allows
     stop_repetition: bool | None = None
+    thinking_tokens: int | None = None
 
     @property
     def template_args(self) -> dict[str, Any]:
         """What the client tells the chat template."""
         return template_args(self.extra)
+
+    @property
+    def thought_budget(self) -> int | None:
+        """How many tokens a thought may have; None for any number."""
+        told = self.thinking_tokens
+        return thought_budget(self.extra, self.sampling.max_tokens) if told is None else told
 
     @property
     def needs(self) -> list[str]:

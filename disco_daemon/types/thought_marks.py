@@ -5,7 +5,9 @@ Sources: the templates in llama.cpp's folder models/templates, its tests/test-ch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,35 @@ KIMI_3 = ThoughtMarks(
 KNOWN = (
     HUNYUAN_3, SEED, MINIMAX_3, EXAONE_DEEP, COMMAND, APERTUS, MISTRAL, APRIEL, SOLAR_OPEN, KIMI_3, GRANITE, THINK,
 )  # fmt: skip
+
+# Formats of calls that take their thoughts apart themselves (`tools`): for a budget these marks are counted by.
+IN_FORMATS = {
+    "gpt-oss": ThoughtMarks(
+        "<|channel|>analysis<|message|>", "<|end|>", leads=("<|start|>assistant", "<|channel|>final<|message|>"),
+        close="<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+    "gemma": ThoughtMarks("<|channel>thought\n", "<channel|>"),
+}  # fmt: skip
+_KIMI_EFFORTS = {"minimal": "low", "low": "low", "medium": "high", "high": "high", "xhigh": "max", "max": "max"}
+
+
+def args_for(template: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of a template with its own names and values for whether to think, and how much.
+
+    What the client has said by such a name itself stays.
+    """
+    thinks, effort = args.get("enable_thinking"), args.get("reasoning_effort")
+    if not isinstance(thinks, bool):
+        return dict(args)
+    own: dict[str, Any] = {"thinking": thinks, "thinking_mode": "enabled" if thinks else "disabled"}
+    if effort in _KIMI_EFFORTS:
+        own["thinking_effort"] = _KIMI_EFFORTS[effort]
+    made = own | dict(args)
+    if HUNYUAN_3.are_in(template):  # it refuses all others
+        made["reasoning_effort"] = "no_think" if not thinks else "low" if effort in ("minimal", "low") else "high"
+    elif SOLAR_OPEN.are_in(template) and not thinks:
+        made["reasoning_effort"] = "minimal"
+    return made
 
 
 def marks_in(template: str) -> ThoughtMarks | None:

@@ -22,6 +22,8 @@ WORDS: dict[str, dict[str, str]] = {
         "types that it does not speak of; without it what it leaves out is in `disco.narrowed` of the answer",
         "stop_repetition": "false: the answer may say the same again and again, as it is asked to; unless it is given, "
         "`delivery.stop_repetition` holds",
+        "thinking_tokens": "a thought of the device is closed behind so many tokens, and the answer goes on; it counts "
+        "before all other words for that",
     },
     "DiscoOutcome": {
         "request_id": "the request's name in the history",

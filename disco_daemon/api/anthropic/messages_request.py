@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import RequestError
+from ...types.needs import LOW, MEDIUM
 from ..http.bodies import convert
 from ..openai.openai_request import MAX_INT
 
 # The first line that Claude Code sends changes with each request, and no cached prompt would ever fit again.
 BILLING = "x-anthropic-billing-header:"
-LOW, MEDIUM = 4096, 16384  # tokens of a budget to think, up to which the effort is that
 ERROR = "Error: "  # before what a tool says that has failed, since a chat has no other mark for it
 _ROLES = ("user", "assistant", "system")
 _PASSED = ("model", "stream", "temperature", "top_p", "top_k", "disco")  # a chat has them by the same names
@@ -65,10 +65,18 @@ def to_chat(raw: dict[str, Any], *, counts: bool = False) -> MessagesAsked:
         chat["stop"] = asked.stop_sequences
     chat |= translation.tools(asked.tools or [], asked.tool_choice or {})
     chat |= translation.thinking(asked.thinking or {}, asked.output_config or {})
+    if (budget := _budget(asked.thinking or {})) is not None and isinstance(own := chat.get("disco", {}), dict):
+        chat["disco"] = {"thinking_tokens": budget} | own  # no server gets it, but the effort in its place
     chat |= translation.form((asked.output_config or {}).get("format") or asked.output_format)
     known = {*MessagesRequest.__struct_fields__, *_PASSED} | _HARMLESS
     translation.left_out += [name for name, value in raw.items() if name not in known and value is not None]
     return MessagesAsked(chat, tuple(dict.fromkeys(translation.left_out)))
+
+
+def _budget(thinking: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a thought may have, None if it is not said."""
+    budget = thinking.get("budget_tokens") if thinking.get("type") == "enabled" else None
+    return min(budget, MAX_INT) if type(budget) is int and budget >= 0 else None
 
 
 class _Translation:

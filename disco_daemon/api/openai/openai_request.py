@@ -53,6 +53,7 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     theta: Annotated[float, Meta(gt=0, le=1)] | None = None
     whole_schema: bool = False
     stop_repetition: bool | None = None
+    thinking_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
 
 
 class AnswerRequest(msgspec.Struct, kw_only=True):
@@ -240,6 +241,7 @@ def _generation(
         max_cost_usd=options.max_cost_usd,
         whole_schema=options.whole_schema,
         stop_repetition=options.stop_repetition,
+        thinking_tokens=options.thinking_tokens,
         **own,
     )
 

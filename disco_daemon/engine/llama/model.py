@@ -266,6 +266,7 @@ class Llama(Sequences):
             ends=vocabulary.end_tokens if draws.goes_on else (),
             window=self.n_ctx,
             mark=vocabulary.opening_mark(request, prompt),
+            budget=vocabulary.thought_budget(request, prompt),
         )
 
     def grammar(self, request: Generate) -> str:
@@ -298,6 +299,7 @@ class Llama(Sequences):
         if sampler.meter is None:
             token = self._draw(sampler, row, among)
             sampler.watch(token)
+            sampler.count(token)
             return token
         began = time.thread_time()  # of the processor: on a busy machine a harmless grammar waits, too
         token = self._draw(sampler, row, among)
@@ -306,6 +308,9 @@ class Llama(Sequences):
 
     def _draw(self, sampler: Sampler, row: int, among: Sequence[int]) -> int:
         sampler.begin_draw()
+        if (forced := sampler.forced) is not None and not among:
+            llama_cpp.llama_sampler_accept(sampler.chain, forced)
+            return forced
         if not (among or sampler.greedy):
             return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
         logits = self.logits(row)

@@ -16,6 +16,7 @@ from .ambiguity import readings
 from .calls import OpeningMark
 from .grammar import AMBIGUOUS
 from .refusals import FormatError, ToolsError
+from .thinking import ThoughtBudget
 
 DEFAULT_TEMPERATURE = 0.8  # this and the next as in llama.cpp: small models ramble at OpenAI's 1.0
 DEFAULT_MIN_P = 0.05  # as in llama.cpp
@@ -69,7 +70,8 @@ class Sampler:
     It continues where an answer stands: the penalties know the tokens in `answer`, those of repetitions the `prompt`'s
     too, and with a seed the draw of the n-th token depends on the seed and n alone, so a continued answer draws what
     the unbroken one would have drawn. Not with mirostat, which goes by all that it drew. `ends` are the tokens that end
-    a text; `window` is as many tokens as a text may have. With `mark` the grammar holds from that mark on.
+    a text; `window` is as many tokens as a text may have. With `mark` the grammar holds from that mark on. With a
+    `budget` a thought that is too long is closed.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Sampler:
         ends: Sequence[int] = (),
         window: int = PENALTY_WINDOW,
         mark: OpeningMark | None = None,
+        budget: ThoughtBudget | None = None,
     ) -> None:
         """Raises FormatError for a grammar that llama.cpp does not understand."""
         self._draws, self._n_vocab, self._window = request.drawing, n_vocab, window
@@ -94,7 +97,7 @@ class Sampler:
         self._keeps_on = False  # whether the first sampler bans what ends the text, until it has `min_tokens`
         self.meter: GrammarMeter | None = None
         self._kind = ToolsError if request.tools is not None else FormatError
-        self._vocab, self._grammar, self.mark = vocab, grammar, mark
+        self._vocab, self._grammar, self.mark, self._budget = vocab, grammar, mark, budget
         self.chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         if grammar and mark is None:
             try:
@@ -233,6 +236,8 @@ class Sampler:
         Raises FormatError for one that the grammar does not allow, and where it takes too long to follow them.
         """
         self._n_drawn += len(tokens)
+        for token in tokens if self._budget is not None else ():
+            self.count(token)
         if not self._remembers:
             return
         for token in tokens:
@@ -272,6 +277,18 @@ class Sampler:
         ]
         for sampler in (constraint, *others):
             self._add(sampler)
+
+    @property
+    def forced(self) -> int | None:
+        """The token that has to come next, None for any."""
+        return None if self._budget is None else self._budget.forced
+
+    def count(self, token: int) -> None:
+        """Count a token of the answer that may be part of a thought."""
+        if self._budget is not None:
+            self._budget.push(token)
+            if self._budget.is_over:
+                self._budget = None
 
     @staticmethod
     def _allows(constraint: Any, token: int) -> bool:

@@ -6,7 +6,7 @@ opens it at the very beginning of its answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from ...types.thought_marks import THINK, ThoughtMarks
@@ -45,6 +45,21 @@ class ThinkingText(TextStream):
     def whole(self) -> bool:
         """Whether the text shown is that of the bytes taken; never after a thought, whose ids are not the answer's."""
         return self._phase is _Phase.ANSWER and super().whole and not self._is_marked
+
+    @property
+    def is_within(self) -> bool:
+        """Whether a thought has begun and is not over."""
+        return self._phase is _Phase.THOUGHT
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the thought so far ends within a character, or within what may be the mark that closes it."""
+        return bool(self._thinking.left)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no thought can come any more."""
+        return self._phase is _Phase.ANSWER
 
     def feed(self, piece: bytes) -> str:
         """Take one token's bytes; return what may be shown of the answer now."""
@@ -111,3 +126,43 @@ class ThinkingText(TextStream):
         if self._is_marked and self._wrapped is not None:
             return super().feed(self._wrapped.feed(piece).encode("utf-8", "surrogatepass"))
         return super().feed(piece)
+
+
+class ThoughtBudget:
+    """The tokens that a thought may still have; behind them the text that closes it is forced, token by token."""
+
+    def __init__(
+        self, stream: ThinkingText, n_tokens: int, closer: Sequence[int], piece: Callable[[int], bytes]
+    ) -> None:
+        """Count from the beginning of an answer; `stream` makes text of the `piece` of each token."""
+        self._stream, self._n_left, self._closer, self._piece = stream, n_tokens, closer, piece
+        self._at: int | None = None  # of the closing text, the token that is forced next
+        self._look()
+
+    @property
+    def forced(self) -> int | None:
+        """The token that has to come next, None for any."""
+        return None if self._at is None else self._closer[self._at]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be forced any more."""
+        return self._at is None and self._stream.is_over
+
+    def push(self, token: int) -> None:
+        """Take the next token of the answer, which may have been drawn elsewhere."""
+        was_within = self._stream.is_within
+        self._stream.feed(self._piece(token))
+        self._stream.take_thought()
+        if self._at is not None:
+            self._at = self._at + 1 if token == self._closer[self._at] else 0
+            if self._at == len(self._closer) or (self._at == 0 and not self._stream.is_within):
+                self._at = None
+            return
+        self._n_left -= was_within and self._stream.is_within
+        self._look()
+
+    def _look(self) -> None:
+        """Begin to close the thought if it is too long, and ends nowhere in the middle of a character or mark."""
+        if self._n_left <= 0 and self._stream.is_within and not self._stream.is_cut:
+            self._at = 0

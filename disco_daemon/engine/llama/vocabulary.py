@@ -20,7 +20,7 @@ import llama_cpp
 
 from ...tools.detect import detect
 from ...types import Drawing, Infill, RawPrompt
-from ...types.thought_marks import KNOWN, ThoughtMarks, marks_in
+from ...types.thought_marks import IN_FORMATS, KNOWN, ThoughtMarks, args_for, marks_in
 from ..wire import Count, Generate
 from .calling import Calling
 from .calls import OpeningMark
@@ -28,7 +28,7 @@ from .infill import InfillTokens
 from .refusals import DrawingError, PromptError, PromptTooLong
 from .template import ChatTemplate, TemplateError
 from .text import TextStream
-from .thinking import ThinkingText
+from .thinking import ThinkingText, ThoughtBudget
 from .turns import may_be_refused
 
 ANCHOR = "\x01"  # text that merges with none behind it, in any vocabulary with byte tokens
@@ -59,7 +59,7 @@ class Vocabulary:
         self._control = self._control_texts()
         bos, eos = self._special(llama_cpp.llama_vocab_bos), self._special(llama_cpp.llama_vocab_eos)
         source = template or (llama_cpp.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
-        self._bos = bos
+        self._bos, self._source = bos, source
         self.infill = InfillTokens(self.handle, self.tokenize, self._shown)
         self._template = ChatTemplate(source, bos, eos)
         self._template.try_out()
@@ -117,7 +117,11 @@ class Vocabulary:
             return False  # as nearly all are, and to render a long one takes milliseconds
         use, calling = request.tools, self.calling
         messages = calling.messages(request.messages, use)
-        return not self._template.takes(messages, request.template_args, calling.shown(use))
+        return not self._template.takes(messages, self._args(request), calling.shown(use))
+
+    def _args(self, request: Generate | Count) -> dict[str, Any]:
+        """Return what the template is told, by its own names."""
+        return args_for(self._source, request.template_args) if request.template_args else {}
 
     def _check_messages(self, request: Generate | Count) -> None:
         """Refuse what cannot fit, judging by the number of messages and their size. Raises PromptTooLong."""
@@ -203,7 +207,7 @@ class Vocabulary:
         """Render messages in parts, as `ChatTemplate.segments`; close a thought that is not wanted."""
         use, calling = request.tools, self.calling
         messages = calling.messages(request.messages, use)
-        parts = self._template.segments(messages, self._control, request.template_args, calling.shown(use))
+        parts = self._template.segments(messages, self._control, self._args(request), calling.shown(use))
         thoughts = self.thoughts
         if not (thoughts is not None and parts and thoughts.opens_thought(parts[-1][0])):
             return parts
@@ -260,6 +264,19 @@ class Vocabulary:
         if request.tools is None:
             return None
         return self.calling.mark(request.tools, self._thinking(prompt), self.piece_with_marks, self.answer_tokens)
+
+    def thought_budget(self, request: Generate, prompt: Sequence[int]) -> ThoughtBudget | None:
+        """Return what closes a thought that becomes too long, behind a prompt; None where there is no limit.
+
+        Where the answer may be a call, the model says itself what it goes on with.
+        """
+        marks = self.thoughts or IN_FORMATS.get(self.calling.name)
+        if request.thought_budget is None or request.prompt is not None or marks is None:
+            return None
+        stream = ThinkingText(inside=self.opens_thought(prompt), marks=marks)
+        closer = marks.closing if request.tools is not None and marks.leads else marks.closer
+        whole = lambda token: self.piece(token, special=True)  # noqa: E731
+        return ThoughtBudget(stream, request.thought_budget, self._ids_of(closer), whole)
 
     def shown_piece(self, request: Generate, token: int) -> bytes:
         """Return the bytes of one token of an answer: where there may be calls, with their marks."""

@@ -183,6 +183,28 @@ async def test_a_thought_that_nobody_wants_is_over_at_once(how: dict[str, Any], 
     assert not thinking.choices[0].message.content
 
 
+BUDGETS: list[dict[str, Any]] = [
+    {"thinking_budget_tokens": 2},
+    {"disco": {"thinking_tokens": 2}, "thinking_token_budget": 9},
+    {"chat_template_kwargs": {"thinking_budget": 2}},
+    {"thinking": {"type": "enabled", "budget_tokens": 2}},
+    {"reasoning_effort": "minimal"},
+]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_thought_is_closed_behind_its_budget_and_the_answer_goes_on(device: DaemonProcess) -> None:
+    for wish in BUDGETS:
+        answer = await whole(device, TAUGHT, max_tokens=20, extra_body=wish)
+        assert thought_of(answer) == "The word", wish
+        assert answer.choices[0].message.content, wish
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 2, wish
+    heard = await streamed(device, TAUGHT, extra_body=BUDGETS[0])
+    assert heard.thought == "The word"
+    assert heard.text
+    assert heard.order == sorted(heard.order, reverse=True)
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_format_is_about_the_answer(device: DaemonProcess) -> None:
     schema = {"type": "object", "properties": {"colour": {"enum": ["black", "white"]}}, "required": ["colour"]}

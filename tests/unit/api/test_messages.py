@@ -119,9 +119,18 @@ def test_tools_are_functions_and_those_that_anthropic_runs_are_left_out(
 @pytest.mark.parametrize(
     ("fields", "made"),
     [
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, {"reasoning_effort": "low"}),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9000}}, {"reasoning_effort": "medium"}),
-        ({"thinking": {"type": "enabled", "budget_tokens": 99000}}, {"reasoning_effort": "high"}),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 2000}},
+            {"reasoning_effort": "low", "disco": {"thinking_tokens": 2000}},
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 9000}, "disco": {"private": True}},
+            {"reasoning_effort": "medium", "disco": {"thinking_tokens": 9000, "private": True}},
+        ),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 99000}, "disco": {"thinking_tokens": 7}},
+            {"reasoning_effort": "high", "disco": {"thinking_tokens": 7}},
+        ),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, {"reasoning_effort": "max"}),
         ({"thinking": {"type": "disabled"}}, {"thinking": {"type": "disabled"}}),
         ({"thinking": {"type": "adaptive"}}, {}),
@@ -129,7 +138,7 @@ def test_tools_are_functions_and_those_that_anthropic_runs_are_left_out(
 )
 def test_how_much_to_think_is_an_effort(fields: dict[str, Any], made: dict[str, Any]) -> None:
     found = to_chat(asked(**fields)).chat
-    assert {key: found[key] for key in found if key in ("reasoning_effort", "thinking")} == made
+    assert {key: found[key] for key in found if key in ("reasoning_effort", "thinking", "disco")} == made
 
 
 def test_a_form_is_a_schema_and_what_no_chat_has_is_named() -> None:

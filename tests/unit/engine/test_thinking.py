@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine import framing, wire
 from disco_daemon.engine.llama.template import ChatTemplate, TemplateError
-from disco_daemon.engine.llama.thinking import ThinkingText
+from disco_daemon.engine.llama.thinking import ThinkingText, ThoughtBudget
 from disco_daemon.system.frames import HEADER
-from disco_daemon.types import GenerationRequest
-from disco_daemon.types.thought_marks import KNOWN, THINK, ThoughtMarks, marks_in
+from disco_daemon.types import GenerationRequest, Sampling
+from disco_daemon.types.thought_marks import IN_FORMATS, KNOWN, THINK, ThoughtMarks, args_for, marks_in
 
 TEMPLATES = Path(__file__).parent.parent.parent / "fixtures" / "templates"
 QWEN3, R1 = ((TEMPLATES / f"{name}.jinja").read_text("utf-8") for name in ("qwen3", "deepseek-r1"))
@@ -239,6 +239,116 @@ def test_an_effort_of_none_is_not_to_think() -> None:
     own = {"enable_thinking": True, "x": 1}
     assert asked(reasoning_effort="none", chat_template_kwargs=own) == {"reasoning_effort": "none"} | own
     assert asked(reasoning_effort=None, chat_template_kwargs=None) == {}
+
+
+def test_whether_to_think_is_said_in_the_words_of_the_template() -> None:
+    def said(name: str, **extra: Any) -> str:
+        source = (TEMPLATES / f"thoughts/{name}.jinja").read_text("utf-8")
+        return ChatTemplate(source, "", "").render(HI, args_for(source, asked(**extra)))
+
+    assert args_for(QWEN3, {"x": 1}) == {"x": 1}
+    assert said("ibm-granite-granite-3.3-2B-Instruct", think=True) != said("ibm-granite-granite-3.3-2B-Instruct")
+    assert said("MiniMax-M3", think=False).endswith("</mm:think>")
+    assert said("MiniMax-M3", think=True).endswith("<mm:think>")
+    for effort, word in (
+        ("none", "no_think"),
+        ("minimal", "low"),
+        ("low", "low"),
+        ("medium", "high"),
+        ("high", "high"),
+    ):
+        assert f"reasoning_effort:{word}" in said("tencent-Hy3", reasoning_effort=effort)
+    assert said("tencent-Hy3", think=True).endswith("<think:opensource>")
+    assert said("upstage-Solar-Open-100B", think=False).endswith("<|think|><|end|><|begin|>assistant")
+    assert said("Kimi-K3", think=False).endswith("<|open|>response<|sep|>")
+    assert "thinking_effort=low" in said("Kimi-K3", reasoning_effort="low")
+    assert "your thinking budget is 0" in said("ByteDance-Seed-OSS", thinking_budget=0)
+
+
+# --- budgets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extra", "max_tokens", "budget"),
+    [
+        ({}, 100, None),
+        ({"thinking_budget_tokens": 7}, None, 7),
+        ({"reasoning_budget_tokens": 0, "reasoning_effort": "high"}, 100, 0),
+        ({"thinking_token_budget": -1, "reasoning_effort": "low"}, 100, None),
+        ({"reasoning": {"max_tokens": 9}}, 100, 9),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, 100, 9),
+        ({"chat_template_kwargs": {"thinking_budget": 9}}, 100, 9),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, 100, 0),
+        ({"think": False}, 100, 0),
+        ({"think": "low"}, 100, 20),
+        ({"think": True}, 100, None),
+        ({"reasoning_effort": "low"}, None, 4096),
+        ({"reasoning_effort": "medium"}, 100_000, 16384),
+        ({"reasoning_effort": "medium"}, 100, 50),
+        ({"reasoning_effort": "high"}, None, None),
+        ({"reasoning_effort": "high"}, 100, 80),
+        ({"reasoning_effort": "none"}, 100, 0),
+        ({"reasoning_effort": "as ever"}, 100, None),
+    ],
+)
+def test_a_budget_is_told_in_whatever_words_clients_have(
+    extra: dict[str, Any], max_tokens: int | None, budget: int | None
+) -> None:
+    request = GenerationRequest("r", tuple(HI), Sampling(max_tokens=max_tokens), extra=extra)
+    assert request.thought_budget == budget
+    assert GenerationRequest("r", tuple(HI), extra=extra, thinking_tokens=5).thought_budget == 5
+
+
+def thinks_on(marks: ThoughtMarks, n_tokens: int, written: str, *, inside: bool) -> tuple[str, str, int]:
+    """What comes of a model that would write this, and has only so many tokens for its thought; and their number."""
+    closer = [token + 256 for token in range(len(marks.closer.encode()))]
+
+    def piece(token: int) -> bytes:
+        return bytes([token]) if token < 256 else marks.closer.encode()[token - 256 : token - 255]
+
+    budget = ThoughtBudget(ThinkingText(inside=inside, marks=marks), n_tokens, closer, piece)
+    stream, thought, answer, n_within = ThinkingText(inside=inside, marks=marks), "", "", 0
+    for token in written.encode():
+        while (forced := budget.forced) is not None:
+            answer += stream.feed(piece(forced))
+            budget.push(forced)
+        budget.push(token)
+        was_within = stream.is_within
+        answer += stream.feed(piece(token))
+        n_within += was_within and stream.is_within
+        thought += stream.take_thought()
+    return thought, answer + stream.flush(), n_within
+
+
+@pytest.mark.parametrize("marks", [*KNOWN, *IN_FORMATS.values()], ids=lambda marks: marks.opening)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_thought_that_has_its_budget_is_closed_and_the_answer_goes_on(marks: ThoughtMarks, inside: bool) -> None:
+    written = f"{'' if inside else marks.opening}Wellwell"
+    for n in range(8):
+        assert thinks_on(marks, n, written, inside=inside) == ("Wellwell"[:n], "Wellwell"[n:], n)
+    assert thinks_on(marks, 8, written, inside=inside)[:2] == ("Wellwell", "")
+    assert thinks_on(marks, 99, f"{written}{marks.closer}So", inside=inside)[:2] == ("Wellwell", "So")
+
+
+def test_a_budget_ends_no_thought_within_a_character_or_the_mark_that_ends_it() -> None:
+    assert thinks_on(THINK, 1, "€uro", inside=True)[:2] == ("€", "uro")
+    assert thinks_on(THINK, 5, "abc</think>d", inside=True)[:2] == ("abc", "d")
+    assert thinks_on(THINK, 0, "Hello <think>", inside=False)[:2] == ("", "Hello <think>")
+
+
+def test_a_thought_that_another_side_made_counts() -> None:
+    closer = list(THINK.closer.encode())
+    budget = ThoughtBudget(ThinkingText(inside=True), 2, closer, lambda token: bytes([token]))
+    for token in b"abcd":
+        budget.push(token)
+    assert budget.forced == closer[0]
+    forced = []
+    while token := budget.forced or 0:
+        forced.append(token)
+        budget.push(token)
+    assert forced == closer
+    budget.push(ord("x"))
+    assert budget.is_over
 
 
 # --- partial answers ----------------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ ASKS: dict[str, Any] = {
     "guided_decoding_backend": "xgrammar", "guided_whitespace_pattern": " ",
     "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "max", "enable_thinking": False,
     "think": False, "reasoning": {"effort": "low"}, "thinking": {"type": "disabled"},
+    "thinking_budget_tokens": 9, "reasoning_budget_tokens": 9, "thinking_token_budget": 9, "thinking_budget": 9,
     "tools": [TOOL], "tool_choice": "required", "functions": [{"name": "f"}], "function_call": {"name": "f"},
     "logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1, "modalities": ["text", "audio"],
     "audio": {"voice": "a"}, "web_search_options": {}, "echo": True, "suffix": "end", "best_of": 2,
@@ -237,8 +238,8 @@ def test_fields_of_chats_are_named_where_nothing_is_rendered() -> None:
 
 
 def test_parts_of_a_field_count_by_themselves() -> None:
-    thoughts = asked(reasoning={"effort": "low", "exclude": True}, thinking={"type": "enabled", "budget_tokens": 9})
-    assert ignored(thoughts.extra, on_device=True, is_raw=False) == ["reasoning.exclude", "thinking.budget_tokens"]
+    thoughts = asked(reasoning={"effort": "low", "exclude": True}, thinking={"type": "enabled", "kind": 9})
+    assert ignored(thoughts.extra, on_device=True, is_raw=False) == ["reasoning.exclude", "thinking.kind"]
     refusal = device().refuses(asked(structured_outputs={"regex": "a+"}))
     assert isinstance(refusal, Refusal)
     assert refusal.param == "structured_outputs.regex"
@@ -381,7 +382,9 @@ BAD: dict[str, list[Any]] = {
     "parallel_tool_calls": ["yes"], "functions": [{}], "function_call": [3],
     "logprobs": ["yes", 1.5, -1, 21], "top_logprobs": [-1, 21, "x", 2], "modalities": ["text", [1]],
     "chat_template_kwargs": ["x", []], "reasoning_effort": [3], "enable_thinking": ["no"], "think": [3],
-    "reasoning": ["low", {"effort": 3}], "thinking": [True, {"type": "perhaps"}],
+    "reasoning": ["low", {"effort": 3}], "thinking": [True, {"type": "perhaps"}, {"budget_tokens": -1}],
+    "thinking_budget_tokens": [-2, "9"], "reasoning_budget_tokens": [-2, "9"], "thinking_token_budget": [-2, "9"],
+    "thinking_budget": [-2, "9"],
 }  # fmt: skip
 
 
