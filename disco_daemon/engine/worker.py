@@ -35,7 +35,6 @@ from .llama.embedder import Embeddings
 from .llama.memory import available_bytes
 from .llama.model import AbortFlag, Llama, build
 from .llama.refusals import ModelError
-from .llama.sequences import N_SEQS
 from .llama.template import TemplateError
 from .peer_socket import PeerSocket, PresentRelay
 from .serve.admission import SCHEDULERS, Admission
@@ -119,7 +118,7 @@ class Worker:
         latency = IterationLatency(llama.latency_prior)
         spill = self._spill = _spill(load, llama)
         spare_bytes = int(SPARE_SHARE * available_bytes())
-        cells = self._cells = Cells(llama, N_SEQS, llama.n_cells, spare_bytes=spare_bytes, spill=spill)
+        cells = self._cells = Cells(llama, llama.n_seqs, llama.n_cells, spare_bytes=spare_bytes, spill=spill)
         admission = Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
         send_frame = None if self._relay is None else self._relay.send
         batcher = make_batcher(load, llama, self.post, admission, send_frame)
@@ -135,7 +134,7 @@ class Worker:
             model=name,
             n_ctx=llama.n_ctx,
             n_cells=llama.n_cells,
-            n_seqs=N_SEQS,
+            n_seqs=llama.n_seqs,
             bytes_per_token=llama.bytes_per_token,
             load_s=llama.load_s,
             prefill_tps=llama.prefill_tps,

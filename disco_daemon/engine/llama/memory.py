@@ -17,6 +17,8 @@ FIRST_CTX = (
     4096  # tokens that layers on a GPU leave room for where nobody has set device.n_ctx; a longer context is next
 )
 FACTOR = 2  # answers of full length in the KV cache, if there is memory
+STATES_SHARE = 1 / 16  # of the free memory, for recurrent states: llama.cpp makes one for each sequence at once
+LEAST_SEQS = 4  # answers and cached texts, however large their states
 LEAST_CTX = 512  # tokens; an answer with less is of no use
 SPARE = 0.9  # of the free memory; something else may want some
 GPU_SPARE = 0.9  # of the GPU's free memory; the screen and other programs take some, and buffers are rounded up
@@ -108,6 +110,11 @@ def open_context(trained: int, n_cells: int, need: Need, free: int) -> int:
     """
     room = int(OPEN_SHARE * max(0, free - need.work) // need.per_token) // OPEN_STEP * OPEN_STEP
     return min(trained, n_cells or trained, max(LEAST_CTX, room))
+
+
+def sequences_fitting(most: int, state_bytes: int, available: int) -> int:
+    """Return how many sequences a context is made for that has a state of so many bytes for each: at most `most`."""
+    return max(LEAST_SEQS, min(most, int(STATES_SHARE * available // state_bytes)))
 
 
 def require(what: str, n_bytes: int, available: int) -> None:

@@ -23,14 +23,24 @@ from .grammar import grammar_of
 from .hidden import FloatRows, HiddenRows
 from .library import kernels, show_errors, usable_threads
 from .likelihood import likeliest, log_probabilities
-from .memory import Need, available_bytes, fitting, model_bytes, open_context, too_large, work_bytes
+from .memory import (
+    LEAST_CTX,
+    Need,
+    available_bytes,
+    fitting,
+    model_bytes,
+    open_context,
+    sequences_fitting,
+    too_large,
+    work_bytes,
+)
 from .metadata import Metadata
 from .numa import use_nodes
 from .refusals import FormatError, ModelError, PromptError, ToolsError
 from .rounding import use_extra_buffers
 from .rows import Row, Rows
 from .sampler import Sampler
-from .sequences import N_SEQS_MAX, Sequences
+from .sequences import CARRIED, N_SEQS, N_SPARE_SEQS, Sequences
 from .vocabulary import Vocabulary
 
 N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
@@ -68,7 +78,7 @@ class AbortFlag:
 
 
 class Llama(Sequences):
-    """One model, or a range of its layers, and one context with up to N_SEQS sequences in a unified KV cache.
+    """One model, or a range of its layers, and one context with up to `n_seqs` sequences in a unified KV cache.
 
     A range which is not the last one gives hidden rows in place of logits: `hidden_out` has those of the latest decode,
     n x n_embd; of all others n x 0. One which is not the first takes such rows.
@@ -144,7 +154,7 @@ class Llama(Sequences):
         params.n_ctx = self.n_cells
         params.n_batch = N_BATCH
         params.n_ubatch = min(N_BATCH, load.n_ubatch or N_BATCH)
-        params.n_seq_max = N_SEQS_MAX
+        params.n_seq_max = self.n_seqs + N_SPARE_SEQS
         if self._hidden is not None:
             params.n_ubatch = N_BATCH  # llama.cpp shows the rows of one micro-batch
             self._hidden.prepare(params)
@@ -163,10 +173,14 @@ class Llama(Sequences):
 
     def _sizes(self, load: Load) -> tuple[int, int]:
         """Return the tokens of an answer, and of the KV cache: those wanted, or as memory allows. Raises ModelError."""
+        available = available_bytes()
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
+        if not self.divisible and self.resumes:
+            state_bytes, self.bytes_per_token = self._weigh(load)
+            self.n_seqs = sequences_fitting(N_SEQS, state_bytes, available)
+            work += (self.n_seqs + N_SPARE_SEQS) * state_bytes
         scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
         need = Need(self.bytes_per_token + scores, work)
-        available = available_bytes()
         n_ctx, n_cells = load.n_ctx, load.n_cells
         if not n_ctx:
             # Weights that are the file's pages count as available. On a GPU they are loaded by now.
@@ -183,6 +197,21 @@ class Llama(Sequences):
             return fitting(n_ctx, n_cells, need, available)
         except MemoryError as e:
             raise ModelError(str(e)) from e
+
+    def _weigh(self, load: Load) -> tuple[int, int]:
+        """Return the bytes of a state and of a cell, as llama.cpp makes them for a token. Raises ModelError."""
+        params = context_params(load, Metadata(self._model))
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = LEAST_CTX, 1, 1, 1
+        context = llama_cpp.llama_init_from_model(self._model, params)
+        if not context:
+            raise ModelError("llama.cpp cannot make a context of one sequence: free some memory")
+        try:
+            if llama_cpp.llama_decode(context, self._rows.fill([(0, 0, 0, False)])) != 0:
+                raise ModelError("llama.cpp cannot compute a token with this model")
+            state, whole = (llama_cpp.llama_state_seq_get_size_ext(context, 0, flags) for flags in (CARRIED, 0))
+        finally:
+            llama_cpp.llama_free(context)
+        return state, max(1, whole - state)
 
     def salt(self, adapter: str) -> int:
         """Return an adapter's salt for `adapters.prefix_key`. Raises PromptError if it is missing."""

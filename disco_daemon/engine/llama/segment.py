@@ -20,7 +20,7 @@ from .model import N_BATCH
 from .refusals import ModelError
 from .rounding import use_extra_buffers
 from .rows import Row, Rows
-from .sequences import N_SEQS_MAX, Sequences
+from .sequences import N_SEQS, N_SPARE_SEQS, Sequences
 
 
 class SegmentModel(Sequences):
@@ -43,7 +43,8 @@ class SegmentModel(Sequences):
         self._hidden = None if layers.is_last else HiddenRows(architecture, layers.n_layers, self.n_embd)
         self._rows = Rows(N_BATCH, 0 if layers.is_first else self.n_embd)
         params = context_params(load, header)
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = load.n_ctx, N_BATCH, N_BATCH, N_SEQS_MAX
+        params.n_ctx, params.n_batch, params.n_ubatch = load.n_ctx, N_BATCH, N_BATCH
+        params.n_seq_max = N_SEQS + N_SPARE_SEQS
         self._prepare(params)
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:

@@ -17,9 +17,8 @@ from .windows import Piece, joined, parted, spans
 CellSpan: TypeAlias = tuple[int, int, Collection[int]]  # positions from one to another, and the sequences with them
 
 N_SEQS = 64  # sequences in one context: answers, and cached prefixes
-_TRASH, _SCRATCH = N_SEQS, N_SEQS + 1  # for forgotten cells; for cells that are being moved
-N_SEQS_MAX = N_SEQS + 2  # that a context is made for
-_CARRIED = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # what has no cells
+N_SPARE_SEQS = 2  # of a context beside them: for forgotten cells, and for cells that are being moved
+CARRIED = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # what has no cells
 
 
 class Sequences:
@@ -28,15 +27,17 @@ class Sequences:
     _ctx: Any
     _memory: Any
     _window = 0  # tokens that some of its layers see
+    n_seqs = N_SEQS
     divisible = True  # whether what is computed of a text can be cut behind any token; else layers carry a state on
     resumes = True  # whether it can be gone on with from a copy of that state
     _no_state: State = b""
 
     def _attach(self, context: Any) -> None:
-        """Use a new context, made for N_SEQS_MAX sequences."""
+        """Use a new context, made for `n_seqs` sequences and N_SPARE_SEQS."""
         self._ctx, self._memory = context, llama_cpp.llama_get_memory(context)
+        self._trash, self._scratch = range(self.n_seqs, self.n_seqs + N_SPARE_SEQS)
         if not self.divisible:
-            self._no_state = self.state(_SCRATCH)
+            self._no_state = self.state(self._scratch)
         self._window = int(llama_cpp.llama_model_n_swa(llama_cpp.llama_get_model(context)))
 
     def forget(self, seq: int) -> None:
@@ -46,7 +47,7 @@ class Sequences:
         cells. A sequence whose cells are not in the order of their positions is rounded differently, which is enough
         to make a greedy answer another one.
         """
-        llama_cpp.llama_memory_seq_cp(self._memory, seq, _TRASH, -1, -1)
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, self._trash, -1, -1)
         llama_cpp.llama_memory_seq_rm(self._memory, seq, -1, -1)  # of all there is llama.cpp refuses nothing
 
     def truncate(self, seq: int, n: int, otherwise: Callable[[], object]) -> None:
@@ -57,7 +58,7 @@ class Sequences:
         if n <= 0:
             self.forget(seq)
             return
-        llama_cpp.llama_memory_seq_cp(self._memory, seq, _TRASH, n, -1)
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, self._trash, n, -1)
         if not llama_cpp.llama_memory_seq_rm(self._memory, seq, n, -1):
             self.forget(seq)
             otherwise()
@@ -95,9 +96,9 @@ class Sequences:
             raise ModelError("llama.cpp does not take back what it saved of its KV cache")
 
     def _piece(self, seq: int, start: int, end: int) -> memoryview:
-        llama_cpp.llama_memory_seq_cp(self._memory, seq, _SCRATCH, start, end)
-        data = self._save(_SCRATCH)
-        llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
+        llama_cpp.llama_memory_seq_cp(self._memory, seq, self._scratch, start, end)
+        data = self._save(self._scratch)
+        llama_cpp.llama_memory_seq_rm(self._memory, self._scratch, -1, -1)
         return data
 
     def _put_pieces(self, data: State, owners: tuple[int, ...], start: int, end: int) -> bool:
@@ -106,11 +107,11 @@ class Sequences:
         if pieces is None:
             return False
         for piece in pieces:
-            if not self._restore(_SCRATCH, piece.data):
+            if not self._restore(self._scratch, piece.data):
                 return False
             for seq in owners:
-                llama_cpp.llama_memory_seq_cp(self._memory, _SCRATCH, seq, piece.start, piece.end)
-            llama_cpp.llama_memory_seq_rm(self._memory, _SCRATCH, -1, -1)
+                llama_cpp.llama_memory_seq_cp(self._memory, self._scratch, seq, piece.start, piece.end)
+            llama_cpp.llama_memory_seq_rm(self._memory, self._scratch, -1, -1)
         return True
 
     def share(self, source: int, seq: int, n: int) -> None:
@@ -133,11 +134,11 @@ class Sequences:
 
     def state(self, seq: int) -> memoryview:
         """Copy what a sequence carries beside its cells: the state of recurrent layers at the end of its text."""
-        return self._save(seq, _CARRIED)
+        return self._save(seq, CARRIED)
 
     def set_state(self, seq: int, state: State) -> bool:
         """Let a sequence carry what `state` has copied, in place of what it carries; return False if it has nothing."""
-        return self._restore(seq, state, _CARRIED)
+        return self._restore(seq, state, CARRIED)
 
     def drop_state(self, seq: int) -> None:
         """Let a sequence carry nothing: then it is cells, which can be cut, shared and moved."""

@@ -42,7 +42,7 @@ class Core:
         self.said: dict[str, str] = {}
         self.ended: dict[str, str] = {}
         latency = IterationLatency(llama.latency_prior)
-        self.cells = Cells(llama, N_SEQS, N_CELLS)
+        self.cells = Cells(llama, min(N_SEQS, llama.n_seqs), N_CELLS)
         self.admission = Admission(self.cells, RoundRobin(slice_s=0.05), latency)
         self.batcher = Batcher(llama, self._heard, self.admission, grouping=Apart())
 
@@ -69,7 +69,7 @@ class Core:
     def check(self) -> None:
         """llama.cpp has of each sequence what we think it has, and nothing of any other."""
         memory = self.llama._memory
-        for seq in range(N_SEQS):
+        for seq in range(self.cells.n_seqs):
             expected = self.cells._index.length(seq)
             if not self.llama.divisible and seq not in self.cells._taken:
                 assert llama_cpp.llama_memory_seq_pos_max(memory, seq) == -1, "cached texts have cells, and no state"

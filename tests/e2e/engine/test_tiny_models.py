@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import llama_cpp
 import numpy as np
@@ -15,8 +16,10 @@ import pytest
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv.checkpoints import LAST_CHUNK, Checkpoints
+from disco_daemon.engine.llama import memory, model
 from disco_daemon.engine.llama.embedder import Embeddings
-from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.llama.model import N_BATCH, AbortFlag, Llama
+from disco_daemon.engine.llama.sequences import N_SEQS, N_SPARE_SEQS
 from disco_daemon.engine.serve.sequence import Prefill
 from disco_daemon.engine.serve.sequence import Sequence as Sequence_
 from disco_daemon.engine.speculation.speculate import Option, Speculator
@@ -290,6 +293,39 @@ def test_the_third_turn_of_a_chat_is_computed_behind_the_second(llama: Llama) ->
         core.finish()
         chat.append({"role": "assistant", "content": core.said.get(f"{turn}", "")})
     assert turns[2].n_cached > turns[1].n_prompt - 2 * LAST_CHUNK, "its answer may be read as other tokens than it was"
+
+
+def test_memory_is_reckoned_for_the_states_that_llama_cpp_makes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Alone
+) -> None:
+    if MODELS[kind].divisible:
+        pytest.skip("it has no state")
+    prompt = phrase(random.Random(10), 20, 30)
+    expected = alone.text(prompt, 8)
+    known, needs = memory.fitting, list[memory.Need]()
+
+    def fitting(n_ctx: int, n_cells: int, need: memory.Need, available: int) -> tuple[int, int]:
+        needs.append(need)
+        return known(n_ctx, n_cells, need, available)
+
+    monkeypatch.setattr(model, "fitting", fitting)
+    load = wire.Load(model_path=str(tiny_model(tmp_path / "m.gguf", kind)), n_ctx=N_CTX, n_threads=2, n_cells=N_CELLS)
+    for share, n_seqs in ((1.0, N_SEQS), (1e-9, memory.LEAST_SEQS)):
+        monkeypatch.setattr(memory, "STATES_SHARE", share)
+        llama = Llama(load, AbortFlag(), warm=False)
+        assert llama.n_seqs == n_seqs
+        core = Core(llama)
+        core.ask("alone", prompt, max_tokens=8)
+        core.batcher.step()
+        seq, state = core.admission.resident[0].slot, len(llama.state(core.admission.resident[0].slot))
+        cells = len(llama.save(seq)) - state
+        assert needs[-1].work == pytest.approx(
+            model.work_bytes(N_BATCH, llama.vocabulary.n_tokens, llama.n_embd) + (n_seqs + N_SPARE_SEQS) * state
+        )
+        assert core.cells.n_of(seq) * llama.bytes_per_token == pytest.approx(cells, rel=0.1, abs=1000)
+        core.finish()
+        assert core.said == {"alone": expected}
+        llama.close()
 
 
 class KnownTexts:
