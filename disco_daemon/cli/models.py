@@ -234,6 +234,7 @@ def _show(args: argparse.Namespace) -> int:
 def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str, Any]:
     from ..models.files import template
     from ..models.gguf import shard
+    from ..models.segments import state_of
 
     header, n_parameters = file.header, file.n_parameters
     return {
@@ -247,6 +248,7 @@ def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str
         "size_bytes": file.n_bytes,
         "parts": shard(path.name)[1],
         "n_ctx": file.n_ctx,
+        "state": state_of(header),
         "template": _as_dict(template(header)),
         "tool_format": _tool_format(header.text("tokenizer.chat_template"), settings),
         "memory": None if file.problem else _memory(path, settings),

@@ -37,6 +37,7 @@ _SCALARS = {2: "H", 4: "I", 5: "i", 6: "f", 7: "?"}
 _U16, _U32, _I32, _BOOL, _TEXT, _ARRAY = 2, 4, 5, 7, 8, 9
 _F32 = 0
 _STATES = (".ssm_", ".time_mix_", ".shortconv.")  # in the names of tensors of layers with a state
+_KEYS = (".attn_k.", ".attn_qkv.", ".attn_kv_a_mqa.")  # of layers with keys for each token
 
 
 class NotCuttableError(ValueError):
@@ -201,6 +202,14 @@ def _refuse(header: Header, layers: LayerRange) -> None:
 def is_recurrent(header: Header) -> bool:
     """Whether a model carries a state through a text, by which nothing can be taken back."""
     return any(part in tensor.name for tensor in header.tensors for part in _STATES)
+
+
+def state_of(header: Header) -> str:
+    """Return what a model keeps of a text: "kv" for each token, of a window ("swa"), "recurrent" or "hybrid"."""
+    if is_recurrent(header):
+        attends = any(part in tensor.name for tensor in header.tensors for part in _KEYS)
+        return "hybrid" if attends else "recurrent"
+    return "swa" if header.number(f"{header.architecture}.attention.sliding_window") else "kv"
 
 
 def _with_exit(

@@ -176,7 +176,7 @@ class Llama(Sequences):
         available = available_bytes()
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
         if not self.divisible and self.resumes:
-            state_bytes, self.bytes_per_token = self._weigh(load)
+            state_bytes, self.bytes_per_token = self._weigh_state(load)
             self.n_seqs = sequences_fitting(N_SEQS, state_bytes, available)
             work += (self.n_seqs + N_SPARE_SEQS) * state_bytes
         scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
@@ -198,7 +198,7 @@ class Llama(Sequences):
         except MemoryError as e:
             raise ModelError(str(e)) from e
 
-    def _weigh(self, load: Load) -> tuple[int, int]:
+    def _weigh_state(self, load: Load) -> tuple[int, int]:
         """Return the bytes of a state and of a cell, as llama.cpp makes them for a token. Raises ModelError."""
         params = context_params(load, Metadata(self._model))
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = LEAST_CTX, 1, 1, 1

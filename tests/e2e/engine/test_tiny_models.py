@@ -320,7 +320,7 @@ def test_memory_is_reckoned_for_the_states_that_llama_cpp_makes(
         seq, state = core.admission.resident[0].slot, len(llama.state(core.admission.resident[0].slot))
         cells = len(llama.save(seq)) - state
         assert needs[-1].work == pytest.approx(
-            model.work_bytes(N_BATCH, llama.vocabulary.n_tokens, llama.n_embd) + (n_seqs + N_SPARE_SEQS) * state
+            memory.work_bytes(N_BATCH, llama.vocabulary.n_tokens, llama.n_embd) + (n_seqs + N_SPARE_SEQS) * state
         )
         assert core.cells.n_of(seq) * llama.bytes_per_token == pytest.approx(cells, rel=0.1, abs=1000)
         core.finish()

@@ -169,6 +169,7 @@ def test_show_tells_what_it_is_and_what_it_takes(home: Path, capsys: pytest.Capt
     assert (seen["parameters"], seen["parts"], seen["in_use"]) == (6464, 1, False)
     assert seen["template"] == {"there": True, "thinks": True, "tools": True}
     assert seen["tool_format"] == "generic"
+    assert seen["state"] == "kv"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.gguf import Header, read_header
-from disco_daemon.models.segments import FileSpan, NotCuttableError, Segment, Zeros, cut, n_layers
+from disco_daemon.models.segments import FileSpan, NotCuttableError, Segment, Zeros, cut, n_layers, state_of
 from disco_daemon.types import LayerRange
 from tests.fixtures.gguf import Q8_0, array, encoded, header, number, pair, tensor
 
@@ -162,6 +162,19 @@ def test_a_model_that_would_compute_something_else_in_ranges_is_refused_with_the
 ) -> None:
     with pytest.raises(NotCuttableError, match=reason):
         cut(whole, read_header(whole), LayerRange(0, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("whole", "state"),
+    [
+        (model(2, more=["blk.0.attn_k.weight"]), "kv"),
+        (model(2, keys=[number("llama.attention.sliding_window", 512)]), "swa"),
+        (model(2, more=["blk.0.ssm_in.weight"]), "recurrent"),
+        (model(2, more=["blk.0.shortconv.conv.weight", "blk.1.attn_k.weight"]), "hybrid"),
+    ],
+)
+def test_what_a_model_keeps_of_a_text_is_told_by_its_tensors(whole: bytes, state: str) -> None:
+    assert state_of(read_header(whole)) == state
 
 
 @pytest.mark.parametrize(
