@@ -77,6 +77,7 @@ class DiscoApp(App[None]):
         self._poll: asyncio.Task[None] | None = None
         self.preferences = Preferences.load(None if path is None else path.with_name(NAME))
         self._welcome = not self.preferences.welcomed
+        self._offers: list[dict[str, Any]] | None = None  # that suit this machine; None: nobody has asked yet
         self._may_start = start  # without being asked, and at the first check only
         self._look = asyncio.Event()  # set where the state is to be asked for now
         self._settled = asyncio.Event()  # cleared while a daemon is starting
@@ -150,13 +151,19 @@ class DiscoApp(App[None]):
         if wanted is not None:
             await self.push_screen(wanted())
 
-    def action_setup(self) -> None:
-        """Open the setup."""
+    def action_setup(self, wanted: str = "") -> None:
+        """Open the setup, where a `wanted` one of the offered models is fetched."""
         from .screens.setup import SetupScreen
 
         self.dismiss_welcome()
         if not any(isinstance(screen, SetupScreen) for screen in self.screen_stack):
-            self.push_screen(SetupScreen(self.link, self.launcher, self._settle, plain=self.plain))
+            shown = SetupScreen(
+                self.link, self.launcher, self._settle, plain=self.plain, offers=self._offers or (), wanted=wanted
+            )
+            self.push_screen(shown)
+
+    def on_chat_screen_model_wanted(self, event: ChatScreen.ModelWanted) -> None:
+        self.action_setup(event.name)
 
     def action_help(self) -> None:
         self.push_screen(HelpDialog(KEYS, self.text_theme.whole_legend))
@@ -264,7 +271,17 @@ class DiscoApp(App[None]):
             self.preferences.welcomed = True
             self.preferences.save()
         self._greeted = found is not None
+        if self._greeted and self._welcome and state.get("stand_in") and self._offers is None:
+            self._offers = []
+            self.run_worker(cast("Any", self._find_offers), group="offers")
         return found
+
+    async def _find_offers(self) -> None:
+        """Show in the first window which models suit this machine."""
+        with contextlib.suppress(DaemonError):
+            self._offers = (await self.link.offers())["models"]
+        if self._welcome:
+            self.chat.show_offers(self._offers or ())
 
     def dismiss_welcome(self) -> None:
         """Do not show the welcome again."""
@@ -272,6 +289,7 @@ class DiscoApp(App[None]):
         if self._greeted:
             self._greeted = False
             self.chat.show_banner(None)
+            self.chat.show_offers(())
 
     startable = _launching = _greeted = _dismissed = False
 

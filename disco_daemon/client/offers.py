@@ -15,9 +15,19 @@ def stand_in_words(state: Json) -> str:
     return f"Answers come from a {size} stand-in." if size else ""
 
 
-def offer_lines(models: Sequence[Json]) -> list[str]:
-    """Return a line for each offered model, in columns: name, size, memory, speed, licence."""
+def offer_lines(models: Sequence[Json], width: int | None = None) -> list[str]:
+    """Return a line for each offered model, in columns: name, size, memory, speed, wait, licence.
+
+    Where that is wider than `width` cells, memory and wait are left out: a licence is seen before it is agreed to.
+    """
     rows = [_cells(model) for model in models]
+    lines = _columns(rows)
+    if width is not None and max(map(len, lines), default=0) > width:
+        lines = _columns([(title, size, speed, licence, last) for title, size, _, speed, _, licence, last in rows])
+    return lines
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

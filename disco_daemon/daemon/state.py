@@ -175,8 +175,10 @@ class StateDocuments(Documents):
 
         async with self._offering:
             models = await asyncio.to_thread(offered_models, self._setup.folder)
-            quiet = len(self._runtime.conductor.in_flight) == 0
-            found = await recommendation(self._runtime.config, models, may_measure=quiet, known=self._speed)
+            busy = self._runtime.conductor.in_flight
+            found = await recommendation(
+                self._runtime.config, models, may_measure=lambda: not len(busy), known=self._speed
+            )
         self._speed = found.measured
         return found.to_json()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ..models.offered import (  # fmt: skip
     recommend,
 )
 from ..profiling.autotuner import TuneError, run_tune
+from ..system.idle import unless
 from .device_settings import job_for, measured_speeds, model_path, n_gpu_layers
 from .model_memory import run_checkup
 
@@ -56,13 +58,13 @@ async def recommendation(
     config: Config,
     models: tuple[OfferedModel, ...],
     *,
-    may_measure: bool = True,
+    may_measure: Callable[[], bool] = lambda: True,
     known: MeasuredSpeed | None = None,
 ) -> Recommendation:
     """Return the models of the list that suit this machine as it is now.
 
-    With `may_measure` the device's model is measured for some seconds if it never was: on a machine that has something
-    else to do, that would tell too little. `known` is what was measured so before, of whichever model.
+    While `may_measure` says so, the device's model is measured for some seconds if it never was: on a machine that has
+    something else to do, that would tell too little. `known` is what was measured so before, of whichever model.
     """
     requests = [request_for(model, config) for model in models]
     seen = await asyncio.to_thread(run_checkup, *requests)
@@ -94,7 +96,7 @@ def memory_of(request: CheckupRequest, fit: Fit) -> Memory:
 
 
 async def measured_speed(
-    config: Config, models: tuple[OfferedModel, ...], *, may_measure: bool
+    config: Config, models: tuple[OfferedModel, ...], *, may_measure: Callable[[], bool]
 ) -> MeasuredSpeed | None:
     """Return the speed of the device's model here: as it was measured, or measured now; None where neither can be."""
     settings = config.device
@@ -106,9 +108,11 @@ async def measured_speed(
         if shape is None:
             return None
         speed = await asyncio.to_thread(measured_speeds, config, path)
-        if speed is None and may_measure:
+        if speed is None and may_measure():
+            tune = run_tune(job_for(config, path, budget_s=0.0), log.debug)
             async with asyncio.timeout(QUICK_S):
-                speed = (await run_tune(job_for(config, path, budget_s=0.0), log.debug)).speed
+                tuned = await unless(tune, lambda: not may_measure(), "speed for offers")
+            speed = None if tuned is None else tuned.speed
     except (ConfigError, TuneError, OSError) as e:  # a TimeoutError is an OSError
         log.info("the speed of models cannot be predicted: %s", e)
         return None

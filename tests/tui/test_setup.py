@@ -456,6 +456,83 @@ async def test_a_stand_in_is_called_one_in_every_window_until_it_is_dismissed(da
             await until(pilot, lambda: "stand-in" not in screen_text(app))
 
 
+OFFERED = "Models that suit this machine"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=str)
+async def test_the_first_window_offers_models_and_a_key_fetches_one(
+    daemon: Dictated, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    daemon.state = STAND_IN
+    path = tmp_path / "store.sqlite"
+    async with shown(daemon.root, path=path, size=size) as (app, pilot):
+        app.chat.query_one("Prompt").cursor_blink = False  # type: ignore[attr-defined]
+        await until(pilot, lambda: OFFERED in screen_text(app))
+        for title, n_bytes, speed in (
+            ("Qwen3 4B", "2.5 GB", "7.9"),
+            ("Llama 3.2 1B", "810 MB", "24"),
+            ("Qwen3 8B", "5.0 GB", "3.9"),
+        ):
+            line = next(line for line in screen_text(app).splitlines() if title in line)
+            assert n_bytes in line
+            assert f"about {speed} token/s" in line
+            assert "Apache-2.0" in line
+        await compare(pilot, f"welcome-models-{size[0]}x{size[1]}-dark")
+        assert daemon.wishes == [], "nothing is fetched without a yes"
+        await pilot.press("up", "down", "enter")
+        await at(app, pilot, "a model for this machine")
+        await until(pilot, lambda: "20 %, 500 MB of 2.5 GB" in screen_text(app))
+        assert daemon.wishes == [("fetch", {"model": "llama-3.2-1b"})]
+        daemon.state = ALONE | {"fetch": fetching(2.5e9, "done")}
+        await until(pilot, lambda: app.screen is app.chat)
+        await until(pilot, lambda: "is in use." in screen_text(app))
+        assert OFFERED not in screen_text(app)
+        assert app.focused is app.chat.query_one("Prompt")
+    daemon.state = STAND_IN
+    async with shown(daemon.root, path=path, size=size) as (app, pilot):
+        await until(pilot, lambda: "F5 gets a real model" in screen_text(app))
+    assert daemon.n_looks == 1, "later windows do not ask, and measure nothing"
+
+
+async def test_a_fetch_that_fails_from_the_first_window_shows_the_list_again(daemon: Dictated) -> None:
+    daemon.state = STAND_IN
+    async with shown(daemon.root) as (app, pilot):
+        await until(pilot, lambda: OFFERED in screen_text(app))
+        await pilot.press("up", "enter")
+        await at(app, pilot, "a model for this machine")
+        daemon.state = STAND_IN | {"fetch": fetching(5e8, "failed", "the Hub cannot be reached")}
+        await at(app, pilot, "this machine's model")
+        await until(pilot, lambda: "is not in use: the Hub cannot be reached" in screen_text(app))
+        assert "Llama 3.2 1B Instruct" in screen_text(app)
+
+
+@pytest.mark.parametrize("keys", [["escape"], [*"Why?", "enter"], ["ctrl+n"]], ids=["escape", "a question", "new"])
+async def test_who_goes_on_is_not_held_up_by_the_offers(daemon: Dictated, keys: list[str]) -> None:
+    daemon.state = STAND_IN
+    async with shown(daemon.root) as (app, pilot):
+        await until(pilot, lambda: OFFERED in screen_text(app))
+        await pilot.press(*keys)
+        await until(pilot, lambda: OFFERED not in screen_text(app))
+        await pilot.press("up", "a")
+        await until(pilot, lambda: app.focused is app.chat.query_one("Prompt"))
+        assert daemon.wishes == []
+
+
+async def test_offers_that_come_late_do_not_come_between_question_and_answer(daemon: Dictated) -> None:
+    daemon.state = STAND_IN
+    daemon.held.clear()
+    async with shown(daemon.root) as (app, pilot):
+        await until(pilot, lambda: daemon.n_looks)
+        await pilot.press(*"Why?", "enter")
+        await until(pilot, lambda: daemon.asked)
+        daemon.held.set()
+        daemon.say("So.")
+        daemon.end()
+        await until(pilot, lambda: app.conversations.running is None)
+        await until(pilot, lambda: app._offers)
+        assert OFFERED not in screen_text(app)
+
+
 async def test_a_model_is_fetched_with_its_progress_shown_and_is_in_use(daemon: Dictated) -> None:
     daemon.state = STAND_IN
     async with shown(daemon.root) as (app, pilot):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -72,12 +72,17 @@ def choices(known: Json, *, here: bool = False, stand_in: bool = False) -> list[
     return rows
 
 
+def fetch_choices(offers: Sequence[Json], width: int | None = None, here: Container[str] = ()) -> list[tuple[str, str]]:
+    """Return the offered models that are not `here`: (FETCH and its name; line, short if it is wider than `width`)."""
+    others = [one for one in offers if one["file"] not in here]
+    return [(f"{FETCH}{one['id']}", line) for one, line in zip(others, offer_lines(others, width), strict=True)]
+
+
 def local_choices(known: Json, offers: Sequence[Json] = ()) -> list[tuple[str, str]]:
     """Return the models to fetch, and those on this machine: (FETCH and its name, or `device.model`; line)."""
     device = known["device"]
-    here = {model["name"] for model in device["models"]}
-    lines = zip(offers, offer_lines(offers) if offers else (), strict=True)
-    rows = [(f"{FETCH}{one['id']}", f"fetch  {line}") for one, line in lines if one["file"] not in here]
+    found = fetch_choices(offers, here={model["name"] for model in device["models"]})
+    rows = [(key, f"fetch  {line}") for key, line in found]
     for model in device["models"]:
         value = "" if model["default"] else str(model["path"])
         used = "  (in use)" if value == device["model"] else ""

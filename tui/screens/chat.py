@@ -5,7 +5,7 @@ It is longer than most files: what its keys do stands in one place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,10 +16,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets.option_list import Option
 
 from ..data.banner import Banner
 from ..data.found_words import words_in
+from ..data.setup_draft import FETCH, fetch_choices
 from ..data.store import StoreError
 from ..draw.entry import Entry
 from ..draw.theme import TextTheme, fit
@@ -35,6 +37,8 @@ from .timeline import TimelineScreen
 if TYPE_CHECKING:
     from textual.notifications import SeverityLevel
     from textual.widget import Widget
+
+OFFERED = "Models that suit this machine: Up, then Enter, fetches one under its licence."
 
 
 class ChatScreen(Screen[None]):
@@ -74,6 +78,13 @@ class ChatScreen(Screen[None]):
     class AnswerOver(Message):
         """An answer has ended, and with it a side's health or the day's cost may be another."""
 
+    class ModelWanted(Message):
+        """The user has chosen the offered model of that name."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
     class PaceWanted(Message):
         """The chat is shown, and the reading pace may be another one."""
 
@@ -93,6 +104,7 @@ class ChatScreen(Screen[None]):
             with Vertical(id="main"):
                 yield PlainStatic(id="banner")
                 yield Transcript(self._text_theme, id="transcript")
+                yield OptionList(id="offers", compact=True)
                 yield PlainStatic(id="line")
                 yield Prompt(id="prompt")
         yield StatusLine(self._text_theme, id="status")
@@ -131,6 +143,7 @@ class ChatScreen(Screen[None]):
     def show_conversation(self) -> None:
         """Show the open conversation, from its end."""
         self._editing = None
+        self.show_offers(())
         self.query_one(Transcript).show(list(self.conversations.entries))
         with self.errors_shown():
             self.query_one(Prompt).remember(self.conversations.questions)
@@ -179,6 +192,26 @@ class ChatScreen(Screen[None]):
         place.set_class(banner is not None, "-shown")
         place.update("" if banner is None else f"! {banner.text}")
 
+    def show_offers(self, offers: Sequence[Mapping[str, Any]]) -> None:
+        """Show models that suit this machine, until something is asked or opened; none hides the list."""
+        place = self.query_one("#offers", OptionList)
+        width = self.query_one(Transcript).scrollable_content_region.width
+        rows = [] if self.conversations.entries else fetch_choices(offers, width)
+        if not rows and self.focused is place:
+            self._focus(self.query_one(Prompt))
+        place.set_class(bool(rows), "-shown")
+        lines = [Option(Text(fit(line), no_wrap=True, overflow="ellipsis"), id=key) for key, line in rows]
+        place.set_options([Option(Text(OFFERED, self._text_theme().dim), disabled=True), *lines])
+
+    def on_prompt_past_start(self) -> None:
+        place = self.query_one("#offers", OptionList)
+        if place.display:
+            self._focus(place)
+            place.action_first()
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.post_message(self.ModelWanted((event.option.id or "").removeprefix(FETCH)))
+
     def on_transcript_more_below(self) -> None:
         self.show_line()
 
@@ -222,6 +255,7 @@ class ChatScreen(Screen[None]):
                 for entry in self.conversations.ask(event.text):
                     self.query_one(Transcript).add(entry)
             self.query_one(Prompt).accept(event.text)
+        self.show_offers(())
         self.show_list()
         self.show_line()
 

@@ -66,15 +66,25 @@ class SetupScreen(Screen[None]):
     ]
 
     def __init__(
-        self, link: Link, launcher: DaemonLauncher, settle: Callable[[], Awaitable[None]], *, plain: bool = False
+        self,
+        link: Link,
+        launcher: DaemonLauncher,
+        settle: Callable[[], Awaitable[None]],
+        *,
+        plain: bool = False,
+        offers: Sequence[dict[str, Any]] = (),
+        wanted: str = "",
     ) -> None:
-        """Ask through `link`, once `settle` has waited for a daemon that is starting."""
+        """Ask through `link`, once `settle` has waited for a daemon that is starting.
+
+        With `wanted` the setup begins where the user has chosen that one of the `offers` to be fetched.
+        """
         super().__init__(id="setup-screen")
         self._link, self._launcher, self._settle, self._plain = link, launcher, settle, plain
         self._step = Step.WAIT
         self._draft = SetupDraft()
         self._known: dict[str, Any] = {}
-        self._offers: list[dict[str, Any]] = []
+        self._offers, self._wanted = offers, wanted
         self._stand_in = False
         self._keys: list[str] = []  # of the choices that are shown
 
@@ -153,6 +163,8 @@ class SetupScreen(Screen[None]):
         self._stand_in = bool(state.get("stand_in"))
         if (state.get("fetch") or {}).get("state") in ("fetching", "loading"):
             await self._follow_fetch()
+        elif self._wanted:
+            await self._fetch_model(self._wanted)
         else:
             self._ask_who()
 

@@ -25,6 +25,9 @@ class Prompt(TextArea):
     class PastEnd(Message):
         """The user has pressed End where the cursor was at the end already: they mean the conversation's."""
 
+    class PastStart(Message):
+        """The user has pressed Up where no earlier question is."""
+
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, placeholder="Ask something. Enter sends, Ctrl+J begins a line, F1 helps.")
         self.highlight_cursor_line = False
@@ -93,6 +96,8 @@ class Prompt(TextArea):
     def _leaf(self, step: int) -> None:
         n = len(self.history_of)
         at = (n if self._at is None else self._at) + step
+        if at < 0:
+            self.post_message(self.PastStart())
         if not 0 <= at <= n or (self._at is None and step > 0):
             return
         if self._at is None:

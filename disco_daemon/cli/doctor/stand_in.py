@@ -18,7 +18,7 @@ def real_model(config: Config, found: Finding) -> Finding:
     if found.level is not Level.OK or not has_stand_in(config.device):
         return found
     models = offered_models(config_path().parent)
-    advice = asyncio.run(recommendation(config, models, may_measure=False))
+    advice = asyncio.run(recommendation(config, models, may_measure=lambda: False))
     if not advice.models:
         return found
     text = f"{found.found}: a stand-in of 135M parameters. A real model fits"

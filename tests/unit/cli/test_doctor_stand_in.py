@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def test_a_real_model_that_fits_is_named_beside_the_stand_in_once_the_speed_is_k
 ) -> None:
     monkeypatch.setenv("DISCO_CONFIG", str(tmp_path / "config.toml"))
 
-    async def recommendation(*_: Any, may_measure: bool) -> Recommendation:
-        assert not may_measure
+    async def recommendation(*_: Any, may_measure: Callable[[], bool]) -> Recommendation:
+        assert not may_measure()
         models = (predict(FITS, Memory(int(4.2e9), fits=True), measured),)
         return Recommendation(8 * 2**30, 0, measured, models if fits else ())
 
