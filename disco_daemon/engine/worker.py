@@ -315,7 +315,7 @@ def _spill(load: wire.Load, llama: Llama) -> Spill | None:
     disk = load.disk
     if disk is None:
         return None
-    max_bytes = disk.max_bytes if llama.divisible else 0
+    max_bytes = disk.max_bytes if llama.divisible or llama.resumes else 0
     made_by = fingerprint_of(load, f"{build()} {llama.n_gpu_layers} layers on a GPU")
     spill = Spill(Path(disk.folder), max_bytes, made_by, llama.latency_prior[2], disk.idle_s)
     return spill if max_bytes else None

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...scheduler.prefix import PrefixIndex
 from ..llama.model import Llama
 from ..llama.state import State
+from ..llama.windows import Piece, joined, parted
 from .checkpoints import Checkpoints
 from .holder import Held, Holder
 from .host_cache import HostCache, Saved
@@ -32,6 +33,7 @@ MAX_SAVED_BYTES = 512 * 2**20  # of answers swapped out, and of cached prefixes 
 FIRST_SWAP_S_PER_BYTE = 1e-10  # out and in again; measured from the first swap on
 NEWEST = 0.3  # weight of the newest swap
 LEAST_BROUGHT = 32  # tokens that must be saved before a text is brought down from the host cache
+MOST_ON_DISK = 4  # states of a text: at its end, and where it is gone on with if it is edited or made again
 BLOCK = 8  # the share of all cells that is evicted at once: a move copies the rest, seven for each that is free then
 ENOUGH = 2  # the share that a move is to free by garbage alone; else cached prefixes are put away before the next one
 
@@ -76,7 +78,7 @@ class Cells:
         self._taken: dict[int, int] = {}
         self._head = 0  # cells used since the last move
         self.spill = spill
-        self._host_cache = HostCache(self._spare_bytes, spill.put if spill is not None else None)
+        self._host_cache = HostCache(self._spare_bytes, self._put_on_disk if spill is not None else None)
         self.checkpoints = Checkpoints(spare_bytes)
         self._private: set[int] = set()
         self._wasted_s = 0.0  # time lost so far on cells that were in the way
@@ -102,7 +104,9 @@ class Cells:
         with self._lock:
             n = self._usable(tokens, max(self._index.match(tokens)[0], self._host_cache.match(tokens)))
         found = self.spill.find(tokens, n) if self.spill is not None else None
-        return n if found is None else found.n
+        if found is None or not (self.divisible or found.n == len(found.tokens)):
+            return n  # which states are in the file is seen when it is read; that of its end is
+        return found.n
 
     def _usable(self, tokens: Sequence[int], n: int) -> int:
         """Count with how many of `n` tokens that have cells a text can begin. Under the lock."""
@@ -159,7 +163,9 @@ class Cells:
         found = spill.find(tokens, have)
         if found is None or not self.make_room(len(found.tokens)):
             return False
-        data = spill.read(found)
+        data: State | None = spill.read(found)
+        if data is not None and self._copies:
+            data = self._without_states(found.tokens, data)
         if data is not None and self._put_back(found.tokens, data, private=False):
             return True
         spill.remove(found.key)
@@ -176,6 +182,8 @@ class Cells:
                 self._llama.forget(seq)
                 self._free.add(seq)
                 return False
+            if self._copies:
+                self._llama.drop_state(seq)
             self._index.hold(seq, kept, self._clock())
         self._head += len(kept)
         self._conceal(seq, private)
@@ -463,9 +471,32 @@ class Cells:
         tokens = array("i", key)
         with self._lock:
             n, seq = self._index.match(tokens)
-            if n == len(tokens) == self._index.length(seq):
-                return self._llama.save(seq)
-            return self._host_cache.get(key)
+            is_here = n == len(tokens) == self._index.length(seq)
+            data = self._llama.save(seq) if is_here else self._host_cache.get(key)
+            return None if data is None else self._with_states(key, data)
+
+    def _put_on_disk(self, key: bytes, data: State) -> None:
+        whole = self._with_states(key, data)
+        if self.spill is not None and whole is not None:
+            self.spill.put(key, whole)
+
+    def _with_states(self, key: bytes, data: State) -> State | None:
+        """Return a text's cells with its latest states, where it has any; None if it is of no use without one."""
+        if not self._copies:
+            return data
+        states = self.checkpoints.along(tokens := array("i", key), MOST_ON_DISK)
+        pieces = [Piece(0, len(tokens), data), *(Piece(0, n, state) for n, state in states)]
+        return joined(pieces) if states else None
+
+    def _without_states(self, tokens: Sequence[int], whole: State) -> State | None:
+        """Return the cells out of `_with_states`, and keep its states; None if it is not whole."""
+        pieces = parted(whole)
+        if not pieces:
+            return None
+        with self._lock:
+            for state in pieces[1:]:
+                self.checkpoints.put(tokens[: state.end], state.data)
+        return pieces[0].data
 
     def _cached_texts(self) -> dict[int, bytes]:
         """Return the texts that can be evicted, by sequence, if evicted ones go to disk; else none. Under the lock."""

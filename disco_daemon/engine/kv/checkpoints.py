@@ -82,6 +82,11 @@ class Checkpoints:
         self._kept.move_to_end(key)
         return length, self._kept[key][1]
 
+    def along(self, tokens: Sequence[int], most: int) -> list[tuple[int, State]]:
+        """Return how long the longest texts are that these tokens begin with, and their states, the longest first."""
+        found = sorted(self._found(tokens, len(tokens)), reverse=True)
+        return [self._kept[key] for _, key in found[:most]]
+
     def _found(self, tokens: Sequence[int], n: int) -> Iterator[tuple[int, bytes]]:
         """Yield length and key of the kept texts that the first `n` tokens begin with; none twice."""
         text, hashed, at = text_key(tokens[:n]), blake2b(), 0

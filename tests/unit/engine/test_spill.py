@@ -428,9 +428,11 @@ def made(
     spare_bytes: int = 2**20,
     skip_s: float = 0.0,
     max_bytes: int = 2**20,
+    *,
+    divisible: bool = True,
 ) -> Iterator[tuple[FakeLlama, Cells, Spill, Clock]]:
     """Cells over a new cache and what is in the folder."""
-    llama = FakeLlama(n_ctx=n_cells, n_cells=n_cells, skip_s=skip_s)
+    llama = FakeLlama(n_ctx=n_cells, n_cells=n_cells, skip_s=skip_s, divisible=divisible)
     with opened(folder, max_bytes) as (spill, clock):
         ticks = iter(range(10**6)).__next__
         yield llama, Cells(cast(Any, llama), n_seqs, n_cells, ticks, spare_bytes, spill), spill, clock
@@ -470,6 +472,22 @@ def test_a_conversation_goes_on_in_a_new_process(tmp_path: Path) -> None:
         assert len(spill) == 1, "the second turn stands in the place of the first"
     with made(tmp_path) as (llama, cells, _, _):
         assert answered(llama, cells, [*A, *B, 7]) == 80
+
+
+def test_a_conversation_with_a_recurrent_state_goes_on_in_a_new_process_also_where_it_is_edited(tmp_path: Path) -> None:
+    with made(tmp_path, divisible=False) as (llama, cells, spill, clock):
+        answered(llama, cells, A)
+        answered(llama, cells, A + B)
+        idle(cells, spill, clock)
+        assert len(spill) == 1
+    with made(tmp_path, divisible=False) as (llama, cells, spill, _):
+        assert cells.count_cached([*A, *B, 7]) == 80
+        assert answered(llama, cells, [*A, *B, 7]) == 80, "and its state has read just what its cells hold"
+    with made(tmp_path, divisible=False) as (llama, cells, spill, _):
+        assert cells.count_cached(A + [7] * 40) == 0, "what is in the file is not known yet"
+        assert answered(llama, cells, A + [7] * 40) == 40
+    with made(tmp_path, spare_bytes=0, divisible=False) as (llama, cells, spill, _):
+        assert answered(llama, cells, [*A, *B, 7]) == 0, "there is no room for a state"
 
 
 def test_at_the_end_all_is_written_even_of_answers_that_run(tmp_path: Path) -> None:
