@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import framed, tagged
 from .format import Arguments, CallBegun, CallEnded, Tool, ToolFormat
 from .formats import BY_NAME, FORMATS, GENERIC, LFM2
-from .tagged import PROBE, derived
+from .framed import GRANITE, NEMOTRON
 
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages, Sequence[Mapping[str, Any]] | None], str]
@@ -30,17 +31,22 @@ _USER = {"role": "user", "content": "Hello"}
 _WORD = "Zq7"  # begins and ends like no mark
 _SAYS = {"role": "assistant", "content": _WORD}
 _CALLS = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_IDS = (_CALL_ID, "disco0002")
 _TWO = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
-        {"id": f"disco000{n}", "type": "function", "function": {"name": _NAME, "arguments": PROBE}} for n in (1, 2)
+        {"id": one, "type": "function", "function": {"name": _NAME, "arguments": tagged.PROBE}} for one in _IDS
     ],
 }
+# A call where the template refuses calls, and they are told as text (`engine.llama.turns`): no format of its own.
+_AS_TEXT = json.dumps({"name": _NAME, "arguments": {_KEY: _VALUE}})
 _RESULT = "probed result"
 _ANSWERS = {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": _RESULT}
 # What templates that write no calls say of tools: LFM2's list them so, others show an example.
 _TOLD = (
+    (GRANITE, ("<|tool_call|>", "JSON list")),
+    (NEMOTRON, ("<TOOLCALL>[", "]</TOOLCALL>")),
     (LFM2, ("List of tools: ",)),
     (BY_NAME["qwen3-coder"], ("<tool_call>", "<function=", "<parameter=")),
     (BY_NAME["hermes"], ("<tool_call>", '{"name":', "</tool_call>")),
@@ -69,11 +75,13 @@ def detect(render: Render) -> TemplateTools:
     called = _rendered(render, [_USER, _CALLS], [_REQUEST])
     results = _RESULT in _rendered(render, [_USER, _CALLS, _ANSWERS], [_REQUEST])
     call = _differing(called, said)
+    call = "" if call.strip() == _AS_TEXT else call
     found = next((known for known in FORMATS if _is_written_in(known, call)), None) if _VALUE in call else None
     if found is None and _VALUE in call:
+        whole = _whole_tags(called, said)
         two = _whole_tags(_rendered(render, [_USER, _TWO], [_REQUEST]), said)
-        made = derived(two, _NAME)
-        found = made if made is not None and _is_written_in(made, call) else None
+        made = (tagged.derived(two, _NAME), framed.derived(two, _NAME, tagged.PROBE, _IDS))
+        found = next((one for one in made if one is not None and _is_written_in(one, whole)), None)
     if found is not None:
         return TemplateTools(found, shows_tools=True, writes_calls=True, writes_results=results)
     told = None if _VALUE in call else _format_told(_differing(shown, _rendered(render, [_USER], None)))

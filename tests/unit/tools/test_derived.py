@@ -1,4 +1,4 @@
-"""Formats whose tags are read off a template: what the template itself writes is what has to be read."""
+"""Formats whose marks are read off a template: what the template itself writes is what has to be read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,25 @@ import pytest
 from disco_daemon.engine.llama.template import ChatTemplate
 from disco_daemon.tools.detect import TemplateTools, detect
 from disco_daemon.tools.format import Arguments, CallBegun, CallEnded, Event, Text, Tool, WrittenCall
+from disco_daemon.tools.framed import Framed
 from disco_daemon.tools.tagged import Tagged
 from tests.unit.tools.test_grammars import SEARCH, Drawing, fits
 
+Form = Tagged | Framed
 FOLDERS = [Path(__file__).parents[2] / "fixtures" / "templates" / name for name in ("calls", "tools")]
 BAR = "\uff5c"
-TAGS = {
+MARKS = {  # what opens calls, stands in front of a name, and closes calls
+    "Apertus-8B-Instruct": ("<|tools_prefix|>[", '{"', "]<|tools_suffix|>"),
+    "Apriel-1.6-15b-Thinker-fixed": ("<tool_calls>[", '{"name": "', "]</tool_calls>"),
+    "MiniMax-M1": ("<tool_calls>\n", '{"name": "', "</tool_calls>"),
+    "ibm-granite-granite-3.3-2B-Instruct": ("<|tool_call|>[", '{"name": "', "]"),
+    "meetkai-functionary-medium-v3.1": ("", "<function=", ""),
+    "moonshotai-Kimi-K2": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>functions.",
+        "<|tool_calls_section_end|>",
+    ),
+    "unsloth-Apriel-1.5": ("<tool_calls>[", '{"name": "', "]</tool_calls>"),
     "ByteDance-Seed-OSS": ("<seed:tool_call>", "<function=", "</seed:tool_call>"),
     "GLM-4.6": ("", "<tool_call>", ""),
     "GLM-4.7-Flash": ("", "<tool_call>", ""),
@@ -67,12 +80,12 @@ def template_of(name: str) -> ChatTemplate:
 
 
 @lru_cache
-def found_in(name: str) -> tuple[TemplateTools, Tagged]:
+def found_in(name: str) -> tuple[TemplateTools, Form]:
     def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
         return template_of(name).render(messages, tools=tools)
 
     found = detect(render)
-    assert isinstance(found.format, Tagged)
+    assert isinstance(found.format, Tagged | Framed)
     return found, found.format
 
 
@@ -86,17 +99,18 @@ def written_by(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
         {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
         for t in TOOLS
     ]
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "Zq7"},
-        {"role": "assistant", "content": "", "tool_calls": asked},
-    ]
+    found, form = found_in(name)
+    if not found.writes_calls:
+        return form.write([WrittenCall(tool, arguments) for tool, arguments in calls])
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Zq7"}, {"role": "assistant", "content": ""}]
+    messages[1]["tool_calls"] = asked
     text = template_of(name).render(messages, tools=shown).partition("Zq7")[2]
-    tags = found_in(name)[1].tags
-    last = tags.closing or tags.end
-    return text[text.index(tags.opening or tags.call) : text.rindex(last) + len(last)]
+    marks = form.tags if isinstance(form, Tagged) else form.frame
+    last = marks.closing or marks.end
+    return text[text.index(marks.opening or marks.call) : text.rindex(last) + len(last)]
 
 
-def read(form: Tagged, pieces: Sequence[str], tools: Sequence[Tool] = TOOLS) -> list[Event]:
+def read(form: Form, pieces: Sequence[str], tools: Sequence[Tool] = TOOLS) -> list[Event]:
     parser = form.parser(tools)
     return [event for piece in pieces for event in parser.push(piece)] + parser.finish()
 
@@ -111,17 +125,18 @@ def said(events: list[Event]) -> tuple[list[tuple[str, str]], str]:
     return calls, "".join(e.text for e in events if isinstance(e, Text))
 
 
-@pytest.mark.parametrize("name", TAGS)
-def test_the_tags_of_a_template_are_found(name: str) -> None:
+@pytest.mark.parametrize("name", MARKS)
+def test_the_marks_of_a_template_are_found(name: str) -> None:
     found, form = found_in(name)
-    assert (form.tags.opening, form.tags.call, form.tags.closing) == TAGS[name]
+    marks = form.tags if isinstance(form, Tagged) else form.frame
+    assert (marks.opening, marks.call, marks.closing) == MARKS[name]
     assert found.shows_tools
-    assert found.writes_calls
+    assert found.writes_calls is (name != "ibm-granite-granite-3.3-2B-Instruct")
     assert found.writes_results
 
 
 @pytest.mark.parametrize("calls", CALLS, ids=range(len(CALLS)))
-@pytest.mark.parametrize("name", TAGS)
+@pytest.mark.parametrize("name", MARKS)
 def test_what_a_template_writes_is_read_wherever_it_is_cut(name: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     form, text = found_in(name)[1], written_by(name, calls)
     whole = said(read(form, [text]))
@@ -132,14 +147,14 @@ def test_what_a_template_writes_is_read_wherever_it_is_cut(name: str, calls: lis
         assert said(read(form, [text[:place], text[place:]])) == whole, text[:place]
 
 
-@pytest.mark.parametrize("name", TAGS)
+@pytest.mark.parametrize("name", MARKS)
 def test_a_call_of_a_tool_that_was_not_given_is_text(name: str) -> None:
     form, text = found_in(name)[1], written_by(name, CALLS[2])
     for place in range(len(text)):
         assert said(read(form, [text[:place], f"{text[place:]} Well."], (SET, NOW))) == ([], f"{text} Well.")
 
 
-@pytest.mark.parametrize("name", TAGS)
+@pytest.mark.parametrize("name", MARKS)
 def test_calls_that_are_written_are_read_as_they_were(name: str) -> None:
     form = found_in(name)[1]
     for calls in CALLS:
@@ -149,7 +164,7 @@ def test_calls_that_are_written_are_read_as_they_were(name: str) -> None:
         assert text == "Well. "
 
 
-@pytest.mark.parametrize("name", TAGS)
+@pytest.mark.parametrize("name", MARKS)
 def test_whatever_the_grammar_lets_through_is_calls_by_their_schemas(name: str) -> None:
     form, tools = found_in(name)[1], (SEARCH, *TOOLS)
     schemas = {each.name: each.parameters for each in tools}
@@ -164,7 +179,7 @@ def test_whatever_the_grammar_lets_through_is_calls_by_their_schemas(name: str) 
             assert fits(json.loads(arguments), schemas[tool], schemas[tool]), (drawing.text, arguments)
 
 
-@pytest.mark.parametrize("name", TAGS)
+@pytest.mark.parametrize("name", MARKS)
 def test_a_forced_call_begins_as_the_template_writes_it(name: str) -> None:
     form = found_in(name)[1]
     begun = "".join(form.begin([EDIT]).split())
@@ -181,3 +196,19 @@ def test_a_template_whose_tags_are_not_alike_in_both_calls_has_no_tagged_format(
     source = (FOLDERS[0] / "GLM-4.6.jinja").read_text("utf-8").replace("+ tc.name", "~ loop.index ~ tc.name")
     template = ChatTemplate(source, "<s>", "</s>")
     assert detect(lambda messages, tools: template.render(messages, tools=tools)).format.name == "generic"
+
+
+def test_calls_that_a_template_refuses_are_no_format_of_its_own() -> None:
+    source = (FOLDERS[0] / "meetkai-functionary-medium-v3.2.jinja").read_text("utf-8")
+    template = ChatTemplate(source, "<s>", "</s>")  # it adds a text to the arguments; they are told as JSON instead
+    found = detect(lambda messages, tools: template.render(messages, tools=tools))
+    assert found.format.name == "generic"
+    assert not found.shows_tools
+
+
+def test_white_space_within_a_frame_is_the_models() -> None:
+    form = found_in("Apriel-1.6-15b-Thinker-fixed")[1]
+    text = (
+        '<tool_calls>\n[{"name":"edit","arguments":{"path":"p"}},{ "name" : "now", "arguments" : {} }\n]</tool_calls>'
+    )
+    assert said(read(form, list(text))) == ([("edit", '{"path":"p"}'), ("now", "{}")], "")
