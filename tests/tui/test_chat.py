@@ -81,7 +81,7 @@ async def test_an_answer_streams_with_its_sides_and_is_kept(daemon: Dictated) ->
         assert daemon.asked[0]["disco"] == {"sides": True}
 
 
-async def test_hidden_reasoning_is_seen_until_the_answer_comes(daemon: Dictated) -> None:
+async def test_a_thought_is_seen_until_the_answer_comes_and_then_folded(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
         await ask(app, pilot, daemon, "Why?")
         daemon.say("", thought="let me see")
@@ -90,6 +90,15 @@ async def test_hidden_reasoning_is_seen_until_the_answer_comes(daemon: Dictated)
         daemon.end()
         await answered(app, pilot)
         await until(pilot, lambda: "let me see" not in screen_text(app))
+        assert "▸ thought, about" in screen_text(app)
+        await pilot.press("alt+t")
+        await until(pilot, lambda: "let me see" in screen_text(app))
+        await pilot.press("alt+t")
+        await until(pilot, lambda: "let me see" not in screen_text(app))
+        await exchange(app, pilot, daemon, "And?", "No more.")
+        assert "let me see" not in str(daemon.asked[-1]), "it is not part of the conversation"
+        await pilot.press("alt+t")
+        await until(pilot, lambda: "no thought is kept" in screen_text(app))
 
 
 async def test_the_conversation_goes_along_with_each_question(daemon: Dictated) -> None:

@@ -16,7 +16,8 @@ from . import markdown
 from .theme import AHEAD, DEVICE, SERVER, TextTheme, fit, mark_sides
 
 GUTTER = 2  # cells before each line
-THOUGHT_LINES = 3  # of hidden reasoning, the latest ones
+THOUGHT_LINES = 3  # of a thought that goes on, the latest ones
+MAX_THOUGHT = 32_768  # characters of an answer's thought that are kept, the latest ones; the store has none
 ENDS = {
     "length": "cut at the length limit: Ctrl+G goes on",
     "repetition": "stopped: it was repeating itself; Ctrl+R tries again",
@@ -66,6 +67,7 @@ class Entry:
         "asked_of",
         "finish",
         "grown_from",
+        "is_unfolded",
         "live",
         "n_tokens",
         "read",
@@ -85,6 +87,7 @@ class Entry:
         self.grown_from = self.n_tokens = 0  # the characters before it grew here, and about how many tokens came then
         self.asked_at = self.waited_s = 0.0  # while no word has come: s, of a monotonic clock and since then
         self.asked_of: list[tuple[str, str, bool]] = []  # side, what it does or why not, whether it does
+        self.is_unfolded = False  # whether all of its thought is drawn
         self.read: int | None = None  # characters that a reader at their pace has read; None: all is drawn alike
         self._blocks: list[Block] = []  # of the growing answer, all but the last one, drawn for `_drawn_for`
         self._drawn_for: tuple[int, TextTheme] | None = None
@@ -99,7 +102,6 @@ class Entry:
     def unload(self, load: LoadWords) -> None:
         """Let go of the words; `load` returns them from now on."""
         self._size, self._own, self._load = self.size, None, load
-        self.thought = "" if self._size[0] else self.thought  # it is not drawn any more
 
     def load(self) -> None:
         """Take the words back, to add to them."""
@@ -150,6 +152,11 @@ class Entry:
         words.text += text
         if text:
             self.n_tokens += tokens_in(text)
+
+    def think(self, thought: str) -> None:
+        """Add a piece of the thought before the answer."""
+        if thought:
+            self.thought = (self.thought + thought)[-MAX_THOUGHT:]
 
     def draw(self, width: int, theme: TextTheme) -> list[Text]:
         """Return the lines of the message and an empty one, each of at most `width` cells with its gutter."""
@@ -229,10 +236,18 @@ class Entry:
         return next((side for at, side in reversed(words.sides) if at < place), "")
 
     def _draw_reasoning(self, width: int, theme: TextTheme) -> list[Text]:
-        """Draw the latest lines of hidden reasoning, until the answer has words."""
-        if not self.thought or self.text:
+        """Draw the latest lines of a thought; behind it one line that stands for it, or all of it if it is unfolded."""
+        if not self.thought:
             return []
-        return markdown.wrap(Text(fit(self.thought).strip(), theme.dim), width)[-THOUGHT_LINES:]
+        if self.live and not self.size[0]:
+            return self._thought_lines(width, theme)[-THOUGHT_LINES:]
+        sign = "" if theme.plain else "▾ " if self.is_unfolded else "▸ "
+        said = f"{sign}thought, about {figure(tokens_in(self.thought))} tokens"
+        head = Text(said if self.is_unfolded else f"{said}: Alt+T shows it", theme.dim)
+        return [*markdown.wrap(head, width), *(self._thought_lines(width, theme) if self.is_unfolded else []), Text()]
+
+    def _thought_lines(self, width: int, theme: TextTheme) -> list[Text]:
+        return markdown.wrap(Text(fit(self.thought).strip(), theme.dim), width)
 
     def _below(self, width: int, theme: TextTheme) -> list[Text]:
         """Draw how the answer came about, and whether it is incomplete."""

@@ -58,7 +58,7 @@ async def stream_answer(
                 if piece.text:
                     store.append(entry.turn, piece.text, side)
                 entry.grow(piece.text, side)
-                entry.thought += piece.thought
+                entry.think(piece.thought)
                 entry.end(piece.finish or entry.finish, piece.disco or entry.disco)
                 touched()
         ending = (entry.finish or "stop", entry.disco)

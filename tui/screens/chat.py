@@ -56,6 +56,9 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+r", "again", "Again", show=False, priority=True, tooltip="Regenerate the answer"),
         Binding("ctrl+y", "copy", "Copy", show=False, priority=True, tooltip="Copy the answer, or code in it"),
         Binding("ctrl+t", "timeline", "Timeline", priority=True, tooltip="Show how the answer came about"),
+        Binding(
+            "alt+t", "thought", "Thought", show=False, priority=True, tooltip="Show or fold what the model thought"
+        ),
         Binding("f6", "rename", "Rename", show=False, priority=True, tooltip="Rename the conversation"),
         Binding("f7", "system", "System prompt", show=False, priority=True, tooltip="Change the system prompt"),
         Binding("f8", "model", "Model", priority=True, tooltip="Choose who answers: model or route"),
@@ -418,6 +421,14 @@ class ChatScreen(Screen[None]):
         else:
             self.app.push_screen(TimelineScreen(answer.disco))
 
+    def action_thought(self) -> None:
+        answer = self._chosen_entry("assistant")
+        if answer is None or not answer.thought:
+            self.say("Of this answer no thought is kept.")
+        else:
+            answer.is_unfolded = not answer.is_unfolded
+            self.query_one(Transcript).settle(answer)
+
     def action_select(self, step: int) -> None:
         self.query_one(Transcript).select(step)
 
@@ -446,8 +457,8 @@ KEYS: list[tuple[str, str]] = [
     ("F6, Ctrl+D, Ctrl+Z", "rename; delete; undo that"),
     ("Ctrl+E", "export as Markdown or JSON"),
     ("F7, F8", "system prompt of this conversation; model or route"),
-    ("Alt+Up, Alt+Down", "select a message, for Ctrl+Y, Ctrl+R, Ctrl+T and Ctrl+Up"),
-    ("Ctrl+Y, Ctrl+T", "copy the answer or a code block; its timeline"),
+    ("Alt+Up, Alt+Down", "select a message, for Ctrl+Y, Ctrl+R, Ctrl+T, Alt+T and Ctrl+Up"),
+    ("Ctrl+Y, Ctrl+T, Alt+T", "copy the answer or a code block; its timeline; its thought"),
     ("PageUp, PageDown, End", "scroll; to the end, and stay there while an answer grows"),
     ("Alt+P", "fade the words ahead of your reading pace (F3), or not"),
     ("F2, F3, F4, F5", "chat; control panel; dashboard; setup"),
