@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..types import Side, Token
+from ..types.thought_marks import TAGS
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class AnswerText:
     def is_thought(self) -> bool:
         """Whether the text ends within a thought that a model writes as text."""
         text = str(self)
-        return text.count("<think>") > text.count("</think>")
+        return any(text.count(opening) > text.count(closing) for opening, closing in TAGS)
 
 
 def ids_of(pieces: Sequence[Token]) -> tuple[int, ...]:

@@ -123,6 +123,8 @@ def template_args(parameters: Json) -> dict[str, Any]:
         args = {"enable_thinking": wish not in _UNTHINKING} | args
     if (budget := _budget(parameters)) is not None and budget >= 0:
         args["thinking_budget"] = budget
+        if not budget:
+            args["enable_thinking"] = False  # so that the prompt says so, where the template knows how
     return args | _given_args(parameters)
 
 

@@ -103,7 +103,8 @@ class GenerationRequest:
     @property
     def template_args(self) -> dict[str, Any]:
         """What the client tells the chat template."""
-        return template_args(self.extra)
+        own = {} if self.thinking_tokens is None else {"thinking_budget_tokens": self.thinking_tokens}
+        return template_args({**self.extra, **own})
 
     @property
     def thought_budget(self) -> int | None:

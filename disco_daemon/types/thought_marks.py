@@ -88,6 +88,8 @@ KNOWN = (
     HUNYUAN_3, SEED, MINIMAX_3, EXAONE_DEEP, COMMAND, APERTUS, MISTRAL, APRIEL, SOLAR_OPEN, KIMI_3, GRANITE, THINK,
 )  # fmt: skip
 
+TAGS = tuple((marks.opening, marks.closing) for marks in KNOWN if not marks.signs)  # those that nothing else says
+
 # Formats of calls that take their thoughts apart themselves (`tools`): for a budget these marks are counted by.
 IN_FORMATS = {
     "gpt-oss": ThoughtMarks(

@@ -23,6 +23,7 @@ from disco_daemon.answer import (
     Tick,
 )
 from disco_daemon.types import Delivery, Token
+from disco_daemon.types.thought_marks import TAGS
 from tests.fixtures.answer import (
     CALL,
     DEVICE,
@@ -313,11 +314,12 @@ def test_an_answer_is_movable_once_and_after_that_only_by_need() -> None:
     assert watch.on(Move(SERVER, "stall")) == []
 
 
-def test_nothing_moves_within_a_thought() -> None:
-    watch, effects = played(said(DEVICE, "<think>Hm"), TO_SERVER)
+@pytest.mark.parametrize(("opening", "closing"), TAGS)
+def test_nothing_moves_within_a_thought(opening: str, closing: str) -> None:
+    watch, effects = played(said(DEVICE, f"{opening}Hm"), TO_SERVER)
     assert effects == []
-    watch.on(said(DEVICE, "</think>So"))
-    assert watch.on(TO_SERVER) == [Start(SERVER, "<think>Hm</think>So", n_tokens=2)]
+    watch.on(said(DEVICE, f"{closing}So"))
+    assert watch.on(TO_SERVER) == [Start(SERVER, f"{opening}Hm{closing}So", n_tokens=2)]
 
 
 def test_nothing_moves_while_a_restart_could_not_be_told_from_a_continuation() -> None:

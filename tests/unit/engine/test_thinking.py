@@ -299,6 +299,15 @@ def test_a_budget_is_told_in_whatever_words_clients_have(
     assert GenerationRequest("r", tuple(HI), extra=extra, thinking_tokens=5).thought_budget == 5
 
 
+def test_a_budget_of_nothing_is_not_to_think_and_the_template_may_know_any() -> None:
+    assert asked(thinking_token_budget=0, reasoning_effort="high")["enable_thinking"] is False
+    assert asked(thinking_token_budget=7) == {"thinking_budget": 7}
+    assert asked(thinking_token_budget=-1) == {}
+    assert GenerationRequest("r", tuple(HI), thinking_tokens=7).template_args == {"thinking_budget": 7}
+    own = GenerationRequest("r", tuple(HI), extra={"reasoning_effort": "low"}, thinking_tokens=0)
+    assert own.template_args == {"reasoning_effort": "low", "enable_thinking": False, "thinking_budget": 0}
+
+
 def thinks_on(marks: ThoughtMarks, n_tokens: int, written: str, *, inside: bool) -> tuple[str, str, int]:
     """What comes of a model that would write this, and has only so many tokens for its thought; and their number."""
     closer = [token + 256 for token in range(len(marks.closer.encode()))]
