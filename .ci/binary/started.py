@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import select
+import socket
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from disco_daemon.engine.measure.checkup_messages import Bindings, decode_reply
+import msgspec
+
+from disco_daemon.engine.measure.checkup_messages import CheckupJob, Examined
+from disco_daemon.system.control_socket import BlockingControl
 from disco_daemon.system.program import PART
 
 N_WARM = 9
@@ -27,13 +31,13 @@ CHECKUP = "disco_daemon.engine.measure.checkup"
 
 def engine(binary: Path) -> str:
     """Version of the engine, and what of the processor it uses. `binary` may be a Python that has disco, too."""
-    command = [str(binary), PART, CHECKUP]
-    with home() as env, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"[]\n")  # asked for nothing of a model
-        process.stdin.flush()  # and left open: the part ends with it
-        found = next((one for one in map(decode_reply, process.stdout) if isinstance(one, Bindings)), None)
+    ours, theirs = socket.socketpair()
+    command = [str(binary), PART, CHECKUP, str(theirs.fileno())]
+    with ours, home() as env, subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env):
+        theirs.close()
+        control = BlockingControl(ours)
+        control.send(CheckupJob(()))  # asked for nothing of a model
+        found = msgspec.msgpack.decode(control.receive()[0], type=Examined).bindings
         assert found is not None, "the engine's part says nothing of itself"
     return f"llama.cpp {found.version}, {' '.join(found.features)}"
 

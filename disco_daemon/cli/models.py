@@ -281,6 +281,8 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
     """Return the memory that the engine would need, as `engine.measure.checkup` predicts it in a process of its own."""
+    import asyncio
+
     import msgspec
 
     from ..machines.device_settings import n_gpu_layers
@@ -290,7 +292,7 @@ def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
         asked = checkup_request(settings, path, n_gpu_layers(settings))
     except (OSError, ValueError) as e:
         return {"problem": f"cannot be predicted: {reason_of(e)}"}
-    seen = run_checkup(asked)
+    seen = asyncio.run(run_checkup(asked))
     return msgspec.to_builtins(seen.fit) if seen.fit else {"problem": f"cannot be predicted: {seen.problem}"}
 
 

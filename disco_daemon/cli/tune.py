@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 # llama.cpp's file types (`enum llama_ftype`) that gain nothing by 8 bits a weight: F32, F16, Q8_0, BF16.
 LARGE = (0, 1, 7, 32)
 LONGEST_S = 600.0  # that a tune may be asked to take
+COPY_S = 3600.0  # to write a copy of a model: tens of gigabytes take minutes on a slow disk
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,16 +111,25 @@ def _copy(config: Config, path: Path, tuned: Tuned, *, write: bool) -> dict[str,
 
 
 def _requantize(path: Path, copy: Path) -> None:
-    """Write the copy, in a process of its own. Raises DiscoError."""
+    """Write the copy, in a process of its own. Raises OSError, TuneError."""
+    import asyncio
+
+    from ..engine.measure.tune_messages import Requantized, RequantizeJob
     from ..profiling.autotuner import TuneError
-    from ..system.process import run as run_part
+    from ..system.job import run_job
 
     progress(f"writing {copy}")
-    done = run_part("disco_daemon.engine.measure.requantize", str(path), str(copy))
-    if done.returncode != 0:
-        reason = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"])[-1]
-        msg = f"{copy} cannot be written: {reason}"
-        raise TuneError(msg)
+    unfinished = copy.with_name(f"{copy.name}.{os.getpid()}.new")
+    job = RequantizeJob(str(path), str(copy), str(unfinished))
+    try:
+        asyncio.run(
+            run_job(
+                "disco_daemon.engine.measure.requantize", job, progress, Requantized, TuneError, name="the copy",
+                timeout_s=COPY_S,
+            )
+        )  # fmt: skip
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _show(tuned: Tuned, kept: Path, n_threads: int) -> None:

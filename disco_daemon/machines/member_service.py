@@ -114,8 +114,8 @@ class MemberService(ABC):
         """Whether anything may leave this machine now."""
         return True
 
-    def _complete(self, build: Build) -> Build:
-        """Add to the description of another model. Raises ConfigError; blocks."""
+    async def _complete(self, build: Build) -> Build:
+        """Add to the description of another model. Raises ConfigError."""
         return build
 
     async def _admit(self) -> None:
@@ -257,7 +257,7 @@ class MemberService(ABC):
             raise ConfigError(self.needs_own_model)
         found = await asyncio.to_thread(describe_model, model_path(config.device))
         if self._build is None or self._build.model != found.model:
-            self._build = await asyncio.to_thread(self._complete, found)
+            self._build = await self._complete(found)
         return self._build
 
     # --- what the relay says --------------------------------------------------------------------------------------

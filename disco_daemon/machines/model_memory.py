@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from ..config.schema import DeviceSettings
-from ..engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_reply, encode
+from ..engine.measure.checkup_messages import CheckupJob, CheckupRequest, Examined
+from ..errors import DiscoError
 from ..models.gguf import read_gguf, shard_names
 from ..models.model_shape import shape_of
-from ..system.process import run as run_part
+from ..plain import reason_of
+from ..system.job import run_job
 from ..system.smallfile import open_regular
 
-CHILD_TIMEOUT_S = 30.0  # importing the bindings takes 0.3 s, from a cold disk some seconds
+CHILD_TIMEOUT_S = 45.0  # importing the bindings takes 0.3 s, from a cold disk or beside a busy machine much more
 HEAD_BYTES = 1 << 20  # read of a GGUF file: its shape stands in the first kilobytes
 MOST_NUMBERS = 1 << 32  # in the KV cache of one token; the largest models have 2 million
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """The child process's results; None where it did not get that far, and `problem` says why.
-
-    `fits` are the models' in order, as far as it got; `fit` is the first.
-    """
-
-    bindings: Bindings | None = None
-    fit: Fit | None = None
-    problem: str = ""
-    confined: Confined | None = None
-    fits: tuple[Fit, ...] = ()
+class CheckupError(DiscoError):
+    """There is no result; the message says why."""
 
 
 def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> CheckupRequest:
@@ -61,28 +49,13 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
     )
 
 
-def run_checkup(*about: CheckupRequest) -> Examined:
-    """Run `engine.measure.checkup` in a process of its own. Blocks for CHILD_TIMEOUT_S at most."""
+async def run_checkup(*about: CheckupRequest) -> Examined:
+    """Run `engine.measure.checkup` in a process of its own, for CHILD_TIMEOUT_S at most."""
+    job = CheckupJob(about)
     try:
-        done = run_part("disco_daemon.engine.measure.checkup", line=encode(about) + b"\n", timeout_s=CHILD_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return Examined(problem=f"said nothing for {CHILD_TIMEOUT_S:g} s")
-    except OSError as e:
-        return Examined(problem=f"cannot be tried: {e.strerror}")
-    confined = bindings = None
-    fits: list[Fit] = []
-    for line in done.stdout.splitlines():
-        try:
-            reply = decode_reply(line)
-        except msgspec.MsgspecError:  # a library that prints
-            continue
-        match reply:
-            case Confined():
-                confined = reply
-            case Bindings():
-                bindings = reply
-            case Fit():
-                fits.append(reply)
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {done.returncode}"]
-    why = f"died of signal {-done.returncode}" if done.returncode < 0 else said[-1]
-    return Examined(bindings, fits[0] if fits else None, why if done.returncode else "", confined, tuple(fits))
+        return await run_job(
+            "disco_daemon.engine.measure.checkup", job, lambda _: None, Examined, CheckupError, name="the checkup",
+            timeout_s=CHILD_TIMEOUT_S,
+        )  # fmt: skip
+    except (CheckupError, OSError) as e:
+        return Examined(problem=reason_of(e))

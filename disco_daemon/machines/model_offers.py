@@ -67,7 +67,7 @@ async def recommendation(
     something else to do, that would tell too little. `known` is what was measured so before, of whichever model.
     """
     requests = [request_for(model, config) for model in models]
-    seen = await asyncio.to_thread(run_checkup, *requests)
+    seen = await run_checkup(*requests)
     if seen.bindings is None or len(seen.fits) < len(models):
         return Recommendation(0, 0, None, (), seen.problem or "the engine's part said nothing of memory")
     measured = known or await measured_speed(config, models, may_measure=may_measure)

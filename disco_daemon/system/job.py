@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from .confine import Access, Confinement, confine
 from .control_socket import BlockingControl, ControlClosedError, ControlSocket
 from .supervised import ChildProcess
 
@@ -56,21 +57,23 @@ async def run_job(
     reply = msgspec.msgpack.Decoder(result | JobProgress | JobFailed)
     child = await ChildProcess.start(module, n_sockets=1)
     sock = ControlSocket(child.sockets[0])
+    said: Result | JobProgress | JobFailed
     try:
         async with asyncio.timeout(timeout_s):
             await sock.send(job)
             while isinstance(said := reply.decode((await sock.receive())[0]), JobProgress):
                 progress(said.text)
     except TimeoutError:
-        raise error(f"{name} gave no result in {timeout_s:g} s") from None
+        said = JobFailed(f"{name} gave no result in {timeout_s:g} s")
     except (ControlClosedError, msgspec.MsgspecError):
         await child.end(ENDING_S)
-        raise error(f"{name} ended without a result (exit status {child.process.returncode}): {hint}") from None
+        said = JobFailed(f"{name} {child.ending} without a result{child.last_words or f': {hint}'}")
     finally:
         sock.close()
         await asyncio.shield(child.end())
-    if isinstance(said, JobFailed):
+    if isinstance(said, JobFailed):  # raised behind all handlers: no error of a socket stands behind its words
         raise error(said.message)
+    assert not isinstance(said, JobProgress)
     return said
 
 
@@ -79,12 +82,29 @@ class JobSocket:
 
     def __init__(self) -> None:
         self._control = BlockingControl(socket.socket(fileno=int(sys.argv[1])))
+        self.confinement = Confinement()  # what is in force of it
 
-    def job(self, kind: type[Job]) -> Job:
-        """Return the job; from then on this process ends with the one that has given it. Raises OSError."""
-        body, _ = self._control.receive()
-        self._control.end_with(lambda: os._exit(1))
-        return msgspec.msgpack.decode(body, type=kind)
+    def job(
+        self,
+        kind: type[Job],
+        access: Callable[[Job], Access] | None,
+        open_gpu: Callable[[], object] = lambda: None,
+        end: Callable[[Job], object] = lambda _: None,
+    ) -> Job:
+        """Return the job, with this process confined to its `access`: that is possible while it has one thread only.
+
+        From then on this process ends with the one that has given the job, after `end`. Raises OSError.
+        """
+        job = msgspec.msgpack.decode(self._control.receive()[0], type=kind)
+        if access is not None:
+            self.confinement = confine(access(job), open_gpu)
+
+        def give_up() -> None:
+            end(job)
+            os._exit(1)
+
+        self._control.end_with(give_up)
+        return job
 
     def progress(self, text: str) -> None:
         """Say how it goes on."""

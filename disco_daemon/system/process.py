@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import socket
 import subprocess
@@ -59,30 +58,6 @@ def start(module: str, *args: str, sock: socket.socket) -> subprocess.Popen[byte
     """Start a module that is told the number of `sock` last, and ends with the other end of it. Raises OSError."""
     words = command(module, *args, str(sock.fileno()))
     return subprocess.Popen(words, pass_fds=[sock.fileno()], env=environment(module=module), stdin=subprocess.DEVNULL)
-
-
-def run(
-    module: str, *args: str, line: bytes = b"", timeout_s: float | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    """Run a module of this program to its end, with `line` on its stdin, which ends when we do. Blocks.
-
-    Raises OSError, and subprocess.TimeoutExpired after having killed it.
-    """
-    read_end, write_end = os.pipe()
-    try:
-        with subprocess.Popen(
-            command(module, *args), stdin=read_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-        ) as process:
-            os.write(write_end, line)
-            try:
-                out, err = process.communicate(timeout=timeout_s)
-            except BaseException:
-                process.kill()
-                raise
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-    finally:
-        os.close(read_end)
-        os.close(write_end)
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

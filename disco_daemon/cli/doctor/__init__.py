@@ -109,6 +109,8 @@ def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Itera
 
 def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> Generator[Finding, None, bool]:
     """Yield the device's findings; return whether llama.cpp would use a GPU."""
+    import asyncio
+
     from ...machines.device_settings import n_gpu_layers
     from ...machines.model_memory import run_checkup
     from . import engine, files, machine, server
@@ -124,7 +126,7 @@ def _device(config: Config, daemon: dict[str, Any] | None, *, offline: bool) -> 
     if not settings.enabled or settings.base_url:
         return False
     question = engine.checkup_question(settings, n_gpu_layers(settings))
-    seen = run_checkup(*([] if isinstance(question, str) else [question]))
+    seen = asyncio.run(run_checkup(*([] if isinstance(question, str) else [question])))
     yield engine.llama_cpp(settings, seen, engine.pinned_version())
     if (confined := engine.confinement(seen)) is not None:
         yield confined

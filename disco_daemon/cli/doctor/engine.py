@@ -11,8 +11,8 @@ from typing import Any
 
 from ...config.schema import DeviceSettings
 from ...engine.lives import CRASHED
-from ...engine.measure.checkup_messages import CheckupRequest
-from ...machines.model_memory import Examined, checkup_request
+from ...engine.measure.checkup_messages import CheckupRequest, Examined
+from ...machines.model_memory import checkup_request
 from ...system.program import is_binary
 from .files import GIB, model_path
 from .finding import Finding, ok, warn, wrong

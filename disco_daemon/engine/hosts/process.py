@@ -312,9 +312,6 @@ def serve(home: HostSocket, lent: LentHost | None = None) -> None:
 def main() -> None:
     """Serve the home behind the inherited socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; home ends us by closing the socket
-    if sys.argv[1] == "--build":
-        print(build())
-        return
     give_back_what_is_freed()
     lent, home = None, sys.argv[1]
     if len(sys.argv) > 2:

@@ -1,17 +1,15 @@
 """Run by `disco doctor`: check if llama.cpp works on this machine, with enough memory for a model, and on what GPU.
 
 A process of its own: bindings built for another processor crash at the first instruction that it lacks. The
-model itself is not opened; its shape comes as a line on standard input, a list of `CheckupRequest`. `Confined`,
-`Bindings`, then a `Fit` for each go out.
+model itself is not opened: the job has its shape.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 
-from ...system.confine import Access, confine, try_forbidden
-from ...system.program import end_with_stdin
+from ...system.confine import Access, try_forbidden
+from ...system.job import JobSocket
 from ..llama import gpu
 from ..llama import model as llama
 from ..llama.library import FAULT
@@ -28,14 +26,14 @@ from ..llama.memory import (
     work_bytes,
 )
 from ..llama.metadata import KV_BYTES
-from .checkup_messages import Bindings, CheckupRequest, Confined, Fit, decode_request, encode
+from .checkup_messages import Bindings, CheckupJob, CheckupRequest, Confined, Examined, Fit
 
 
 def bindings() -> Bindings:
     """Report llama.cpp's version, features and GPUs."""
-    version, _, system = llama.build().partition(" ")
+    version, _, system = (build := llama.build()).partition(" ")
     backends = re.findall(r"(?:^|\| )(\w+) : ", system)
-    return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes(), backends, FAULT)
+    return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes(), backends, FAULT, build)
 
 
 def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
@@ -73,21 +71,13 @@ def _layers(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) ->
 
 
 def main() -> None:
-    """Report each thing as soon as it is known."""
-    asked = decode_request(sys.stdin.buffer.readline())
-    confinement = confine(Access(), gpu.free_bytes)
-    end_with_stdin()
-    _report(Confined(confinement.in_force, confinement.missing, try_forbidden()))
-    found = bindings()
-    _report(found)
-    available = available_bytes()
-    for one in asked:
-        _report(fit(one, available, found.gpu_bytes))
-
-
-def _report(message: Confined | Bindings | Fit) -> None:
-    sys.stdout.buffer.write(encode(message) + b"\n")
-    sys.stdout.buffer.flush()
+    """Do the job of the inherited socket."""
+    home = JobSocket()
+    job = home.job(CheckupJob, lambda _: Access(), gpu.free_bytes)
+    confined = Confined(home.confinement.in_force, home.confinement.missing, try_forbidden())
+    found, available = bindings(), available_bytes()
+    fits = tuple(fit(one, available, found.gpu_bytes) for one in job.models)
+    home.done(Examined(found, fits, confined=confined))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The messages to and from `checkup`: JSON over its standard input, JSON lines over its output."""
+"""The messages of a checkup: a job and its result (`system.job`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     is_open: bool = False
 
 
-class Confined(msgspec.Struct, tag=True, frozen=True):
+class CheckupJob(msgspec.Struct, frozen=True):
+    """Say what there is of llama.cpp here, and what memory these models would take."""
+
+    models: tuple[CheckupRequest, ...]
+
+
+class Confined(msgspec.Struct, frozen=True):
     """The confinement of a process that reads model files: measures `in_force`, and those `missing`, with the reason.
 
     `refused`: whether each forbidden attempt failed: to connect, to read the user's files, to write.
@@ -37,11 +43,12 @@ class Confined(msgspec.Struct, tag=True, frozen=True):
     refused: dict[str, bool]
 
 
-class Bindings(msgspec.Struct, tag=True, frozen=True):
+class Bindings(msgspec.Struct, frozen=True):
     """llama.cpp as it is built here; `gpu_bytes` are free on the GPUs that it would use, 0 if it uses none.
 
     `backends` are those that it is built with, by llama.cpp's names: CPU, CUDA, Vulkan … `fault`: what this build
-    computes wrong, "" where it is right.
+    computes wrong, "" where it is right. `build` is all that llama.cpp says of itself: what differs in it may compute
+    otherwise.
     """
 
     version: str
@@ -49,6 +56,7 @@ class Bindings(msgspec.Struct, tag=True, frozen=True):
     gpu_bytes: int
     backends: list[str] = []
     fault: str = ""
+    build: str = ""
 
 
 class Fit(msgspec.Struct, tag=True, frozen=True):
@@ -67,6 +75,15 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
     in_all: int = 0
 
 
-encode = msgspec.json.Encoder().encode
-decode_request = msgspec.json.Decoder(list[CheckupRequest]).decode
-decode_reply = msgspec.json.Decoder(Confined | Bindings | Fit).decode
+class Examined(msgspec.Struct, tag=True, frozen=True):
+    """What was found, of the models in their order; nothing where there is a `problem`, which says why."""
+
+    bindings: Bindings | None = None
+    fits: tuple[Fit, ...] = ()
+    problem: str = ""
+    confined: Confined | None = None
+
+    @property
+    def fit(self) -> Fit | None:
+        """That of the first model; None if there is none."""
+        return self.fits[0] if self.fits else None

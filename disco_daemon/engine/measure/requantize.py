@@ -1,35 +1,38 @@
-"""`python -m disco_daemon.engine.measure.requantize SOURCE TARGET`: a Q8_0 copy of a model, in a process of its own."""
+"""A Q8_0 copy of a model, made in a process of its own, which may write that file only."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 from ...models.gguf import with_shards
-from ...system.confine import Access, confine
+from ...system.confine import Access
 from ...system.control_groups import n_processors
-from ...system.program import end_with_stdin
+from ...system.job import JobSocket
 from ..llama.model import requantize
+from ..llama.refusals import ModelError
+from .tune_messages import Requantized, RequantizeJob
 
 
 def main() -> None:
-    """Write TARGET whole or not at all. The process ends with its stdin."""
-    source, target = sys.argv[1:]
-    unfinished = f"{target}.{os.getpid()}.new"
+    """Do the job of the inherited socket: write the target whole or not at all."""
+    home = JobSocket()
+    job = home.job(RequantizeJob, _access, end=_give_up)
     try:
-        Path(unfinished).touch(mode=0o600, exist_ok=False)
-        confine(Access(read=with_shards([Path(source)]), replace=Path(unfinished)))
-        end_with_stdin(lambda: _give_up(unfinished))
-        requantize(source, unfinished, n_processors())
-        Path(unfinished).replace(target)
+        with home.refusing(ModelError):
+            requantize(job.source, job.unfinished, n_processors())
+            Path(job.unfinished).replace(job.target)
+            home.done(Requantized())
     finally:
-        Path(unfinished).unlink(missing_ok=True)
+        _give_up(job)
 
 
-def _give_up(unfinished: str) -> None:
-    Path(unfinished).unlink(missing_ok=True)
-    os._exit(1)
+def _access(job: RequantizeJob) -> Access:
+    Path(job.unfinished).touch(mode=0o600, exist_ok=False)
+    return Access(read=with_shards([Path(job.source)]), replace=Path(job.unfinished))
+
+
+def _give_up(job: RequantizeJob) -> None:
+    Path(job.unfinished).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

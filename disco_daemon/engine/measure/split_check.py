@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ...models.gguf import with_shards
-from ...system.confine import Access, confine
+from ...system.confine import Access
 from ...system.job import JobSocket
 from ...types import LayerRange
 from ..llama import gpu
@@ -141,12 +141,14 @@ def _load(job: SplitJob, path: str) -> Load:
     )
 
 
+def _access(job: SplitJob) -> Access:
+    return Access(read=with_shards([Path(job.whole), *(Path(part.path) for part in job.ranges)]))
+
+
 def main() -> None:
     """Do the job of the inherited socket."""
     home = JobSocket()
-    job = home.job(SplitJob)
-    paths = [Path(job.whole), *(Path(part.path) for part in job.ranges)]
-    confine(Access(read=with_shards(paths)), gpu.free_bytes)
+    job = home.job(SplitJob, _access, gpu.free_bytes)
     quiet()
     with home.refusing(ModelError, ValueError):
         home.done(compare(job, home.progress))

@@ -16,7 +16,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from ...models.gguf import with_shards
-from ...system.confine import Access, confine
+from ...system.confine import Access
 from ...system.job import JobSocket
 from ..llama import gpu
 from ..llama.model import N_BATCH, AbortFlag, load_model
@@ -227,12 +227,15 @@ def _line(knobs: Knobs, work: str, busy: bool) -> str:
     return f"{shown}{flash}{layout}{', beside a busy process' if busy else ''}"
 
 
+def _access(job: TuneJob) -> Access:
+    return Access(read=with_shards(Path(path) for path in (job.model_path, job.compare) if path))
+
+
 def main() -> None:
     """Do the job of the inherited socket."""
     home = JobSocket()
-    job = home.job(TuneJob)
+    job = home.job(TuneJob, _access, gpu.free_bytes)
     os.nice(job.nice)
-    confine(Access(read=with_shards(Path(p) for p in (job.model_path, job.compare) if p)), gpu.free_bytes)
     with home.refusing(ModelError, TemplateError):
         home.done(tune(job, home.progress))
 

@@ -73,3 +73,15 @@ class Tuned(msgspec.Struct, tag=True, frozen=True):
     file_type: int
     other: Speed | None = None
     agreement: float | None = None
+
+
+class RequantizeJob(msgspec.Struct, frozen=True):
+    """Write a copy of `source` with 8 bits a weight to `target`; until then it is the file `unfinished` beside that."""
+
+    source: str
+    target: str
+    unfinished: str
+
+
+class Requantized(msgspec.Struct, tag=True, frozen=True):
+    """The copy is there, whole."""

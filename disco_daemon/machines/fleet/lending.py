@@ -18,6 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ...config.layers import data_path
+from ...link.protocol import Build
 from ...link.relay.handshake import (
     N_REASON,
     AskSegments,
@@ -222,13 +223,13 @@ class FleetLending:
         for fact in found.segments:
             await self._have(fact)
         self._prune(self._needed)
-        self._relay.join(await asyncio.to_thread(self._role, found))
+        self._relay.join(await asyncio.to_thread(self._role, found.build, await own_llama()))
         layers = " and ".join(f"{one.first}-{one.last}" for one in found.segments)
         self._tell(f"lending a host to {self._home.name}: {f'layers {layers}' if layers else 'no layers yet'}")
 
-    def _role(self, found: TheSegments) -> LendHosts:
+    def _role(self, build: Build, llama: str) -> LendHosts:
         offer = OfferHost(
-            build=replace(found.build, llama=own_llama(found.build).llama),
+            build=replace(build, llama=llama),
             has=tuple(sorted(path.name for path in self._folder.glob("*.gguf"))),
             memory_bytes=self._terms.memory_bytes,
             n_threads=self._terms.n_threads,

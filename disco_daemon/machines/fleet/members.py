@@ -172,8 +172,8 @@ class FleetMembers(MemberService):
     def _forget(self, name: str) -> None:
         self._places.drop(name)
 
-    def _complete(self, build: Build) -> Build:
-        return own_llama(build)
+    async def _complete(self, build: Build) -> Build:
+        return replace(build, llama=await own_llama())
 
     async def _serve_members(self, config: Config, build: Build, members: tuple[Member, ...]) -> None:
         await asyncio.to_thread(self._places.keep, [one.name for one in self._issuer.records()])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,13 +16,10 @@ import msgspec
 
 from ...config.layers import changing, write_private
 from ...errors import ConfigError
-from ...link.protocol import Build
 from ...link.relay.handshake import TellLoad
 from ...link.relay.orders import HostEnded, HostOffered
-from ...plain import reason_of
-from ...system import process
+from ..model_memory import run_checkup
 from .host_places import LentLife, LentMachine
-from .spare_host import MODULE
 
 COMES_S = 1.0  # that an engine waits for the next host of a machine that was there just now: it offers one at once
 COMES_AGAIN_S = 0.3  # after one that fell silent: a machine that is there connects again within two round trips
@@ -34,7 +30,6 @@ STAGE_S = 600.0  # for a machine to fetch layers that are to come to it: gigabyt
 GONE_S = 15.0  # without host and word, after which a machine that is to fetch something has gone
 SENT_AGAIN_S = 60.0  # after which a machine is told once more to fetch the same
 SAID_S = 10.0  # for which what a machine has said of itself counts: it does so every two seconds
-BUILD_S = 60.0  # to ask llama.cpp for its version: half a second, on a machine that is busy with everything else
 
 
 class MemberPlaces:
@@ -302,13 +297,9 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def own_llama(build: Build) -> Build:
-    """Return what is said of a model, with the llama.cpp that this machine computes by. Raises ConfigError; blocks."""
-    try:
-        done = process.run(MODULE, "--build", timeout_s=BUILD_S)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise ConfigError(f"llama.cpp does not say its version: {reason_of(e)}") from e
-    lines = done.stdout.decode("utf-8", "replace").split("\n")
-    if done.returncode != 0 or not lines[0].strip():
-        raise ConfigError(f"llama.cpp does not say its version (exit status {done.returncode})")
-    return msgspec.structs.replace(build, llama=lines[0].strip())
+async def own_llama() -> str:
+    """Return what the llama.cpp of this machine says of itself. Raises ConfigError."""
+    seen = await run_checkup()
+    if seen.bindings is None:
+        raise ConfigError(f"llama.cpp does not say its version: {seen.problem}")
+    return seen.bindings.build

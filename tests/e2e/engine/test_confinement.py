@@ -16,10 +16,10 @@ import pytest_asyncio
 
 from disco_daemon.bench.child import child_env
 from disco_daemon.cli.doctor.engine import confinement
+from disco_daemon.cli.tune import _requantize
 from disco_daemon.machines.model_memory import run_checkup
 from disco_daemon.models.default import default_model_path
 from disco_daemon.system import confine
-from disco_daemon.system.process import run
 from tests.fixtures.daemon import DaemonProcess, ask, running
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="seccomp and landlock are Linux's")
@@ -42,8 +42,8 @@ def status_of(pid: int) -> dict[str, str]:
     return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
-def test_what_must_not_succeed_is_refused_inside_or_doctor_says_that_it_is_not_in_force() -> None:
-    seen = run_checkup()
+async def test_what_must_not_succeed_is_refused_inside_or_doctor_says_that_it_is_not_in_force() -> None:
+    seen = await run_checkup()
     assert seen.confined is not None, seen.problem
     missing = set(seen.confined.missing)
     assert seen.confined.refused["connect"] or {"landlock", "seccomp"} <= missing
@@ -126,8 +126,7 @@ async def test_a_confined_engine_answers_and_writes_its_idle_conversations(daemo
 
 def test_a_requantized_copy_is_written_and_nothing_else_can_be(tmp_path: Path) -> None:
     copy = tmp_path / "copy.Q8_0.gguf"
-    done = run("disco_daemon.engine.measure.requantize", str(default_model_path()), str(copy), timeout_s=120)
-    assert done.returncode == 0, done.stderr[-500:]
+    _requantize(default_model_path(), copy)
     assert [path.name for path in tmp_path.iterdir()] == [copy.name]
     assert copy.stat().st_size > default_model_path().stat().st_size
     probe = (
@@ -138,7 +137,7 @@ def test_a_requantized_copy_is_written_and_nothing_else_can_be(tmp_path: Path) -
         "try: Path(sys.argv[1], 'copy.Q8_0.gguf').open('ab')\n"
         "except PermissionError: print('refused')\n"
     )
-    seen = run_checkup().confined
+    seen = asyncio.run(run_checkup()).confined
     if seen is None or "landlock" in seen.missing:
         pytest.skip("doctor says: landlock is not in force")
     argv, env = [sys.executable, "-c", probe, str(tmp_path)], child_env(tmp_path)

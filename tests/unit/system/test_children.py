@@ -11,7 +11,7 @@ FOLDERS = ("disco_daemon", "tui", "benchmarks", ".ci", "native")
 # Where a process is started that goes on beside us, and how it hears of our end. Everywhere else programs are run to
 # their end, with a time-out.
 ENDS = {
-    "disco_daemon/system/process.py": "the parts: their socket or their stdin ends",
+    "disco_daemon/system/process.py": "the parts: their socket ends",
     "disco_daemon/fleet_keeper/keeper.py": "the lending command: its stdin ends; Ray: PR_SET_PDEATHSIG",
     "disco_daemon/bench/child.py": "`disco up --until-eof`, loopback and llama-server: their stdin ends",
     "disco_daemon/client/launcher.py": "`disco up --until-eof`: its stdin ends",
