@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from disco_daemon.engine.llama.grammar import grammar_of_calls
 from disco_daemon.engine.llama.template import ChatTemplate
+from disco_daemon.engine.llama.vocabulary import Vocabulary
 from disco_daemon.tools.detect import TemplateTools, detect
 from disco_daemon.tools.format import Arguments, CallBegun, CallEnded, Event, Text, Tool, WrittenCall
 from disco_daemon.tools.framed import Framed
 from disco_daemon.tools.tagged import Tagged
-from tests.unit.tools.test_grammars import SEARCH, Drawing, fits
+from tests.unit.tools.test_grammars import SEARCH, Drawing, Matcher, fits
 
 Form = Tagged | Framed
 FOLDERS = [Path(__file__).parents[2] / "fixtures" / "templates" / name for name in ("calls", "tools")]
@@ -177,6 +180,19 @@ def test_whatever_the_grammar_lets_through_is_calls_by_their_schemas(name: str) 
         assert not text, drawing.text
         for tool, arguments in found:
             assert fits(json.loads(arguments), schemas[tool], schemas[tool]), (drawing.text, arguments)
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_llama_cpp_lets_through_what_the_template_writes(name: str, vocabulary: Vocabulary) -> None:
+    form, two = found_in(name)[1], written_by(name, CALLS[5])
+    with closing(Matcher(vocabulary, grammar_of_calls(form.grammar(TOOLS, parallel=True)))) as matcher:
+        odd = {"ByteDance-Seed-OSS": [3]}.get(name, [])  # it writes objects as Python does
+        assert [n for n, calls in enumerate(CALLS) if not matcher.matches(written_by(name, calls))] == odd
+        assert not matcher.matches(f"{two}!")
+        assert not matcher.matches(form.write([WrittenCall("launch", {})])), "a tool that was not given"
+    with closing(Matcher(vocabulary, grammar_of_calls(form.grammar(TOOLS, parallel=False)))) as matcher:
+        assert matcher.matches(written_by(name, CALLS[0]))
+        assert not matcher.matches(two)
 
 
 @pytest.mark.parametrize("name", MARKS)
