@@ -2,6 +2,10 @@
 
 `disco machines join` with other words writes a *wish* beside the layers; the program that lends them takes it within a
 second, and then keeps it as the terms in force. Whatever starts that program again begins with those.
+
+It is no frame of a socket: the two programs are not parent and child, so each would need a place to meet, a check of
+who is there and a stale name to remove. And the one that lends looks each second in any case, at the memory that a
+host takes, of which nothing tells it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import platform
 import socket
 from collections.abc import Callable
@@ -23,12 +22,10 @@ from ...link.relay.handshake import (
     N_REASON,
     AskSegments,
     OfferHost,
-    SegmentFact,
     TellLoad,
     TheSegments,
-    is_segment_name,
 )
-from ...link.relay.join import ask_machine, fetch
+from ...link.relay.join import ask_machine
 from ...link.relay.orders import HomeEnded, HomeReached, HostOffered, LendHosts, LinkDown, RelayEvent, TellHome
 from ...link.relay.relay_process import RelayLost, RelayProcess
 from ...link.trust.pairing import PairedPartner
@@ -39,6 +36,7 @@ from ..owner import OwnerTerms
 from .host_processes import ENDED_S
 from .lend_terms import TermsFolder
 from .lent_process import LentProcess
+from .lent_segments import LentSegments
 from .monitor import FleetMonitor
 from .offered_hosts import own_llama
 
@@ -51,7 +49,6 @@ TERMS_S = 1.0  # between two looks whether the owner wants other terms
 LOOK_S = 5.0  # between two looks whether the owner lends anything just now
 AGAIN_S = 1.0  # between two questions to home, which layers are whose
 AGAIN_MAX_S = 15.0  # the longest pause between two of them while home does not answer
-CACHE_BYTES = 64 << 30  # of segments on disk, as at home; those that home named last are kept
 ENDS_IT = frozenset({"revoked", "no_certificate", "certificate", "protocol"})  # reasons that no waiting mends
 
 
@@ -66,7 +63,7 @@ class FleetLending:
     `ray` is the version of the Ray that this machine is a node of, "" if it is of none; home only shows it.
 
     All mutable state: the relay, the terms, hosts' processes and their tasks, what says that a life's connection has
-    ended, whether home is to be asked again, which segments it needs, and what home is told of this machine.
+    ended, whether home is to be asked again, the files of `_segments`, and what home is told of this machine.
     """
 
     def __init__(
@@ -77,11 +74,10 @@ class FleetLending:
         self._relay = RelayProcess(self._hear, self._reached)
         self._hosts = TaskSet()
         self._lives: dict[int, asyncio.Event] = {}
-        self._fetching = asyncio.Lock()
         self._asks = asyncio.Event()
         self._over = ""
         self._said = ""
-        self._needed = set[str]()  # of the segments that home named last
+        self._segments = LentSegments(home, folder, self._tell)
         self._monitor, self._looking = FleetMonitor(), asyncio.Lock()
         self._processes, self._leaving = set[LentProcess](), ""
 
@@ -219,10 +215,10 @@ class FleetLending:
     async def _offer(self) -> None:
         """Ask home which layers are ours, fetch what is missing, and offer a host with them. Raises PairingError."""
         found = await ask_machine(self._home, AskSegments(), TheSegments)
-        self._needed = {fact.name for fact in found.segments}
+        self._segments.needed = frozenset(fact.name for fact in found.segments)
         for fact in found.segments:
-            await self._have(fact)
-        self._prune(self._needed)
+            await self._segments.have(fact)
+        self._segments.prune(self._segments.needed)
         self._relay.join(await asyncio.to_thread(self._role, found.build, await own_llama()))
         layers = " and ".join(f"{one.first}-{one.last}" for one in found.segments)
         self._tell(f"lending a host to {self._home.name}: {f'layers {layers}' if layers else 'no layers yet'}")
@@ -230,7 +226,7 @@ class FleetLending:
     def _role(self, build: Build, llama: str) -> LendHosts:
         offer = OfferHost(
             build=replace(build, llama=llama),
-            has=tuple(sorted(path.name for path in self._folder.glob("*.gguf"))),
+            has=self._segments.names,
             memory_bytes=self._terms.memory_bytes,
             n_threads=self._terms.n_threads,
             python=platform.python_version(),
@@ -238,39 +234,6 @@ class FleetLending:
         )
         home = self._home
         return LendHosts(identity=home.identity, name=home.name, addresses=home.addresses, offer=offer)
-
-    async def _have(self, fact: SegmentFact) -> None:
-        """Fetch a segment that is not there. Raises PairingError."""
-        if not is_segment_name(fact.name):
-            raise PairingError("no_file", f"{fact.name[:60]!r} is no name of a segment's file")
-        path = self._folder / fact.name
-        async with self._fetching:
-            if path.is_file():
-                os.utime(path)
-                return
-            self._tell(f"fetching layers {fact.first}-{fact.last} from {self._home.name}")
-            needed = self._needed | {fact.name}
-            self._prune(needed)
-            most = max(0, CACHE_BYTES - self._used_by(needed))  # whatever home says of its files
-            await fetch(self._home, fact.last, path, first=fact.first, most_bytes=most)
-
-    def _used_by(self, names: set[str]) -> int:
-        """Return the bytes on disk of these segments."""
-        return sum(path.stat().st_blocks * 512 for path in self._folder.glob("*.gguf") if path.name in names)
-
-    def _prune(self, needed: set[str]) -> None:
-        """Remove segments that were not used for longest, beyond what may be kept, and parts of unneeded ones."""
-        for path in (*self._folder.glob(".*.part"), *self._folder.glob(".*.sum")):
-            if path.stem.removeprefix(".") not in needed:
-                path.unlink(missing_ok=True)
-        kept = sorted(self._folder.glob("*.gguf"), key=lambda path: path.stat().st_mtime)
-        used = sum(path.stat().st_blocks * 512 for path in kept)
-        for path in kept:
-            if used <= CACHE_BYTES:
-                break
-            if path.name not in needed:
-                used -= path.stat().st_blocks * 512
-                path.unlink(missing_ok=True)
 
     def _tell(self, line: str) -> None:
         if line != self._said:  # once, not at each attempt
@@ -316,7 +279,7 @@ class FleetLending:
                 self._tell(f"no process of a host can be started: {reason_of(e)}")
                 return
         self._processes.add(lent)
-        serving, ended = asyncio.create_task(lent.serve(self._have)), asyncio.create_task(over.wait())
+        serving, ended = asyncio.create_task(lent.serve(self._segments.have)), asyncio.create_task(over.wait())
         try:
             await asyncio.wait((serving, ended), return_when=asyncio.FIRST_COMPLETED)
         finally:

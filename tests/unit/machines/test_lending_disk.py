@@ -13,9 +13,8 @@ from disco_daemon.link.relay.join import _Fetching
 from disco_daemon.link.relay.orders import Address, Identity
 from disco_daemon.link.trust.pairing import PairedPartner
 from disco_daemon.link.trust.pairing_code import PairingError
-from disco_daemon.machines.fleet import lending
-from disco_daemon.machines.fleet.lending import FleetLending
-from disco_daemon.machines.owner import OwnerTerms
+from disco_daemon.machines.fleet import lent_segments
+from disco_daemon.machines.fleet.lent_segments import LentSegments
 
 HOME = PairedPartner(
     name="desk", own_name="attic", addresses=(Address(host="127.0.0.1", port=1),),
@@ -49,25 +48,25 @@ class Home:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     found = Home(tmp_path)
-    monkeypatch.setattr(lending, "fetch", found.fetch)
-    monkeypatch.setattr(lending, "CACHE_BYTES", 4 * BLOCK)
+    monkeypatch.setattr(lent_segments, "fetch", found.fetch)
+    monkeypatch.setattr(lent_segments, "CACHE_BYTES", 4 * BLOCK)
     return found
 
 
-async def take(lender: FleetLending, names: list[str]) -> list[str]:
+async def take(lender: LentSegments, names: list[str]) -> list[str]:
     """Fetch what home names, as for an offer; return why some did not come."""
-    lender._needed, failed = set(names), list[str]()
+    lender.needed, failed = frozenset(names), list[str]()
     for name in names:
         try:
-            await lender._have(SegmentFact(1, 2, name))
+            await lender.have(SegmentFact(1, 2, name))
         except PairingError as e:
             failed.append(e.reason)
-    lender._prune(lender._needed)
+    lender.prune(lender.needed)
     return failed
 
 
 async def test_whatever_home_names_the_layers_take_no_more_than_they_may(home: Home, tmp_path: Path) -> None:
-    lender = FleetLending(HOME, tmp_path, OwnerTerms(1), lambda _: None)
+    lender = LentSegments(HOME, tmp_path, lambda _: None)
     assert await take(lender, [f"{i}.gguf" for i in range(4)]) == []
     assert await take(lender, [f"{i}.gguf" for i in range(12)]) == ["no_space"] * 8, "all of them needed at once"
     assert home.used() <= 4 * BLOCK
@@ -78,7 +77,7 @@ async def test_whatever_home_names_the_layers_take_no_more_than_they_may(home: H
 
 
 async def test_fetches_that_break_off_leave_no_more_than_one_of_what_is_needed(home: Home, tmp_path: Path) -> None:
-    lender = FleetLending(HOME, tmp_path, OwnerTerms(1), lambda _: None)
+    lender = LentSegments(HOME, tmp_path, lambda _: None)
     home.breaks = True
     for i in range(20):
         await take(lender, [f"{i}.gguf"])
@@ -90,7 +89,7 @@ async def test_fetches_that_break_off_leave_no_more_than_one_of_what_is_needed(h
     ["../a.gguf", "/etc/a.gguf", ".a.gguf", "a.gguf/", "a.sh", "a\x00.gguf", "a\n.gguf", "..\\a.gguf", "", "." * 9],
 )
 async def test_a_name_that_leads_elsewhere_is_not_fetched(home: Home, tmp_path: Path, name: str) -> None:
-    lender = FleetLending(HOME, tmp_path, OwnerTerms(1), lambda _: None)
+    lender = LentSegments(HOME, tmp_path, lambda _: None)
     assert await take(lender, [name]) == ["no_file"]
     assert not home.most
 
