@@ -47,8 +47,10 @@ class NextTurns:
         answer = self.ended.pop()
         between = llama.vocabulary.between_turns
         tokens = answer.tokens + between
-        if not 0 < len(between) <= MOST_TOKENS or llama.adapters or not llama.divisible or len(tokens) >= llama.n_ctx:
+        if not 0 < len(between) <= MOST_TOKENS or llama.adapters or len(tokens) >= llama.n_ctx:
             return True
+        if not llama.divisible and cells.n_taken:
+            return True  # a request that ends this decode would spoil the states of those that wait
         if len(tokens) - cells.count_cached(tokens) > len(between) + 1 or cells.n_free <= len(between):
             return True  # its cells have gone, or others would have to
         taken = cells.take(tokens, private=answer.private)
@@ -60,7 +62,9 @@ class NextTurns:
         cells.advance(len(rows))
         if llama.decode(rows) == 0:
             cells.grow(seq, tokens[n:])
-        else:
+        elif llama.divisible:
             cells.cut(Held(seq, n), n)
+        else:
+            cells.go_back(Held(seq, n), n)
         cells.leave(seq)
         return True

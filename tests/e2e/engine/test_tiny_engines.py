@@ -87,7 +87,7 @@ async def test_the_next_turn_is_as_alone_at_rest_and_out_of_what_a_killed_engine
     expected = tiny.alone(second)
     engine = tiny.engine
     async with asyncio.timeout(PATIENCE_S):
-        while tiny.divisible and ((counted := await engine.count(second)) is None or counted.n_cached <= n_tokens):
+        while (counted := await engine.count(second)) is None or counted.n_cached <= n_tokens:
             await asyncio.sleep(0.01)  # the other process has no event to wait for
     assert (await told(engine.open(second)))[0] == expected
     async with asyncio.timeout(PATIENCE_S):

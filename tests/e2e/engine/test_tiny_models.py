@@ -243,8 +243,8 @@ def edited(chat: Messages, rng: random.Random) -> Messages:
             return [chat[0], question]
 
 
-def test_chats_with_any_history_are_answered_as_if_each_prompt_came_first(llama: Llama) -> None:
-    """Two chats with one system prompt, interleaved, with cancels and evictions; each answer once more alone."""
+def test_chats_with_any_history_are_answered_as_if_each_prompt_came_first(llama: Llama, abort: AbortedAfter) -> None:
+    """Two with one system prompt, interleaved, with cancels and evictions; each answer once more alone."""
     rng, asked, n_reused = random.Random(8), list[tuple[Messages, int, str]](), 0
     for _ in range(N_HISTORIES):
         core = Core(llama)
@@ -270,6 +270,10 @@ def test_chats_with_any_history_are_answered_as_if_each_prompt_came_first(llama:
             if rng.random() < 0.3:
                 core.cells.tidy()
             core.finish()
+            abort.left = rng.choice((-1, -1, 5, 30))
+            while core.admission.next_turns.compute(llama, core.cells):
+                abort.clear()
+            abort.clear()
             core.check()
             for i, n in enumerate(n_tokens):
                 said = core.said.get(f"{i} {turn}", "")
