@@ -75,9 +75,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Path of a GGUF file; empty = the default model. With `device.base_url`: the model's name there."""
     base_url: str = ""
     """A local OpenAI-compatible server (llama-server, Ollama, LM Studio) to use as the device instead."""
-    n_ctx: Annotated[int, Meta(ge=0)] = 4096
-    """Context length in tokens of one answer with its prompt; 0 = as much as fits, up to what the model was
-    trained for. Less if memory is short."""
+    n_ctx: Annotated[int, Meta(ge=0)] = 0
+    """Context length in tokens of one answer with its prompt; 0 = as much as fits, up to what the model was trained for
+    (in a split or a fleet 4,096). Less if memory is short."""
     n_cells: Annotated[int, Meta(ge=0)] = 0
     """Tokens in the KV cache: all running answers, and prompts kept for reuse; 0 = twice `device.n_ctx` if memory
     allows."""
@@ -133,6 +133,11 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     so the less there is left (docs/explain/money.md#the-exchange-rate)."""
     grade: _Grade | None = None
     """How good its model is, 0 to 100 as in MMLU-Pro; null = as known of it (`policy.unequal`)."""
+
+    @property
+    def divided_n_ctx(self) -> int:
+        """The context length of a model over several processes, tokens: their memory is planned before they load."""
+        return self.n_ctx or 4096
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from ..config.schema import Config
 from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
-from ..machines.device_settings import n_gpu_layers
+from ..machines.device_settings import longest_answer, n_gpu_layers
 from ..money.caps import SERVER_CONTEXT, CapLimits, Caps, Spent
 from ..money.catalog import Catalog, Price
 from ..money.prices import J_PER_WH
@@ -53,7 +53,7 @@ def make_spending(config: Config, own: Path, clock: Clock, caps: Caps | None = N
         usd_per_kwh=config.device.usd_per_kwh,
         watts=config.device.watts,
         speeds=Speeds(DEVICE_TPS, DECODE_TPS[Side.DEVICE]),
-        context=config.device.n_ctx or SERVER_CONTEXT,
+        context=longest_answer(config.device) or SERVER_CONTEXT,
         stops_billing=catalog.stops_billing(config.server.base_url),
     )
 

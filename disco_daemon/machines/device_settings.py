@@ -19,7 +19,7 @@ from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError
 from ..models.default import DEFAULT_MODEL, default_model_path, fetch_default_model
 from ..models.files import whole_header
-from ..models.gguf import Header
+from ..models.gguf import Header, read_header
 from ..models.rounding import has_rivals, is_free, rounds_alike
 from ..profiling.autotuner import BUDGET_S, Autotuner
 from ..profiling.saved import DeviceFigures, Measured, load
@@ -27,9 +27,11 @@ from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, choose_
 from ..system.control_groups import n_processors
 from ..system.processors import n_cores
 from ..system.program import is_binary
+from ..system.smallfile import open_regular
 
 log = logging.getLogger("disco.tune")
 
+SHAPE_BYTES = 1 << 16  # of a model's file: its shape stands in front of its vocabulary
 FOREGROUND, BACKGROUND = 5, 19  # niceness: as the engine's, and below all others
 
 
@@ -43,6 +45,19 @@ def model_path(settings: DeviceSettings) -> Path:
         raise ConfigError(f"the device's model {path} does not exist: {mend}, or use --no-device")
     require_regular("device.model", path)
     return path
+
+
+def longest_answer(settings: DeviceSettings) -> int | None:
+    """Return the most tokens an answer can have with its prompt, as set or as the model was trained; None: unknown."""
+    if settings.n_ctx:
+        return settings.n_ctx
+    path = Path(settings.model).expanduser() if settings.model else default_model_path()
+    try:
+        with open_regular(path) as file:
+            header = read_header(file.read(SHAPE_BYTES))
+    except (OSError, ValueError):
+        return None
+    return header.number(f"{header.architecture}.context_length")
 
 
 def stand_in(config: Config) -> str:

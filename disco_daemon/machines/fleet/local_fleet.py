@@ -55,6 +55,7 @@ def make_fleet(
 
     `members` lend the hosts above those of this machine. Files are written when the engine starts, not here.
     """
+    whole = replace_fields(whole, n_ctx=whole.n_ctx or config.device.divided_n_ctx)
     model, n = Path(whole.model_path), n_hosts(config, members)
     head, header = read_head(model)
     # An engine that has begun without another machine has perhaps computed private texts: it stays without.
@@ -102,7 +103,7 @@ def plan_input(config: Config, model: Path, header: Header, n: int, n_lent: int 
         measured_s or max(1, sum(modules.weights[1:])) / MEMORY_BYTES_PER_S,
         knobs.n_threads,
         shared_knobs(knobs, config.fleet.hosts).n_threads,
-        config.device.n_cells or 2 * config.device.n_ctx,
+        config.device.n_cells or 2 * config.device.divided_n_ctx,
         float(memory()[0]),
         "" if measured_s else NOT_MEASURED,
         n,

@@ -182,7 +182,7 @@ class FleetMembers(MemberService):
         except OSError as e:  # machines are served without it
             self.log.warning("no Ray: its token cannot be kept: %s", e)
             await self._ray.close()
-        welcome = Welcome(build=build, cut=1, n_ctx=config.device.n_ctx, max_answers=0, credits=0)
+        welcome = Welcome(build=build, cut=1, n_ctx=config.device.divided_n_ctx, max_answers=0, credits=0)
         is_exact = config.device.rounding != "fast" and config.device.flash_attn != "off"
         role, llama = self._role(config, welcome), build.llama if is_exact else ""
         assert self._relay is not None

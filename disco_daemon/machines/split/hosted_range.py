@@ -112,7 +112,7 @@ def tell_cuts(config: Config, hosted: int = 0) -> TheCuts:
     return msgspec.structs.replace(
         found,
         free_bytes=float(memory()[1]),
-        n_cells=config.device.n_cells or 2 * config.device.n_ctx,
+        n_cells=config.device.n_cells or 2 * config.device.divided_n_ctx,
         kv_bytes=config.partner.memory * 2**30,
         token_s=token_s(config, model) or 0.0,
         row_s=row_s(config, model) or 0.0,
@@ -152,7 +152,7 @@ def range_config(config: Config, path: Path, layers: LayerRange | None) -> wire.
     has_all = layers is None or (layers.is_first and layers.is_last)
     on_gpu = n_gpu_layers(settings) if has_all and not exact else 0  # a range is the CPU's
     return wire.Load(
-        model_path=str(path), n_ctx=settings.n_ctx, n_threads=knobs.n_threads, n_gpu_layers=on_gpu,
+        model_path=str(path), n_ctx=settings.divided_n_ctx, n_threads=knobs.n_threads, n_gpu_layers=on_gpu,
         n_cells=_n_cells(config, path, layers),
         scheduler=settings.scheduler, exact=exact,
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
@@ -168,13 +168,13 @@ def _n_cells(config: Config, path: Path, layers: LayerRange | None) -> int:
     if layers is None or not layers.is_last or not memory_bytes:
         return config.device.n_cells
     _, header = read_head(path)
-    return max(config.device.n_ctx, int(memory_bytes // (kv_bytes_per_layer(header) * layers.n_layers)))
+    return max(config.device.divided_n_ctx, int(memory_bytes // (kv_bytes_per_layer(header) * layers.n_layers)))
 
 
 def require_memory(config: Config, model: Path, layers: LayerRange) -> None:
     """Raise ConfigError, with the numbers, if a range and its KV cache do not fit into the free memory."""
     head, header = read_head(model)
-    n_cells = _n_cells(config, model, layers) or config.device.n_ctx
+    n_cells = _n_cells(config, model, layers) or config.device.divided_n_ctx
     needed = cut(head, header, layers).disk_bytes + n_cells * kv_bytes_per_layer(header) * layers.n_layers
     _, free = memory()
     if needed > free * (1 - SPARE):

@@ -142,7 +142,7 @@ async def _choose(
         raise ConfigError(msg)
     model, free = await ask_machine(partner, AskCuts(), TheCuts), memory()[1]
     if wanted is not None:
-        require_room(model, wanted, config.device.n_cells or config.device.n_ctx, free)
+        require_room(model, wanted, config.device.n_cells or config.device.divided_n_ctx, free)
         return wanted, "as you have said"
     say(f"paired with {partner.name}; measuring the way there")
     given = plan_input(config, model, await measure_link(partner), free)
@@ -175,7 +175,7 @@ def plan_input(config: Config, model: TheCuts, link: MeasuredLink, free: float) 
     elif not there_s:
         there_s, assumed = here_s, "; the partner was not measured and counts as this machine (`disco tune` there)"
     speed = LinkSpeed(link.rtt_s, link.up_bytes_per_s)
-    n_cells = config.device.n_cells or 2 * config.device.n_ctx
+    n_cells = config.device.n_cells or 2 * config.device.divided_n_ctx
     row_s = there_s * model.row_s / model.token_s if model.token_s else 0.0
     return PlanInput(here_s, there_s, speed, free, model.free_bytes, n_cells, assumed, row_s)
 

@@ -137,7 +137,7 @@ class Partner(MemberService):
         welcome = Welcome(
             build=build,
             cut=self._layers.first if self._layers is not None else build.n_layers // 2,
-            n_ctx=info.n_ctx if info is not None else config.device.n_ctx,
+            n_ctx=info.n_ctx if info is not None else config.device.divided_n_ctx,
             max_answers=config.partner.max_sessions,
             credits=credits_for(config.partner.max_sessions),
             exit=self._exit if self._layers is not None else "",

@@ -109,5 +109,5 @@ async def test_the_models_have_dates_and_the_device_its_context(daemon: DaemonPr
     assert {"disco", "disco/device", "disco/server", "loopback", "claude-*", "gpt-4o"} <= set(cards)
     assert cards["disco/device"].created == int(default_model_path().stat().st_mtime)
     assert time.time() - 3600 < cards["gpt-4o"].created <= time.time()
-    assert (cards["disco/device"].model_extra or {})["context_length"] == 4096
+    assert (cards["disco/device"].model_extra or {})["context_length"] == 8192
     assert (await daemon.client.models.retrieve("claude-opus-9")).id == "claude-opus-9"

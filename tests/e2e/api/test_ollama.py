@@ -122,11 +122,11 @@ async def test_models_are_listed_and_shown_with_what_they_can(ends: Ends) -> Non
     async with daemon.session.get(f"{daemon.root}/api/ps") as response:
         loaded = {model["name"]: model for model in (await response.json())["models"]}
     assert "disco/server:latest" not in loaded
-    assert loaded["disco/device:latest"]["context_length"] == 4096
+    assert loaded["disco/device:latest"]["context_length"] == 8192
     for name in ("disco:latest", "llama3.2:1b"):
         shown = await whole(daemon, "/api/show", {"model": name})
         assert shown["model_info"]["general.architecture"] == "llama"
-    assert shown["model_info"]["llama.context_length"] == 4096
+    assert shown["model_info"]["llama.context_length"] == 8192
     assert shown["capabilities"] == ["completion"], "the embedded model calls a tool only where it is forced to"
     assert (await whole(daemon, "/api/show", {"name": "disco"}))["capabilities"][:2] == ["completion", "tools"]
     async with daemon.session.get(f"{daemon.root}/api/version") as response:

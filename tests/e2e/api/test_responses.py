@@ -220,4 +220,4 @@ async def test_the_list_of_models_is_codexs_too(ends: Ends) -> None:
         told = await response.json()
     assert [one["slug"] for one in told["models"]] == [card["id"] for card in told["data"]]
     (device,) = [one for one in told["models"] if one["slug"] == DEVICE]
-    assert device["context_window"] == 4096
+    assert device["context_window"] == 8192

@@ -19,6 +19,7 @@ STATS = {
     "running": 2, "paused": 1, "swapped": 1, "waiting": 3, "preemptions": 4, "saved_bytes": 3 * 2**20,
     "cells_used": 2048, "cached_tokens": 900, "prompt_tokens": 1200, "iteration_s": 0.0125, "python_share": 0.021,
 }  # fmt: skip
+SIZES = {"n_ctx": 4096, "n_cells": 8192}
 
 
 def test_a_stand_in_is_called_one_and_a_fetch_says_how_far_it_is() -> None:
@@ -33,19 +34,21 @@ def test_a_stand_in_is_called_one_and_a_fetch_says_how_far_it_is() -> None:
 
 
 def test_the_engine_is_told_in_three_lines() -> None:
-    answers, cache, iteration = _engine({"engine": STATS, "n_cells": 8192, "bytes_per_token": 2**14})
+    answers, cache, iteration = _engine({"engine": STATS, "bytes_per_token": 2**14} | SIZES)
     assert answers.endswith("2 running, 1 paused, 1 swapped out (3 MiB), 3 waiting; 4 preemptions")
-    assert cache.endswith("2048 of 8192 tokens (25 %, 32 of 128 MiB); 900 tokens reused, 1200 prefilled")
+    assert cache.endswith(
+        "2048 of 8192 tokens (25 %, 32 of 128 MiB), 4096 an answer's at most; 900 tokens reused, 1200 prefilled"
+    )
     assert iteration.endswith("12.5 ms, 2.1 % of it Python")
 
 
 def test_what_speculation_guessed_is_told_once_it_has_guessed() -> None:
-    device = {"engine": STATS | {"drafted": 40, "accepted": 25}, "n_cells": 8192, "bytes_per_token": 2**14}
+    device = {"engine": STATS | {"drafted": 40, "accepted": 25}, "bytes_per_token": 2**14} | SIZES
     assert _engine(device)[2].endswith("2.1 % of it Python; 25 of 40 guessed tokens right")
 
 
 def test_what_is_on_disk_is_told_and_why_no_more_is() -> None:
-    device = {"n_cells": 8192, "bytes_per_token": 2**14}
+    device: dict[str, Any] = {"bytes_per_token": 2**14} | SIZES
     stats = STATS | {"disk_texts": 3, "disk_bytes": 41 * 2**20}
     assert _engine(device | {"engine": stats})[3] == "on disk      3 conversations, 41 MiB"
     full = stats | {"disk_error": "kv cannot be written"}

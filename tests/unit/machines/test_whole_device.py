@@ -11,11 +11,12 @@ from disco_daemon.config.schema import Config, DeviceSettings, ServerSettings
 from disco_daemon.daemon.endpoints import make_endpoints
 from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.engine import wire
+from disco_daemon.machines.device_settings import longest_answer
 from disco_daemon.machines.managed_device import Making
 from disco_daemon.machines.whole_device import WholeDevice
 from disco_daemon.types import Side
 from tests.fixtures.clock import StoppedClock
-from tests.fixtures.gguf import header
+from tests.fixtures.gguf import gguf, header
 
 # Of each setting that the engine is told: another value than the default, and what it is told then.
 TOLD: dict[str, tuple[Any, str, Any]] = {
@@ -73,3 +74,12 @@ def test_a_device_of_the_same_settings_is_the_same_and_what_the_engine_is_not_to
 ) -> None:
     assert device(model).is_same(device(model))
     assert device(model, watts=5.0, usd_per_kwh=1.0, autotune=False).is_same(device(model))
+
+
+def test_an_answer_is_bounded_as_set_or_as_the_model_was_trained(tmp_path: Path) -> None:
+    model = gguf(tmp_path / "m.gguf", general__architecture="llama", llama__context_length=2048)
+    assert longest_answer(DeviceSettings(model=str(model))) == 2048
+    assert longest_answer(DeviceSettings(model=str(model), n_ctx=512)) == 512
+    assert longest_answer(DeviceSettings(model=str(tmp_path / "none"))) is None
+    model.write_bytes(b"no model")
+    assert longest_answer(DeviceSettings(model=str(model))) is None
