@@ -96,7 +96,7 @@ EXTRAS: dict[str, list[dict[str, Any]]] = {
         {"tools": [{"type": "function", "function": {"name": "WORD", "description": "WORD", "parameters": TOOL}}]},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "WORD", "schema": TOOL}}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": "(WORD"}}}},
-        {"messages": [{"role": "system", "content": "WORD " * 6000}, {"role": "user", "content": "WORD"}]},
+        {"messages": [{"role": "system", "content": "WORD " * 12_000}, {"role": "user", "content": "WORD"}]},
         {"messages": [{"role": "WORD", "content": "WORD"}]}, {"messages": [{"role": "user", "content": {"WORD": 1}}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:WORD"}}]}]},
         {"temperature": "WORD"}, {"guided_regex": "(WORD"}, {"logprobs": True}, {"disco": {"private": True, "WORD": 1}},
@@ -105,7 +105,7 @@ EXTRAS: dict[str, list[dict[str, Any]]] = {
     "/v1/messages": [{"system": "WORD"}, {"stop_sequences": ["WORD"]}, {"messages": [{"role": "user", "content": 5}]}],
     "/v1/responses": [{"instructions": "WORD"}, {"previous_response_id": "WORD"}, {"input": [{"type": "WORD"}]}],
     "/api/chat": [{"format": TOOL}, {"options": {"stop": ["WORD"], "num_predict": 3}}, {"stream": True}],
-    "/v1/embeddings": [{"input": ["WORD"] * 3}, {"dimensions": "WORD"}, {"input": "WORD " * 6000}],
+    "/v1/embeddings": [{"input": ["WORD"] * 3}, {"dimensions": "WORD"}, {"input": "WORD " * 12_000}],
 }  # fmt: skip
 
 
