@@ -18,7 +18,6 @@ from ...config.layers import changing, write_private
 from ...errors import ConfigError
 from ...link.relay.handshake import TellLoad
 from ...link.relay.orders import HostEnded, HostOffered
-from ..model_memory import run_checkup
 from .host_places import LentLife, LentMachine
 
 COMES_S = 1.0  # that an engine waits for the next host of a machine that was there just now: it offers one at once
@@ -299,6 +298,8 @@ def _now() -> float:
 
 async def own_llama() -> str:
     """Return what the llama.cpp of this machine says of itself. Raises ConfigError."""
+    from ..model_memory import run_checkup  # asked by a fleet's machines only, while every start would wait for it
+
     seen = await run_checkup()
     if seen.bindings is None:
         raise ConfigError(f"llama.cpp does not say its version: {seen.problem}")
