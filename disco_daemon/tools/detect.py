@@ -78,7 +78,7 @@ def detect(render: Render) -> TemplateTools:
     call = "" if call.strip() == _AS_TEXT else call
     found = next((known for known in FORMATS if _is_written_in(known, call)), None) if _VALUE in call else None
     if found is None and _VALUE in call:
-        whole = _whole_tags(called, said)
+        whole = _whole_tags(called, said).replace(_CALL_ID, framed.FIRST_ID)
         two = _whole_tags(_rendered(render, [_USER, _TWO], [_REQUEST]), said)
         made = (tagged.derived(two, _NAME), framed.derived(two, _NAME, tagged.PROBE, _IDS))
         found = next((one for one in made if one is not None and _is_written_in(one, whole)), None)

@@ -20,7 +20,9 @@ from .reading import MarkedReader, NoCall, Steps
 HOLE = "\0"  # in a frame: an id or a number that the model chooses
 _TOKEN = re.compile(r'<[^<>\s]+>|\0|["{}\[\],:]|[^\s"{}\[\],:<\0]+|<[^<>\s"]*')
 _DIGITS = re.compile(r"\d+")
+FIRST_ID = "0"  # of a call that is begun for the model
 MAX_ID = 64  # characters
+_ONE = re.compile(r'(<[^<>\s]+>\s*)(\{\s*"\w+":\s*")')  # in front of the name of the one call that a turn may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Frame:
     call: str  # in front of a tool's name
     named: str  # between that and the arguments
     end: str  # behind the arguments; may be empty
-    between: str  # between two calls
+    between: str | None  # between two calls; None where a turn has one
     closing: str  # behind the last call
 
 
@@ -45,7 +47,7 @@ class Framed(ToolFormat):
         head = frame.opening or frame.call
         mark = re.match(r"<[^<>\s]+>", head)
         self.opening = (mark[0] if mark else head.partition(HOLE)[0],)
-        parts = (frame.opening, frame.call, frame.named, frame.end, frame.between, frame.closing)
+        parts = (frame.opening, frame.call, frame.named, frame.end, frame.between or "", frame.closing)
         self.marks = tuple(dict.fromkeys(tag for part in parts for tag in re.findall(r"<[^<>\s]+>", part)))
 
     def begin(self, tools: Sequence[Tool]) -> str:
@@ -57,7 +59,8 @@ class Framed(ToolFormat):
         frame = self.frame
         named = [in_order(tool.name, _node(frame.named), JsonValue(tool.parameters)) for tool in tools]
         call = in_order(_node(frame.call), Either(tuple(named)), _node(frame.end))
-        one = calls(call, parallel=parallel, between=_node(frame.between))
+        parallel = parallel and frame.between is not None
+        one = calls(call, parallel=parallel, between=_node(frame.between or ""))
         kept, mark, ended = frame.closing.partition("<")  # what ends the turn as well is no text
         closing = in_order(kept.rstrip(), optional(in_order(SPACE, mark + ended))) if mark else Literal(kept)
         return Grammar(in_order(_node(frame.opening), one.root, SPACE, closing), one.rules)
@@ -71,7 +74,8 @@ class Framed(ToolFormat):
             f"{_filled(frame.call, n)}{call.name}{_filled(frame.named, n)}{as_json(call.arguments)}{frame.end}"
             for n, call in enumerate(calls)
         ]
-        return f"{frame.opening}{frame.between.join(written)}{frame.closing}"
+        between = frame.opening if frame.between is None else frame.between
+        return f"{frame.opening}{between.join(written)}{frame.closing}"
 
 
 def _filled(part: str, n: int) -> str:
@@ -98,6 +102,8 @@ def derived(text: str, name: str, arguments: Mapping[str, Any], ids: Sequence[st
     for each in ids:
         text = text.replace(each, HOLE)
     parts = text.split(name)
+    if len(parts) == 2 and (only := _ONE.fullmatch(parts[0])) and (one := _divided(parts[1], arguments)):
+        return Framed(Frame(only[1], only[2], one[0], "}", None, "")) if one[1].strip() == "}" else None
     if len(parts) != 3:
         return None
     head, first, second = parts
@@ -119,8 +125,8 @@ def derived(text: str, name: str, arguments: Mapping[str, Any], ids: Sequence[st
     opening, closing = head[: len(head) - len(call)].lstrip(), tail[len(end) :].strip()
     if "<" in opening:  # what stands before the last mark is no part of calls
         opening = opening[opening.rindex("<") :]
-    if named != named_again or not (call and named) or not (opening or call.startswith("<")):
-        return None
+    if named != named_again or not (call and named) or not (opening or call).startswith("<"):
+        return None  # a bracket alone opens no calls: it stands in any text
     if not opening:
         closing = ""  # what stands there ends the turn
     tags = re.findall(r"[^<]*<[^<>\s]+>", closing)  # behind the first one perhaps the turn's end
@@ -158,7 +164,7 @@ class _FramedReader(MarkedReader):
     def __init__(self, tools: Sequence[Tool], opening: Sequence[str], frame: Frame) -> None:
         super().__init__(tools, opening)
         self._frame = frame
-        self._first_of_next = _TOKEN.findall(frame.between + frame.call)[0]
+        self._first_of_next = _TOKEN.findall((frame.between or "") + frame.call)[0]
 
     def _call(self) -> Steps[None]:
         frame = self._frame
@@ -176,7 +182,7 @@ class _FramedReader(MarkedReader):
             self.end()
             for token in _TOKEN.findall(frame.end):
                 yield from self.close(token)
-            if not (yield from self.follows(self._first_of_next)):
+            if frame.between is None or not (yield from self.follows(self._first_of_next)):
                 break
             yield from self._tokens(frame.between)
         for token in _TOKEN.findall(frame.closing):

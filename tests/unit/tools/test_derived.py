@@ -26,6 +26,7 @@ BAR = "\uff5c"
 MARKS = {  # what opens calls, stands in front of a name, and closes calls
     "Apertus-8B-Instruct": ("<|tools_prefix|>[", '{"', "]<|tools_suffix|>"),
     "Apriel-1.6-15b-Thinker-fixed": ("<tool_calls>[", '{"name": "', "]</tool_calls>"),
+    "GigaChat3.1-10B-A1.8B": ("<|function_call|>", '{"name": "', ""),
     "MiniMax-M1": ("<tool_calls>\n", '{"name": "', "</tool_calls>"),
     "ibm-granite-granite-3.3-2B-Instruct": ("<|tool_call|>[", '{"name": "', "]"),
     "meetkai-functionary-medium-v3.1": ("", "<function=", ""),
@@ -34,6 +35,7 @@ MARKS = {  # what opens calls, stands in front of a name, and closes calls
         "<|tool_call_begin|>functions.",
         "<|tool_calls_section_end|>",
     ),
+    "upstage-Solar-Open-100B": ("<|tool_calls|>", "<|tool_call:begin|>\0<|tool_call:name|>", "<|calls|>"),
     "unsloth-Apriel-1.5": ("<tool_calls>[", '{"name": "', "]</tool_calls>"),
     "ByteDance-Seed-OSS": ("<seed:tool_call>", "<function=", "</seed:tool_call>"),
     "GLM-4.6": ("", "<tool_call>", ""),
@@ -54,6 +56,7 @@ MARKS = {  # what opens calls, stands in front of a name, and closes calls
     "inclusionai-ling-3.0-flash": ("", "<tool_call>", ""),
     "poolside-Laguna-XS.2": ("", "<tool_call>", ""),
 }
+WRITE_ONE = {"GigaChat3.1-10B-A1.8B"}  # call a turn
 EDIT = Tool(
     "edit",
     "Edits.",
@@ -95,7 +98,7 @@ def found_in(name: str) -> tuple[TemplateTools, Form]:
 def written_by(name: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     """What the template itself writes for the calls of a turn, from the first mark to the last."""
     asked = [
-        {"id": f"call0000{n}", "type": "function", "function": {"name": tool, "arguments": arguments}}
+        {"id": f"{n}", "type": "function", "function": {"name": tool, "arguments": arguments}}
         for n, (tool, arguments) in enumerate(calls)
     ]
     shown = [
@@ -142,6 +145,7 @@ def test_the_marks_of_a_template_are_found(name: str) -> None:
 @pytest.mark.parametrize("name", MARKS)
 def test_what_a_template_writes_is_read_wherever_it_is_cut(name: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     form, text = found_in(name)[1], written_by(name, calls)
+    calls = calls[: 1 if name in WRITE_ONE else None]
     whole = said(read(form, [text]))
     assert [(tool, json.loads(arguments)) for tool, arguments in whole[0]] == calls, text
     assert not whole[1]
@@ -192,7 +196,7 @@ def test_llama_cpp_lets_through_what_the_template_writes(name: str, vocabulary: 
         assert not matcher.matches(form.write([WrittenCall("launch", {})])), "a tool that was not given"
     with closing(Matcher(vocabulary, grammar_of_calls(form.grammar(TOOLS, parallel=False)))) as matcher:
         assert matcher.matches(written_by(name, CALLS[0]))
-        assert not matcher.matches(two)
+        assert matcher.matches(two) is (name in WRITE_ONE)
 
 
 @pytest.mark.parametrize("name", MARKS)
