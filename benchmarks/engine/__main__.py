@@ -179,7 +179,7 @@ def made(shape: str, quant: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="model-", dir=cache_path()) as folder:
         path = Path(folder) / f"random-{shape}-{quant}.gguf"
         progress(f"making {path.name}")
-        yield shapes.make(path, shapes.SHAPES[shape], quant, installed())
+        yield shapes.make(path, shapes.SHAPES[shape], quant, installed(), fetch_default_model(progress))
 
 
 def table_long(figures: dict[str, Any]) -> str:
