@@ -5,7 +5,8 @@ server is asked over HTTP. Where there are two, each repeat asks both the same t
 changes with every repeat. A figure is the median of its repeats; a ratio is our median over the other's. `cpu_s` is the
 processor time of a server's processes for a token: of a prompt, or of answers while all of them run. Ours runs as
 `disco up --device-only` with delivery off: the daemon's part of the way is in our figures. It has one KV cache of
-`n_ctx` tokens for all its answers, a prefix cache, and answers greedily.
+`n_ctx` tokens for all its answers, a prefix cache, and answers greedily. The file is longer than others: what is asked
+and how it is told stand beside each other.
 """
 
 from __future__ import annotations

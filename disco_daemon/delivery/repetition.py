@@ -22,7 +22,7 @@ STEP = 64  # characters from look to look, some fifteen tokens: a look takes 3 u
 ANCHOR = 96  # characters that have to be there twice before anything is compared
 REPEATS = 3  # times that a unit is there at least …
 LEAST = 96  # … and characters beyond that, some twenty tokens: choruses and lists of equal words stay below
-DATA = 2048  # the same for data: an array of 256 equal bytes has 1,536, honest rules and empty tables have 1,200
+DATA = 3072  # the same for data: an array of 512 equal bytes has 3,072, honest rules and empty tables have 1,200
 BLANK = 64  # characters of nothing but white space, of which
 BLANK_LINES = 32  # are ends of lines: no program and no letter has so many
 STRICT_REPEATS = 8  # times, where data are what was asked for: a schema, a call …
@@ -33,6 +33,7 @@ LONG_WORD = 24  # characters; hardly any longer one is a word
 MARKS_SHARE = 0.125  # of all that is no space: sentences have less, lists of numbers or of quoted words more
 
 _NUMBERED = re.compile(r"\n[ \t]{0,16}\d{1,6}(?=[.):])")  # a line of a list
+_APOSTROPHE = re.compile(r"(?<=[^\W\d_])['\u2019](?=[^\W\d_])")  # of a word, which is no mark
 _OPEN = re.compile(r"\n[ \t]{0,16}\d{0,6}\Z")  # what may still become the beginning of one
 
 
@@ -127,7 +128,7 @@ def _is_data(unit: str) -> bool:
     if len(letters) <= FEW_LETTERS:
         return True
     n_full = len(unit) - sum(map(str.isspace, unit))
-    n_marks = n_full - sum(map(str.isalnum, unit))
+    n_marks = n_full - sum(map(str.isalnum, unit)) - len(_APOSTROPHE.findall(unit))
     if n_marks > MARKS_SHARE * n_full:
         return True
     if not unit.isascii():

@@ -35,7 +35,7 @@ def main() -> None:
     from .hub import pull
 
     home = JobSocket()
-    job = home.job(FetchJob, None)  # it needs the network, and the user's token
+    job, _ = home.job(FetchJob, lambda _: None)  # it needs the network, and the user's token
     told_at = -STEP_S
 
     def report(_file: str, done: int, total: int) -> None:

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import msgspec
 
-from .confine import Access, Confinement, confine
 from .control_socket import BlockingControl, ControlClosedError, ControlSocket
 from .supervised import ChildProcess
 
 Result = TypeVar("Result", bound=msgspec.Struct)
 Job = TypeVar("Job")
+Prepared = TypeVar("Prepared")
 
 ENDING_S = 1.0  # for a process that has closed its socket, until it is killed
 
@@ -82,29 +82,23 @@ class JobSocket:
 
     def __init__(self) -> None:
         self._control = BlockingControl(socket.socket(fileno=int(sys.argv[1])))
-        self.confinement = Confinement()  # what is in force of it
 
     def job(
-        self,
-        kind: type[Job],
-        access: Callable[[Job], Access] | None,
-        open_gpu: Callable[[], object] = lambda: None,
-        end: Callable[[Job], object] = lambda _: None,
-    ) -> Job:
-        """Return the job, with this process confined to its `access`: that is possible while it has one thread only.
+        self, kind: type[Job], prepare: Callable[[Job], Prepared], end: Callable[[Job], object] = lambda _: None
+    ) -> tuple[Job, Prepared]:
+        """Return the job, and what `prepare` makes of it, which confines this process: it still has one thread only.
 
         From then on this process ends with the one that has given the job, after `end`. Raises OSError.
         """
         job = msgspec.msgpack.decode(self._control.receive()[0], type=kind)
-        if access is not None:
-            self.confinement = confine(access(job), open_gpu)
+        prepared = prepare(job)
 
         def give_up() -> None:
             end(job)
             os._exit(1)
 
         self._control.end_with(give_up)
-        return job
+        return job, prepared
 
     def progress(self, text: str) -> None:
         """Say how it goes on."""

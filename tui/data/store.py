@@ -1,7 +1,7 @@
 """The conversations, in a file on this machine only, or in memory.
 
 `append` commits before it returns, in some 20 µs, so that whatever the reader has seen survives a `kill -9`. All
-methods may be called from any thread, and raise StoreError.
+methods may be called from any thread, and raise StoreError. The file is longer than others: it is one table's SQL.
 """
 
 from __future__ import annotations

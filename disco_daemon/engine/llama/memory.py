@@ -9,13 +9,9 @@ from ...models.gguf import shard_names
 from ...system import control_groups
 
 CACHE_SHARE = 0.25  # of the free memory, for more than one answer's KV cache
-OPEN_SHARE = (
-    0.5  # of what weights leave free, for the KV cache where nobody has set device.n_ctx; others want some, too
-)
+OPEN_SHARE = 0.5  # of what weights leave free, for the KV cache where device.n_ctx is not set; others want some, too
 OPEN_STEP = 256  # tokens; such a context is a multiple
-FIRST_CTX = (
-    4096  # tokens that layers on a GPU leave room for where nobody has set device.n_ctx; a longer context is next
-)
+FIRST_CTX = 4096  # tokens that layers on a GPU leave room for where device.n_ctx is not set; more context comes next
 FACTOR = 2  # answers of full length in the KV cache, if there is memory
 STATES_SHARE = 1 / 16  # of the free memory, for recurrent states: llama.cpp makes one for each sequence at once
 LEAST_SEQS = 4  # answers and cached texts, however large their states

@@ -1,4 +1,4 @@
-"""A model and its context: a thin, typed skin over llama.cpp's C API."""
+"""A model and its context: a thin, typed skin over llama.cpp's C API, and longer than other files for what that has."""
 
 from __future__ import annotations
 

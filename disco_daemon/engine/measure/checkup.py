@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ...system.confine import Access, try_forbidden
+from ...system.confine import Access, confine, try_forbidden
 from ...system.job import JobSocket
 from ..llama import gpu
 from ..llama import model as llama
@@ -73,8 +73,8 @@ def _layers(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) ->
 def main() -> None:
     """Do the job of the inherited socket."""
     home = JobSocket()
-    job = home.job(CheckupJob, lambda _: Access(), gpu.free_bytes)
-    confined = Confined(home.confinement.in_force, home.confinement.missing, try_forbidden())
+    job, confinement = home.job(CheckupJob, lambda _: confine(Access(), gpu.free_bytes))
+    confined = Confined(confinement.in_force, confinement.missing, try_forbidden())
     found, available = bindings(), available_bytes()
     fits = tuple(fit(one, available, found.gpu_bytes) for one in job.models)
     home.done(Examined(found, fits, confined=confined))

@@ -18,7 +18,7 @@ from ...exits.quality import tokens_per_round_trip
 from ...exits.training import train
 from ...models.gguf import Header, with_shards
 from ...models.gguf_file import read_file_header
-from ...system.confine import Access
+from ...system.confine import Access, Confinement, confine
 from ...system.job import JobSocket
 from ...types import LayerRange
 from ..llama import gpu
@@ -201,15 +201,15 @@ def _load(job: ExitJob, path: str) -> Load:
     )  # fmt: skip
 
 
-def _access(job: ExitJob) -> Access:
+def _confined(job: ExitJob) -> Confinement:
     paths = [Path(job.whole), *(Path(part.path) for part in job.ranges)]
-    return Access(read=with_shards(paths), write=[Path(job.folder)])
+    return confine(Access(read=with_shards(paths), write=[Path(job.folder)]), gpu.free_bytes)
 
 
 def main() -> None:
     """Do the job of the inherited socket."""
     home = JobSocket()
-    job = home.job(ExitJob, _access, gpu.free_bytes)
+    job, _ = home.job(ExitJob, _confined)
     os.nice(job.nice)
     os.umask(0o077)
     quiet()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...models.gguf import with_shards
-from ...system.confine import Access
+from ...system.confine import Access, Confinement, confine
 from ...system.control_groups import n_processors
 from ...system.job import JobSocket
 from ..llama.model import requantize
@@ -16,7 +16,7 @@ from .tune_messages import Requantized, RequantizeJob
 def main() -> None:
     """Do the job of the inherited socket: write the target whole or not at all."""
     home = JobSocket()
-    job = home.job(RequantizeJob, _access, end=_give_up)
+    job, _ = home.job(RequantizeJob, _confined, end=_give_up)
     try:
         with home.refusing(ModelError):
             requantize(job.source, job.unfinished, n_processors())
@@ -26,9 +26,9 @@ def main() -> None:
         _give_up(job)
 
 
-def _access(job: RequantizeJob) -> Access:
+def _confined(job: RequantizeJob) -> Confinement:
     Path(job.unfinished).touch(mode=0o600, exist_ok=False)
-    return Access(read=with_shards([Path(job.source)]), replace=Path(job.unfinished))
+    return confine(Access(read=with_shards([Path(job.source)]), replace=Path(job.unfinished)))
 
 
 def _give_up(job: RequantizeJob) -> None:

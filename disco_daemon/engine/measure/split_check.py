@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ...models.gguf import with_shards
-from ...system.confine import Access
+from ...system.confine import Access, Confinement, confine
 from ...system.job import JobSocket
 from ...types import LayerRange
 from ..llama import gpu
@@ -141,14 +141,16 @@ def _load(job: SplitJob, path: str) -> Load:
     )
 
 
-def _access(job: SplitJob) -> Access:
-    return Access(read=with_shards([Path(job.whole), *(Path(part.path) for part in job.ranges)]))
+def _confined(job: SplitJob) -> Confinement:
+    return confine(
+        Access(read=with_shards([Path(job.whole), *(Path(part.path) for part in job.ranges)])), gpu.free_bytes
+    )
 
 
 def main() -> None:
     """Do the job of the inherited socket."""
     home = JobSocket()
-    job = home.job(SplitJob, _access, gpu.free_bytes)
+    job, _ = home.job(SplitJob, _confined)
     quiet()
     with home.refusing(ModelError, ValueError):
         home.done(compare(job, home.progress))

@@ -16,7 +16,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from ...models.gguf import with_shards
-from ...system.confine import Access
+from ...system.confine import Access, Confinement, confine
 from ...system.job import JobSocket
 from ..llama import gpu
 from ..llama.model import N_BATCH, AbortFlag, load_model
@@ -227,14 +227,16 @@ def _line(knobs: Knobs, work: str, busy: bool) -> str:
     return f"{shown}{flash}{layout}{', beside a busy process' if busy else ''}"
 
 
-def _access(job: TuneJob) -> Access:
-    return Access(read=with_shards(Path(path) for path in (job.model_path, job.compare) if path))
+def _confined(job: TuneJob) -> Confinement:
+    return confine(
+        Access(read=with_shards(Path(path) for path in (job.model_path, job.compare) if path)), gpu.free_bytes
+    )
 
 
 def main() -> None:
     """Do the job of the inherited socket."""
     home = JobSocket()
-    job = home.job(TuneJob, _access, gpu.free_bytes)
+    job, _ = home.job(TuneJob, _confined)
     os.nice(job.nice)
     with home.refusing(ModelError, TemplateError):
         home.done(tune(job, home.progress))

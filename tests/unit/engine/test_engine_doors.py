@@ -72,7 +72,7 @@ def test_all_that_a_request_says_is_in_the_message_to_the_engine() -> None:
         temperature=0.3, top_p=0.4, seed=5, stop=("END",), frequency_penalty=0.1, presence_penalty=0.2,
         drawing=Drawing(top_k=11), answer_ids=(9, 8), pace_tps=4.5, ttft_s=0.6, rest=(1.0, 2.0),
         response_format=FORMAT, adapter="pirate", template_args={"enable_thinking": False}, private=True,
-        mode="confident", theta=0.7, goes_on=True, top_logprobs=3,
+        mode="confident", theta=0.7, goes_on=True, top_logprobs=3, thought_budget=0,
     )  # fmt: skip
     at_once = dataclasses.replace(REQUEST, delivery=Delivery.OFF)
     assert generate_message("g1", at_once, hold=False).pace_tps is None

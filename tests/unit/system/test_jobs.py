@@ -18,7 +18,7 @@ import os, sys, time
 from disco_daemon.system.job import JobFailed, JobSocket
 from tests.unit.system.test_jobs import Asked, Found
 home = JobSocket()
-job = home.job(Asked, None)
+job, _ = home.job(Asked, lambda _: None)
 """
 FOUND, STEP = "home.done(Found(job.n))\n", "home.progress('half of it')\n"
 REFUSED = "with home.refusing(ValueError): raise ValueError('it is too long')\n"
@@ -76,12 +76,12 @@ def test_a_job_that_takes_too_long_is_killed_and_that_is_said() -> None:
 
 CONFINED = """
 import msgspec, sys
-from disco_daemon.system.confine import Access
+from disco_daemon.system.confine import Access, confine
 from disco_daemon.system.job import JobSocket
 from tests.unit.system.test_jobs import Asked, Measures
 home = JobSocket()
-home.job(Asked, lambda _: Access())
-home.done(Measures(home.confinement.missing))
+_, confinement = home.job(Asked, lambda _: confine(Access()))
+home.done(Measures(confinement.missing))
 """
 
 
