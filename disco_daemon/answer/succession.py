@@ -54,10 +54,13 @@ class Succession:
         )
 
     def may_leave_for(self, target: Side, reason: str) -> bool:
-        """Whether an answer may move from a living source to `target`, for `cost` or `stall`."""
+        """Whether an answer may move from a living source to `target`, for `cost` or `stall`.
+
+        What was left for its silence is gone back to only where the other side fails, for which the last move is kept.
+        """
         if not self._is_able(target) or self.n_handoffs >= MAX_HANDOFFS or self.text.is_thought:
             return False
-        if reason == "stall" and self.n_stalls >= MAX_STALLS:
+        if reason == "stall" and (self.n_stalls >= MAX_STALLS or self._was_silent(target)):
             return False
         # Of a very short beginning a restart cannot be told from chance.
         exact = self.continuation[target] is Continuation.EXACT
@@ -81,6 +84,9 @@ class Succession:
         died_now = self.failures.errors[-1].reason == "engine_gone"
         died_once = self.failures.n_died_midway == 1 and self.available == BOTH
         return Side.DEVICE if died_once and ((mute and died_now) or side is Side.SERVER) else None
+
+    def _was_silent(self, side: Side) -> bool:
+        return any(m.reason == "stall" and m.target is side.other and m.dropped is None for m in self.moves)
 
     def _is_able(self, target: Side) -> bool:
         capable = self.continuation.get(target) is not Continuation.NONE

@@ -238,6 +238,16 @@ def test_a_target_that_ends_short_of_what_was_shown_is_dropped() -> None:
     assert watch.answer.state is State.RELAYING
 
 
+def test_a_side_that_was_left_for_its_silence_is_gone_back_to_only_where_the_other_one_fails() -> None:
+    watch, _ = played(said(SERVER, "one"), said(SERVER, " two"), Move(DEVICE, "stall"))
+    watch.on(said(DEVICE, " three"))
+    assert watch.on(Move(SERVER, "stall")) == [], "one is slow, the other one was silent: it is left to write"
+    assert Start(SERVER, "one two three", n_tokens=3) in watch.on(broke(DEVICE, "stalled"))
+    watch.on(said(SERVER, " four"))
+    watch.on(ended(SERVER))
+    assert watch.shown == "one two three four"
+
+
 def test_a_stall_moves_an_answer_and_may_be_tried_again_after_a_mismatch() -> None:
     watch, _ = played(said(SERVER, "one"), said(SERVER, " two"), Move(DEVICE, "stall"))
     watch.on(said(SERVER, " three"))
