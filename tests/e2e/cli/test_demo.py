@@ -33,7 +33,7 @@ from disco_daemon.endpoints.shaper import read_trace
 from disco_daemon.models.default import default_model_path
 
 SLOW, FAST = 3.0, 0.02  # of a server that comes after any machine with a short question, and before any with a long one
-TPS = 8.0  # any machine that reads faster than that catches up
+TPS = 4.0  # any machine that reads faster than that catches up, a busy one too
 PATIENCE_S = 600.0
 
 
