@@ -60,10 +60,10 @@ async def child_process(
     """
     log = folder / f"{name}.log"
     more = NOT_STOPPED if "up" in argv and "--no-device" not in argv else {}
-    everything = child_env(folder) | more | dict(env or {})
-    if "PYTHONPATH" in (env or {}):
-        everything = {name: value for name, value in everything.items() if name not in EQUAL | NOT_STOPPED}
-    process = await start(argv, everything, log)
+    ours, its = child_env(folder) | more, dict(env or {})
+    if "PYTHONPATH" in its:
+        ours = {name: value for name, value in ours.items() if name not in EQUAL | NOT_STOPPED}
+    process = await start(argv, ours | its, log)
     try:
         assert process.stdout is not None
         url: str | None = None
