@@ -232,11 +232,16 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str, Any]:
-    from ..models.files import template
+    from ..models.files import CHAT_TEMPLATE, thoughts_of
     from ..models.gguf import shard
     from ..models.segments import state_of
+    from ..tools.formats import GENERIC
 
     header, n_parameters = file.header, file.n_parameters
+    source, where = header.text(CHAT_TEMPLATE), "metadata"
+    if settings.chat_template:
+        source, where = _template_file(settings.chat_template), "device.chat_template"
+    tools = _tool_format(source)
     return {
         "path": str(path),
         "in_use": path == _in_use(),
@@ -249,34 +254,33 @@ def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str
         "parts": shard(path.name)[1],
         "n_ctx": file.n_ctx,
         "state": state_of(header),
-        "template": _as_dict(template(header)),
-        "tool_format": _tool_format(header.text("tokenizer.chat_template"), settings),
+        "template": {
+            "tools": None if tools == GENERIC.name else tools,
+            "thoughts": None if file.problem else thoughts_of(path, header, source, tools),
+            "source": where if source else None,
+        },
+        "tool_format": tools,
         "memory": None if file.problem else _memory(path, settings),
         "problem": file.problem or None,
     }
 
 
-def _tool_format(source: str, settings: DeviceSettings) -> str | None:
-    """Return the format in which the chat template in use has tools called; None for one that is of no use."""
-    from pathlib import Path
-
-    from ..engine.llama.template import ChatTemplate, TemplateError
+def _template_file(name: str) -> str:
     from ..system.smallfile import read_text
+
+    return read_text(_path_of(name), "device.chat_template ", hidden=0o002)
+
+
+def _tool_format(source: str) -> str | None:
+    """Return the format in which a chat template has tools called; None for one that is of no use."""
+    from ..engine.llama.template import ChatTemplate, TemplateError
     from ..tools.detect import detect
 
-    if settings.chat_template:
-        source = read_text(Path(settings.chat_template).expanduser(), "device.chat_template ", hidden=0o002)
     try:
         template = ChatTemplate(source, "", "")
     except TemplateError:
         return None
     return detect(lambda messages, tools: template.render(messages, tools=tools)).format.name
-
-
-def _as_dict(value: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(value)
 
 
 def _memory(path: Path, settings: DeviceSettings) -> dict[str, Any]:
@@ -324,13 +328,11 @@ def _context_words(settings: DeviceSettings) -> str:
     return f"device.n_ctx is {settings.n_ctx}" if settings.n_ctx else "an answer gets as many of them as fit"
 
 
-def _template_words(found: dict[str, bool], settings: DeviceSettings) -> str:
-    if settings.chat_template:
-        return f"{settings.chat_template} (device.chat_template)"
-    if not found["there"]:
+def _template_words(found: dict[str, Any], settings: DeviceSettings) -> str:
+    if found["source"] is None:
         return "none: a base model; chats are written out plainly, or set device.chat_template"
-    can = [words for key, words in (("thinks", "thinks"), ("tools", "knows tools")) if found[key]]
-    return f"its own; {', '.join(can)}" if can else "its own"
+    where = "its own (metadata)" if found["source"] == "metadata" else f"{settings.chat_template} ({found['source']})"
+    return f"{where}; {'thoughts as in ' + found['thoughts'] if found['thoughts'] else 'no thoughts that are known'}"
 
 
 def _tool_words(name: str | None) -> str:

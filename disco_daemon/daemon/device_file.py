@@ -8,7 +8,7 @@ from pathlib import Path
 from ..api.ollama.ollama_models import DeviceFile
 from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
-from ..models.files import ModelFile, examine, template
+from ..models.files import ModelFile, examine, thinks
 
 
 class DeviceFiles:
@@ -38,7 +38,7 @@ class DeviceFiles:
             packing=found.header.packing,
             n_bytes=found.n_bytes,
             n_parameters=found.n_parameters,
-            thinks=template(found.header).thinks,
+            thinks=thinks(found.header),
             is_loaded=device.ready,
             leaves_at=engine.clock.wall() + alive_s if alive_s > 0 else None,
             on_gpu=1.0 if on_gpu < 0 else min(1.0, on_gpu / (n_layers + 1)),

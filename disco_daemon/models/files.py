@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..plain import reason_of
 from ..system.smallfile import open_regular
-from ..types.thought_marks import marks_in
+from ..types.thought_marks import family_of, marks_in
 from .gguf import Header, joined, read_header, shard, shard_names, with_shards
+from .vocabulary import has_tokens
 
 # Bytes of a file: the shape is in the first kilobytes; most vocabularies end within 8 MiB, all known ones within 64.
 QUICK, *LONGER = (1 << 20, 1 << 23, 1 << 26)
+CHAT_TEMPLATE = "tokenizer.chat_template"  # the key of a header
 # The other kinds of GGUF, by `general.type`.
 _OTHERS = {
     "adapter": "a LoRA adapter: it goes into device.adapters",
@@ -39,15 +40,6 @@ class ModelFile:
     def n_ctx(self) -> int | None:
         """The context length that the model was trained for, tokens."""
         return self.header.number(f"{self.header.architecture}.context_length")
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """The properties of a chat template that its text shows."""
-
-    there: bool
-    thinks: bool
-    tools: bool
 
 
 def examine(path: Path, *, quick: bool = False) -> ModelFile:
@@ -77,11 +69,17 @@ def whole_header(path: Path) -> Header:
     return joined(_header(part, quick=False) for part in with_shards([path]))
 
 
-def template(header: Header) -> Template:
-    """Describe the chat template of a complete header."""
-    source = header.text("tokenizer.chat_template")
-    thinks = marks_in(source) is not None or "enable_thinking" in source
-    return Template(bool(source), thinks, re.search(r"\btools\b", source) is not None)
+def thinks(header: Header) -> bool:
+    """Whether the text of the chat template in a complete header shows that the model thinks."""
+    source = header.text(CHAT_TEMPLATE)
+    return marks_in(source) is not None or "enable_thinking" in source
+
+
+def thoughts_of(path: Path, header: Header, source: str, tool_format: str | None) -> str | None:
+    """Return the family of marks of a model's thoughts, with `source` as its chat template. Raises OSError."""
+    with open_regular(path) as f:
+        head = f.read(header.spans.get("tokenizer.ggml.tokens", (0, 0))[1])
+    return family_of(source, tool_format, lambda marks: has_tokens(head, header, marks))
 
 
 def _header(path: Path, *, quick: bool) -> Header:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable
 
 from .gguf import Header
 
@@ -40,6 +41,13 @@ def vocabulary_mark(head: bytes, header: Header) -> str:
     for part in (*parts, *(_span(head, header, name) for name in _OF_ALL)):
         digest.update(_LENGTH.pack(len(part)) + part)
     return digest.hexdigest()
+
+
+def has_tokens(head: bytes, header: Header, texts: Iterable[str]) -> bool:
+    """Whether each of these texts is a token of the vocabulary; `head` as above."""
+    span = _span(head, header, "tokens")
+    words = (text.encode() for text in texts)
+    return all(_LENGTH.pack(len(word)) + word in span for word in words)
 
 
 def _span(head: bytes, header: Header, name: str) -> bytes:

@@ -5,7 +5,7 @@ Sources: the templates in llama.cpp's folder models/templates, its tests/test-ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,9 +84,12 @@ KIMI_3 = ThoughtMarks(
 )  # fmt: skip
 
 # Those of a special form come first: a template of theirs may have the marks of others in what it tells the model.
-KNOWN = (
-    HUNYUAN_3, SEED, MINIMAX_3, EXAONE_DEEP, COMMAND, APERTUS, MISTRAL, APRIEL, SOLAR_OPEN, KIMI_3, GRANITE, THINK,
-)  # fmt: skip
+FAMILIES = {
+    "hunyuan-3": HUNYUAN_3, "seed": SEED, "minimax-3": MINIMAX_3, "exaone-deep": EXAONE_DEEP, "command": COMMAND,
+    "apertus": APERTUS, "mistral": MISTRAL, "apriel": APRIEL, "solar-open": SOLAR_OPEN, "kimi-3": KIMI_3,
+    "granite": GRANITE, "think": THINK,
+}  # fmt: skip
+KNOWN = tuple(FAMILIES.values())
 
 TAGS = tuple((marks.opening, marks.closing) for marks in KNOWN if not marks.signs)  # those that nothing else says
 
@@ -123,3 +126,16 @@ def args_for(template: str, args: Mapping[str, Any]) -> dict[str, Any]:
 def marks_in(template: str) -> ThoughtMarks | None:
     """Return the marks that a chat template has by its source, None if none are known."""
     return next((marks for marks in KNOWN if marks.are_in(template)), None)
+
+
+def marks_of_tokens(are_tokens: Callable[[tuple[str, ...]], bool]) -> ThoughtMarks | None:
+    """Return the marks that a vocabulary has as tokens, for a template without any; `are_tokens` asks it for some."""
+    return next((marks for marks in KNOWN if not marks.signs and are_tokens(marks.every)), None)
+
+
+def family_of(template: str, tool_format: str | None, are_tokens: Callable[[tuple[str, ...]], bool]) -> str | None:
+    """Return the name of the family by whose marks thoughts are told apart; None where none are known."""
+    if tool_format in IN_FORMATS:
+        return tool_format
+    found = marks_in(template) or marks_of_tokens(are_tokens)
+    return next((name for name, marks in FAMILIES.items() if marks is found), None)

@@ -20,7 +20,7 @@ import llama_cpp
 
 from ...tools.detect import detect
 from ...types import Drawing, Infill, RawPrompt
-from ...types.thought_marks import IN_FORMATS, KNOWN, ThoughtMarks, args_for, marks_in
+from ...types.thought_marks import IN_FORMATS, ThoughtMarks, args_for, marks_in, marks_of_tokens
 from ..wire import Count, Generate
 from .calling import Calling
 from .calls import OpeningMark
@@ -76,8 +76,7 @@ class Vocabulary:
 
     def _own_marks(self) -> ThoughtMarks | None:
         """Return the marks of thoughts that are tokens of the vocabulary, for a template that does not have any."""
-        plain = (marks for marks in KNOWN if not marks.signs)
-        return next((marks for marks in plain if all(len(self._ids_of(mark)) == 1 for mark in marks.every)), None)
+        return marks_of_tokens(lambda marks: all(len(self._ids_of(mark)) == 1 for mark in marks))
 
     def _shown_marks(self) -> frozenset[int]:
         """Return the tokens of these marks that have to be seen even if they are control tokens."""

@@ -161,15 +161,64 @@ def test_show_tells_what_it_is_and_what_it_takes(home: Path, capsys: pytest.Capt
     path = model_file(home / "ours/m.gguf", tokenizer__chat_template="<think>{{ tools }}")
     assert disco("show", "m") == 0
     out = capsys.readouterr().out
-    for words in (str(path), "llama", "Q8_0", "0.0 M", "2048 tokens as trained", "thinks, knows tools", "GiB are free"):
+    for words in (
+        str(path),
+        "llama",
+        "Q8_0",
+        "0.0 M",
+        "2048 tokens as trained",
+        "thoughts as in think",
+        "GiB are free",
+    ):
         assert words in out
     seen = told(capsys, "show", "m")
     assert seen["memory"]["n_bytes"] > path.stat().st_size
     assert seen["memory"]["n_cells"] >= 4096
     assert (seen["parameters"], seen["parts"], seen["in_use"]) == (6464, 1, False)
-    assert seen["template"] == {"there": True, "thinks": True, "tools": True}
+    assert seen["template"] == {"tools": None, "thoughts": "think", "source": "metadata"}
     assert seen["tool_format"] == "generic"
     assert seen["state"] == "kv"
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "tools", "thoughts"),
+    [
+        (None, ["a"], None, None),
+        (HERMES.read_text(), ["a"], "hermes", None),
+        (HERMES.read_text(), ["a", "<think>"], "hermes", None),
+        (HERMES.read_text(), ["a", "<think>", "b", "</think>"], "hermes", "think"),
+        (HERMES.read_text(), ["[/THINK]", "[THINK]"], "hermes", "mistral"),
+        (HERMES.with_name("openai-gpt-oss-120b.jinja").read_text(), ["a"], "gpt-oss", "gpt-oss"),
+        (HERMES.with_name("google-gemma-4-31B-it.jinja").read_text(), ["a"], "gemma", "gemma"),
+        (HERMES.parents[1].joinpath("calls/GLM-4.6.jinja").read_text(), ["a"], "tagged", "think"),
+        (HERMES.parents[1].joinpath("calls/ByteDance-Seed-OSS.jinja").read_text(), ["a"], "tagged", "seed"),
+    ],
+)
+def test_show_tells_what_the_template_does_without_a_daemon(
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    template: str | None,
+    tokens: list[str],
+    tools: str | None,
+    thoughts: str | None,
+) -> None:
+    model_file(home / "ours/m.gguf", tokenizer__chat_template=template, tokenizer__ggml__tokens=tokens)
+    source = "metadata" if template else None
+    assert told(capsys, "show", "m")["template"] == {"tools": tools, "thoughts": thoughts, "source": source}
+    disco("show", "m")
+    words = f"thoughts as in {thoughts}" if thoughts else "no thoughts that are known" if template else "a base model"
+    assert words in capsys.readouterr().out
+
+
+def test_show_tells_of_the_template_that_is_set_in_place_of_the_files(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_file(home / "ours/m.gguf", tokenizer__chat_template="{{ messages }}")
+    config.set_values(home / "config.toml", {"device.chat_template": str(HERMES)})
+    seen = told(capsys, "show", "m")["template"]
+    assert seen == {"tools": "hermes", "thoughts": None, "source": "device.chat_template"}
+    disco("show", "m")
+    assert f"{HERMES} (device.chat_template)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

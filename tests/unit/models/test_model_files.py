@@ -11,7 +11,7 @@ import pytest
 
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import files, places
-from disco_daemon.models.files import examine, template
+from disco_daemon.models.files import examine, thinks
 from disco_daemon.models.places import FoundModel
 from disco_daemon.models.progress import ProgressBar, lasting
 from tests.fixtures.gguf import array, encoded, gguf, header, model_file, pair, text
@@ -211,13 +211,13 @@ def test_a_whole_model_has_no_problem_and_tells_what_it_is(tmp_path: Path) -> No
 
 def test_a_header_longer_than_the_first_look_is_read_to_its_end(tmp_path: Path) -> None:
     vocabulary = [f"word{n:06}" * 3 for n in range(100_000)]
-    path = model_file(tmp_path / "m.gguf", tokenizer__ggml__tokens=vocabulary, tokenizer__chat_template="{{ tools }}")
+    path = model_file(tmp_path / "m.gguf", tokenizer__ggml__tokens=vocabulary, tokenizer__chat_template="<think>")
     assert path.stat().st_size > files.QUICK
     found = examine(path)
     assert found.problem == ""
     assert found.header.keys["tokenizer.ggml.tokens.length"] == 100_000
-    assert template(found.header).tools
-    assert not template(examine(path, quick=True).header).there
+    assert thinks(found.header)
+    assert not examine(path, quick=True).header.text("tokenizer.chat_template")
 
 
 def cut(path: Path) -> Path:
@@ -302,18 +302,16 @@ def test_a_model_in_parts_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "does"),
     [
-        (None, (False, False, False)),
-        ("{{ messages }}", (True, False, False)),
-        ("{% if enable_thinking %}", (True, True, False)),
-        ("<think>{{ content }}</think>{% for t in tools %}", (True, True, True)),
-        ("{{ toolset }}", (True, False, False)),
+        (None, False),
+        ("{{ messages }}", False),
+        ("{% if enable_thinking %}", True),
+        ("<think>{{ content }}</think>{% for t in tools %}", True),
     ],
 )
-def test_what_a_template_can(source: str | None, found: tuple[bool, ...], tmp_path: Path) -> None:
-    seen = template(examine(model_file(tmp_path / "m.gguf", tokenizer__chat_template=source)).header)
-    assert (seen.there, seen.thinks, seen.tools) == found
+def test_a_template_shows_whether_its_model_thinks(source: str | None, does: bool, tmp_path: Path) -> None:
+    assert thinks(examine(model_file(tmp_path / "m.gguf", tokenizer__chat_template=source)).header) is does
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------
