@@ -75,6 +75,28 @@ static inline disco_ints disco_none() { return _mm256_setzero_si256(); }
 static inline disco_ints disco_shifted(disco_ints a) { return _mm256_xor_si256(a, _mm256_set1_epi8((char) 0x80)); }
 #endif
 
+// Four bytes of a row, for all lanes.
+static inline disco_ints disco_word(const void * from) {
+    int32_t four;
+    std::memcpy(&four, from, sizeof four);
+    return disco_bytes(four);
+}
+// A number of each weight row, in 16 bits.
+static inline disco_reals disco_halves_at(const char * const * rows, int64_t at) {
+    const auto half = [&](int row) {
+        uint16_t bits;
+        std::memcpy(&bits, rows[row] + at, sizeof bits);
+        return (short) bits;
+    };
+    const __m128i first = _mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7));
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    const __m128i other = _mm_setr_epi16(half(8), half(9), half(10), half(11), half(12), half(13), half(14), half(15));
+    return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(first), other, 1));
+#else
+    return _mm256_cvtph_ps(first);
+#endif
+}
+
 static constexpr int DISCO_LANES = sizeof(disco_reals) / sizeof(float); // weight rows of a tile
 static constexpr int64_t DISCO_BLOCK = 32; // numbers with one scale
 static constexpr int64_t DISCO_AT_ONCE = 12; // blocks that are laid out before they are multiplied with more rows than DISCO_COLUMNS
@@ -133,7 +155,8 @@ static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
 // Weights in Q4_1: of a block, scale and least as F16, and 32 times 4 bits; with rows in Q8_1: scale and scaled sum as F16, and
 // 32 bytes. A number is the weights' scale times the row's times the dot product, and the least times the scaled sum.
 struct disco_q4_1 {
-    static constexpr int64_t BYTES = 20, ROW_BYTES = 36, ROW_AT = 4;
+    static constexpr bool IS_K = false;
+    static constexpr int64_t BYTES = 20, ROW_BYTES = 36, ROW_AT = 4, SCALES = 2;
     static constexpr bool HAS_LEAST = true;
 #if defined(__AVX512F__) && defined(__AVX512BW__)
     static constexpr int64_t TOGETHER = 3; // blocks that are turned together
@@ -183,7 +206,8 @@ struct disco_q4_1 {
 // Weights and rows in Q8_0: of a block, scale as F16, and 32 bytes with a sign. To the weights 128 is added, and 128 times the
 // row's sum is taken off in advance.
 struct disco_q8_0 {
-    static constexpr int64_t BYTES = 34, ROW_BYTES = 34, ROW_AT = 2;
+    static constexpr bool IS_K = false;
+    static constexpr int64_t BYTES = 34, ROW_BYTES = 34, ROW_AT = 2, SCALES = 2;
     static constexpr bool HAS_LEAST = false;
 #if defined(__AVX512F__) && defined(__AVX512BW__)
     static constexpr int64_t TOGETHER = 2;
@@ -210,18 +234,7 @@ struct disco_q8_0 {
     }
 
     static inline void lay_out(const char * const * rows, int64_t block, const disco_ints * words, int64_t i, disco_tile & to) {
-        const auto half = [&](int row) {
-            uint16_t bits;
-            std::memcpy(&bits, rows[row] + (block + i)*BYTES, sizeof bits);
-            return (short) bits;
-        };
-        const __m128i first = _mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7));
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-        const __m128i other = _mm_setr_epi16(half(8), half(9), half(10), half(11), half(12), half(13), half(14), half(15));
-        to.scale = _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(first), other, 1));
-#else
-        to.scale = _mm256_cvtph_ps(first);
-#endif
+        to.scale = disco_halves_at(rows, (block + i)*BYTES);
         for (int w = 0; w < 8; ++w) {
             to.weights[w] = disco_shifted(words[8*i + w]);
         }
@@ -246,11 +259,11 @@ struct disco_q8_0 {
 };
 #endif
 
-// Two numbers for each block of `n` rows.
+// SCALES numbers for each block of `n` rows.
 template <typename W>
 static inline void disco_scales(const char * rows, int64_t row_bytes, int64_t n, int64_t n_blocks, float * to) {
     for (int64_t row = 0; row < n; ++row) {
-        for (int64_t b = 0; b < n_blocks; ++b, to += 2) {
+        for (int64_t b = 0; b < n_blocks; ++b, to += W::SCALES) {
             W::scales(rows + row*row_bytes + b*W::ROW_BYTES, to);
         }
     }
@@ -372,6 +385,49 @@ static inline void disco_multiply_rest(
     }
 }
 
+// k_products.h has them.
+template <typename W, int N>
+static inline void disco_multiply_few_k(
+        const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride);
+template <typename W>
+static inline void disco_multiply_many_k(
+        const disco_product & of, const char * const * weights, const char * next, int64_t row, int64_t end, float * to,
+        int64_t to_stride);
+
+// The products of a tile with few rows.
+template <typename W, int N>
+static inline void disco_multiply_few_of(
+        const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride) {
+    if constexpr (W::IS_K) {
+        disco_multiply_few_k<W, N>(of, weights, next, to, to_stride);
+    } else {
+        disco_multiply_few<W, N>(of, weights, next, to, to_stride);
+    }
+}
+
+// And with the rows from `row` to `end`.
+template <typename W>
+static inline void disco_multiply_many(
+        const disco_product & of, const char * const * weights, const char * next, int64_t row, int64_t end, float * to,
+        int64_t to_stride) {
+    disco_tile tile[DISCO_AT_ONCE];
+    disco_ints words[W::WORDS];
+    for (int64_t b = 0; b < of.n_blocks; b += DISCO_AT_ONCE) {
+        const int64_t m = of.n_blocks - b < DISCO_AT_ONCE ? of.n_blocks - b : DISCO_AT_ONCE;
+        for (int64_t i = 0; i < m; i += W::TOGETHER) {
+            const int64_t k = m - i < W::TOGETHER ? m - i : W::TOGETHER;
+            disco_fetch_tile<W>(next, b + i);
+            W::turn(weights, b + i, k, words);
+            for (int64_t l = 0; l < k; ++l) {
+                W::lay_out(weights, b + i, words, l, tile[i + l]);
+            }
+        }
+        for (int64_t c = row; c < end; c += DISCO_COLUMNS) {
+            disco_multiply_rest<W, DISCO_COLUMNS>(of, tile, b, m, c, end - c, to + (c - row)*to_stride, to_stride);
+        }
+    }
+}
+
 // The products of tile number `t` with all rows.
 template <typename W>
 static void disco_multiply_tile(const disco_product & of, int64_t t) {
@@ -382,8 +438,6 @@ static void disco_multiply_tile(const disco_product & of, int64_t t) {
         weights[i] = of.weights + (first + (i < n ? i : n - 1))*of.weights_bytes;
     }
     const char * next = of.weights + (first + DISCO_LANES)*of.weights_bytes;
-    disco_tile tile[DISCO_AT_ONCE];
-    disco_ints words[W::WORDS];
     alignas(64) float part[DISCO_COLUMNS*DISCO_LANES]; // where a tile has fewer rows than lanes
     const int64_t columns = n == DISCO_LANES ? of.n_rows : DISCO_COLUMNS;
     for (int64_t row = 0; row < of.n_rows; row += columns) {
@@ -391,24 +445,13 @@ static void disco_multiply_tile(const disco_product & of, int64_t t) {
         float * to = n == DISCO_LANES ? of.to + first : part;
         const int64_t to_stride = n == DISCO_LANES ? of.to_stride : DISCO_LANES;
         if (of.n_rows == 1) {
-            disco_multiply_few<W, 1>(of, weights, next, to, to_stride);
+            disco_multiply_few_of<W, 1>(of, weights, next, to, to_stride);
         } else if (of.n_rows == 2) {
-            disco_multiply_few<W, 2>(of, weights, next, to, to_stride);
+            disco_multiply_few_of<W, 2>(of, weights, next, to, to_stride);
+        } else if constexpr (W::IS_K) {
+            disco_multiply_many_k<W>(of, weights, next, row, end, to, to_stride);
         } else {
-            for (int64_t b = 0; b < of.n_blocks; b += DISCO_AT_ONCE) {
-                const int64_t m = of.n_blocks - b < DISCO_AT_ONCE ? of.n_blocks - b : DISCO_AT_ONCE;
-                for (int64_t i = 0; i < m; i += W::TOGETHER) {
-                    const int64_t k = m - i < W::TOGETHER ? m - i : W::TOGETHER;
-                    disco_fetch_tile<W>(next, b + i);
-                    W::turn(weights, b + i, k, words);
-                    for (int64_t l = 0; l < k; ++l) {
-                        W::lay_out(weights, b + i, words, l, tile[i + l]);
-                    }
-                }
-                for (int64_t c = row; c < end; c += DISCO_COLUMNS) {
-                    disco_multiply_rest<W, DISCO_COLUMNS>(of, tile, b, m, c, end - c, to + (c - row)*to_stride, to_stride);
-                }
-            }
+            disco_multiply_many<W>(of, weights, next, row, end, to, to_stride);
         }
         for (int64_t c = row; n != DISCO_LANES && c < end; ++c) {
             std::memcpy(of.to + c*of.to_stride + first, part + (c - row)*DISCO_LANES, n*sizeof(float));

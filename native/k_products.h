@@ -1,0 +1,399 @@
+// Products of weights in Q4_K, Q5_K and Q6_K with rows in Q8_K, as products.h has them of smaller blocks: a lane is a weight row,
+// and what is added up is the same however many rows there are. A block has 256 numbers, in parts whose scales are whole
+// numbers: all of it is added up in whole numbers, in any order, and rounds when the block is done. 16 bits hold the sum of
+// a part: of Q6_K only what is left of it in the end, since it begins with what the weights' offset of 32 takes away; on the
+// way it may overflow and come back.
+#pragma once
+#include "products.h"
+
+#if defined(DISCO_MULTIPLIES)
+#if defined(__GNUC__)
+#define DISCO_INLINE __attribute__((always_inline))
+#else
+#define DISCO_INLINE
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+static constexpr int DISCO_K_COLUMNS = 8; // as registers allow
+static inline disco_ints disco_sum(disco_ints a, disco_ints b) { return _mm512_add_epi32(a, b); }
+static inline disco_ints disco_either(disco_ints a, disco_ints b) { return _mm512_or_si512(a, b); }
+static inline disco_ints disco_right(disco_ints a, int n) { return _mm512_srli_epi32(a, n); }
+static inline disco_ints disco_left(disco_ints a, int n) { return _mm512_slli_epi32(a, n); }
+static inline disco_ints disco_multiply_pairs(disco_ints a, disco_ints b) { return _mm512_madd_epi16(a, b); }
+// Four bytes of each lane's, which `bytes` names in turn; 0 for 0x80.
+static inline disco_ints disco_chosen(disco_ints from, int32_t bytes) {
+    const __m512i lanes = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0C0C0C0C));
+    return _mm512_shuffle_epi8(from, _mm512_or_si512(lanes, _mm512_set1_epi32(bytes)));
+}
+// What dots are multiplied with, for each lane a byte with a sign, and that product.
+#if defined(DISCO_DOT)
+static inline disco_ints disco_factor(disco_ints from, int byte) {
+    return _mm512_srai_epi32(disco_chosen(from, (int32_t) (0x00808080u | (uint32_t) byte << 24)), 24);
+}
+static inline disco_ints disco_scaled(disco_ints dots, disco_ints factor) { return _mm512_mullo_epi32(dots, factor); }
+#else
+static inline disco_ints disco_factor(disco_ints from, int byte) {
+    return _mm512_srai_epi16(disco_chosen(from, (int32_t) (0x00800080u | (uint32_t) byte * 0x01000100u)), 8);
+}
+#endif
+// Turns 16 bytes of each weight row, from `at` on, into four registers with a word of each row.
+static inline void disco_turn_words(const char * const * rows, int64_t at, disco_ints * words) {
+    __m512i a[4];
+    for (int i = 0; i < 4; ++i) {
+        const auto part = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[row] + at)); };
+        a[i] = _mm512_castsi128_si512(part(i));
+        a[i] = _mm512_inserti32x4(a[i], part(i + 4), 1);
+        a[i] = _mm512_inserti32x4(a[i], part(i + 8), 2);
+        a[i] = _mm512_inserti32x4(a[i], part(i + 12), 3);
+    }
+    const __m512i b[4] = {_mm512_unpacklo_epi32(a[0], a[1]), _mm512_unpackhi_epi32(a[0], a[1]),
+                          _mm512_unpacklo_epi32(a[2], a[3]), _mm512_unpackhi_epi32(a[2], a[3])};
+    words[0] = _mm512_unpacklo_epi64(b[0], b[2]);
+    words[1] = _mm512_unpackhi_epi64(b[0], b[2]);
+    words[2] = _mm512_unpacklo_epi64(b[1], b[3]);
+    words[3] = _mm512_unpackhi_epi64(b[1], b[3]);
+}
+#else
+static constexpr int DISCO_K_COLUMNS = 4;
+static inline disco_ints disco_sum(disco_ints a, disco_ints b) { return _mm256_add_epi32(a, b); }
+static inline disco_ints disco_either(disco_ints a, disco_ints b) { return _mm256_or_si256(a, b); }
+static inline disco_ints disco_right(disco_ints a, int n) { return _mm256_srli_epi32(a, n); }
+static inline disco_ints disco_left(disco_ints a, int n) { return _mm256_slli_epi32(a, n); }
+static inline disco_ints disco_multiply_pairs(disco_ints a, disco_ints b) { return _mm256_madd_epi16(a, b); }
+static inline disco_ints disco_chosen(disco_ints from, int32_t bytes) {
+    const __m256i lanes = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0C0C0C0C));
+    return _mm256_shuffle_epi8(from, _mm256_or_si256(lanes, _mm256_set1_epi32(bytes)));
+}
+#if defined(DISCO_DOT)
+static inline disco_ints disco_factor(disco_ints from, int byte) {
+    return _mm256_srai_epi32(disco_chosen(from, (int32_t) (0x00808080u | (uint32_t) byte << 24)), 24);
+}
+static inline disco_ints disco_scaled(disco_ints dots, disco_ints factor) { return _mm256_mullo_epi32(dots, factor); }
+#else
+static inline disco_ints disco_factor(disco_ints from, int byte) {
+    return _mm256_srai_epi16(disco_chosen(from, (int32_t) (0x00800080u | (uint32_t) byte * 0x01000100u)), 8);
+}
+#endif
+static inline void disco_turn_words(const char * const * rows, int64_t at, disco_ints * words) {
+    __m256i a[4];
+    for (int i = 0; i < 4; ++i) {
+        const auto part = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[row] + at)); };
+        a[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(part(i)), part(i + 4), 1);
+    }
+    const __m256i b[4] = {_mm256_unpacklo_epi32(a[0], a[1]), _mm256_unpackhi_epi32(a[0], a[1]),
+                          _mm256_unpacklo_epi32(a[2], a[3]), _mm256_unpackhi_epi32(a[2], a[3])};
+    words[0] = _mm256_unpacklo_epi64(b[0], b[2]);
+    words[1] = _mm256_unpackhi_epi64(b[0], b[2]);
+    words[2] = _mm256_unpacklo_epi64(b[1], b[3]);
+    words[3] = _mm256_unpackhi_epi64(b[1], b[3]);
+}
+#endif
+#if defined(DISCO_DOT)
+static inline disco_ints disco_dot(disco_ints sums, disco_ints weights, disco_ints bytes) {
+    return DISCO_DOT(sums, weights, bytes);
+}
+#else
+static inline disco_ints disco_dot(disco_ints sums, disco_ints weights, disco_ints bytes) {
+    return disco_dot_pairs(sums, weights, bytes);
+}
+static inline disco_ints disco_scaled(disco_ints dots, disco_ints factor) { return disco_multiply_pairs(dots, factor); }
+#endif
+
+// A block of a tile's weight rows: four numbers of each row in a register, from 0 on; what scales each part; what is least in
+// each, two parts in a register.
+template <typename W>
+struct disco_k_tile {
+    disco_ints weights[64], factors[W::PARTS], leasts[4];
+    disco_reals scale, least;
+};
+
+// The rows: of a block, scale as F32, 256 bytes with a sign, and the sums of each 16 of them in 16 bits.
+struct disco_q8_k {
+    static constexpr bool IS_K = true;
+    static constexpr int64_t ROW_BYTES = 292, ROW_AT = 4, SUMS_AT = 260, TOGETHER = 1;
+    static inline int32_t pair(int32_t lower, int32_t upper) {
+        return (int32_t) (((uint32_t) lower & 0xFFFFu) | (uint32_t) upper << 16);
+    }
+    static inline int32_t sum(const char * block, int i) {
+        int16_t found;
+        std::memcpy(&found, block + SUMS_AT + 2*i, sizeof found);
+        return found;
+    }
+};
+
+// What Q4_K and Q5_K begin with: scale and scale of the leasts as F16, and 6 bits each of eight scales and eight leasts.
+struct disco_k_leasts : disco_q8_k {
+    static constexpr bool HAS_LEAST = true;
+    static constexpr int64_t SCALES = 5;
+
+    template <int SAME, typename Tile> // parts that have one scale
+    static inline void factors_of(const char * const * rows, int64_t at, Tile & to) {
+        const disco_ints low = disco_bytes(0x3F3F3F3F), nibble = disco_bytes(0x0F0F0F0F), high = disco_bytes(0x30303030);
+        disco_ints words[4];
+        disco_turn_words(rows, at, words);
+        to.scale = disco_lower_halves(words[0]);
+        to.least = disco_upper_halves(words[0]);
+        const disco_ints scales[2] = {disco_both(words[1], low), disco_either(disco_both(words[3], nibble),
+                                                                              disco_both(disco_right(words[1], 2), high))};
+        const disco_ints leasts[2] = {disco_both(words[2], low), disco_either(disco_both(disco_right(words[3], 4), nibble),
+                                                                              disco_both(disco_right(words[2], 2), high))};
+        for (int i = 0; i < 8*SAME; ++i) {
+            to.factors[i] = disco_factor(scales[i/SAME/4], i/SAME % 4);
+        }
+        for (int i = 0; i < 4; ++i) {
+            to.leasts[i] = disco_chosen(leasts[i/2], (int32_t) (i % 2 ? 0x80038002u : 0x80018000u));
+        }
+    }
+
+    // A row's block: its scale, and the sums of each two times 32 numbers.
+    static inline void scales(const char * block, float * to) {
+        std::memcpy(to, block, sizeof *to);
+        for (int i = 0; i < 4; ++i) {
+            const int32_t both = pair(sum(block, 4*i) + sum(block, 4*i + 1), sum(block, 4*i + 2) + sum(block, 4*i + 3));
+            std::memcpy(to + 1 + i, &both, sizeof both);
+        }
+    }
+    static inline disco_ints start(const float *, int) { return disco_none(); }
+};
+
+// And 256 times 4 bits.
+struct disco_q4_k : disco_k_leasts {
+    static constexpr int64_t BYTES = 144;
+    static constexpr int PARTS = 8, WORDS = 8; // words of a part
+    template <typename Tile>
+    static inline void factors(const char * const * rows, int64_t at, Tile & to) { factors_of<1>(rows, at, to); }
+
+    // Gives `take` the words of each part.
+    template <typename F>
+    static inline void lay_out(const char * const * rows, int64_t at, F take) {
+        const disco_ints nibble = disco_bytes(0x0F0F0F0F);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            disco_ints words[8], part[8];
+            disco_turn_words(rows, at + 16 + 32*j, words);
+            disco_turn_words(rows, at + 32 + 32*j, words + 4);
+            for (int i = 0; i < 8; ++i) {
+                part[i] = disco_both(words[i], nibble);
+            }
+            take(2*j, part);
+            for (int i = 0; i < 8; ++i) {
+                part[i] = disco_both(disco_right(words[i], 4), nibble);
+            }
+            take(2*j + 1, part);
+        }
+    }
+};
+
+// And a fifth bit of each, then 256 times 4 bits. With 5 bits a sum of 16 numbers is within 16 bits: of 32 it is not.
+struct disco_q5_k : disco_k_leasts {
+    static constexpr int64_t BYTES = 176;
+    static constexpr int PARTS = 16, WORDS = 4;
+    template <typename Tile>
+    static inline void factors(const char * const * rows, int64_t at, Tile & to) { factors_of<2>(rows, at, to); }
+
+    template <typename F>
+    static inline void lay_out(const char * const * rows, int64_t at, F take) {
+        const disco_ints nibble = disco_bytes(0x0F0F0F0F), fifth = disco_bytes(0x10101010);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            disco_ints high[4], words[4], part[4];
+            disco_turn_words(rows, at + 16 + 16*half, high);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) {
+                disco_turn_words(rows, at + 48 + 32*j + 16*half, words);
+#pragma GCC unroll 2
+                for (int n = 2*j; n < 2*j + 2; ++n) {
+                    for (int i = 0; i < 4; ++i) {
+                        const disco_ints bit = n < 4 ? disco_left(high[i], 4 - n) : disco_right(high[i], n - 4);
+                        part[i] = disco_either(
+                            disco_both(disco_right(words[i], 4*(n % 2)), nibble), disco_both(bit, fifth));
+                    }
+                    take(2*n + half, part);
+                }
+            }
+        }
+    }
+};
+
+// Of a block, 256 times 4 lower bits, 256 times 2 upper bits, 16 scales with a sign, and their scale as F16. To the weights 32 is
+// added, and 32 times the row's sum is taken off in advance.
+struct disco_q6_k : disco_q8_k {
+    static constexpr bool HAS_LEAST = false;
+    static constexpr int64_t BYTES = 210, SCALES = 17;
+    static constexpr int PARTS = 16, WORDS = 4;
+
+    template <typename Tile>
+    static inline void factors(const char * const * rows, int64_t at, Tile & to) {
+        disco_ints words[4];
+        disco_turn_words(rows, at + 192, words);
+        to.scale = disco_halves_at(rows, at + 208);
+        for (int i = 0; i < 16; ++i) {
+            to.factors[i] = disco_factor(words[i/4], i % 4);
+        }
+    }
+
+    template <typename F>
+    static inline void lay_out(const char * const * rows, int64_t at, F take) {
+        const disco_ints nibble = disco_bytes(0x0F0F0F0F), upper = disco_bytes(0x30303030);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; ++side) {
+                disco_ints high[4], words[4], part[4];
+                disco_turn_words(rows, at + 128 + 32*half + 16*side, high);
+#pragma GCC unroll 2
+                for (int odd = 0; odd < 2; ++odd) {
+                    disco_turn_words(rows, at + 64*half + 32*odd + 16*side, words);
+                    for (int i = 0; i < 4; ++i) {
+                        const disco_ints bits = disco_left(high[i], odd ? 2 : 4);
+                        part[i] = disco_either(disco_both(words[i], nibble), disco_both(bits, upper));
+                    }
+                    take(8*half + 2*odd + side, part);
+                    for (int i = 0; i < 4; ++i) {
+                        const disco_ints bits = disco_right(high[i], odd ? 2 : 0);
+                        part[i] = disco_either(disco_both(disco_right(words[i], 4), nibble), disco_both(bits, upper));
+                    }
+                    take(8*half + 4 + 2*odd + side, part);
+                }
+            }
+        }
+    }
+
+    static inline void scales(const char * block, float * to) {
+        std::memcpy(to, block, sizeof *to);
+        for (int part = 0; part < PARTS; ++part) {
+#if defined(DISCO_DOT)
+            const int32_t start = -32*sum(block, part);
+#else
+            const int8_t * bytes = reinterpret_cast<const int8_t *>(block) + ROW_AT + 16*part;
+            int32_t first = 0, second = 0; // of what is added up in the lower and the upper half of a lane
+            for (int i = 0; i < 16; i += 4) {
+                first += bytes[i] + bytes[i + 1];
+                second += bytes[i + 2] + bytes[i + 3];
+            }
+            const int32_t start = pair(-32*first, -32*second);
+#endif
+            std::memcpy(to + 1 + part, &start, sizeof start);
+        }
+    }
+    static inline disco_ints start(const float * scales, int part) { return disco_word(scales + 1 + part); }
+};
+
+// Multiplies a part with `N` rows.
+template <typename W, int N>
+static inline void disco_multiply_part(
+        const disco_ints * weights, disco_ints factor, int part, const char * rows, int64_t row_bytes, const float * scales,
+        int64_t n_scales, disco_ints * whole) {
+    disco_ints dots[N];
+    for (int c = 0; c < N; ++c) {
+        dots[c] = W::start(scales + c*n_scales, part);
+    }
+    for (int i = 0; i < W::WORDS; ++i) {
+        for (int c = 0; c < N; ++c) {
+            dots[c] = disco_dot(dots[c], weights[i], disco_word(rows + c*row_bytes + W::ROW_AT + 4*(part*W::WORDS + i)));
+        }
+    }
+    for (int c = 0; c < N; ++c) {
+        whole[c] = disco_sum(whole[c], disco_scaled(dots[c], factor));
+    }
+}
+
+// Adds to `sums` what a block comes to.
+template <typename W, int N>
+static inline void disco_add_block(
+        const disco_k_tile<W> & tile, const float * scales, int64_t n_scales, const disco_ints * whole, disco_reals * sums) {
+    for (int c = 0; c < N; ++c) {
+        const float * scale = scales + c*n_scales;
+        sums[c] = disco_times_and(disco_real(whole[c]), disco_times(tile.scale, disco_each(scale[0])), sums[c]);
+        if constexpr (W::HAS_LEAST) {
+            disco_ints least = disco_none();
+            for (int i = 0; i < 4; ++i) {
+                least = disco_sum(least, disco_multiply_pairs(tile.leasts[i], disco_word(scale + 1 + i)));
+            }
+            sums[c] = disco_times_and(disco_real(least), disco_times(tile.least, disco_each(-scale[0])), sums[c]);
+        }
+    }
+}
+
+// As in products.h, for few rows: what is laid out stays in registers.
+template <typename W, int N>
+static inline void disco_multiply_few_k(
+        const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride) {
+    const int64_t n_scales = of.n_blocks*W::SCALES;
+    disco_reals sums[N];
+    for (int c = 0; c < N; ++c) {
+        sums[c] = disco_each(0.0f);
+    }
+    for (int64_t b = 0; b < of.n_blocks; ++b) {
+        const char * rows = of.rows + b*W::ROW_BYTES;
+        const float * scales = of.scales + b*W::SCALES;
+        disco_k_tile<W> tile;
+        disco_ints whole[N];
+        for (int c = 0; c < N; ++c) {
+            whole[c] = disco_none();
+        }
+        disco_fetch_tile<W>(next, b);
+        W::factors(weights, b*W::BYTES, tile);
+        W::lay_out(weights, b*W::BYTES, [&](int part, const disco_ints * words) DISCO_INLINE {
+            disco_multiply_part<W, N>(words, tile.factors[part], part, rows, of.row_bytes, scales, n_scales, whole);
+        });
+        disco_add_block<W, N>(tile, scales, n_scales, whole, sums);
+    }
+    for (int c = 0; c < N; ++c) {
+        disco_write(to + c*to_stride, sums[c]);
+    }
+}
+
+// Multiplies a block with `n_rows` rows, the first of which is `row`: `N` of them if there are so many, and says how many.
+template <typename W, int N>
+static inline int64_t disco_multiply_block_k(
+        const disco_product & of, const disco_k_tile<W> & tile, int64_t block, int64_t row, int64_t n_rows, float * to,
+        int64_t to_stride) {
+    if constexpr (N > 1) {
+        if (n_rows < N) {
+            return disco_multiply_block_k<W, N - 1>(of, tile, block, row, n_rows, to, to_stride);
+        }
+    }
+    const char * rows = of.rows + row*of.row_bytes + block*W::ROW_BYTES;
+    const int64_t n_scales = of.n_blocks*W::SCALES;
+    const float * scales = of.scales + row*n_scales + block*W::SCALES;
+    disco_reals sums[N];
+    disco_ints whole[N];
+    for (int c = 0; c < N; ++c) {
+        sums[c] = block ? disco_read(to + c*to_stride) : disco_each(0.0f);
+        whole[c] = disco_none();
+        for (int64_t at = 0; at < W::ROW_BYTES; at += 64) { // of the rows that come next
+            _mm_prefetch(rows + (N + c)*of.row_bytes + at, _MM_HINT_T0);
+        }
+    }
+    for (int part = 0; part < W::PARTS; ++part) {
+        disco_multiply_part<W, N>(
+            tile.weights + part*W::WORDS, tile.factors[part], part, rows, of.row_bytes, scales, n_scales, whole);
+    }
+    disco_add_block<W, N>(tile, scales, n_scales, whole, sums);
+    for (int c = 0; c < N; ++c) {
+        disco_write(to + c*to_stride, sums[c]);
+    }
+    return N;
+}
+
+// As in products.h, for the rows from `row` on.
+template <typename W>
+static inline void disco_multiply_many_k(
+        const disco_product & of, const char * const * weights, const char * next, int64_t row, int64_t end, float * to,
+        int64_t to_stride) {
+    for (int64_t b = 0; b < of.n_blocks; ++b) {
+        disco_k_tile<W> tile;
+        disco_fetch_tile<W>(next, b);
+        W::factors(weights, b*W::BYTES, tile);
+        W::lay_out(weights, b*W::BYTES, [&](int part, const disco_ints * words) DISCO_INLINE {
+            for (int i = 0; i < W::WORDS; ++i) {
+                tile.weights[part*W::WORDS + i] = words[i];
+            }
+        });
+        for (int64_t c = row; c < end;) {
+            c += disco_multiply_block_k<W, DISCO_K_COLUMNS>(of, tile, b, c, end - c, to + (c - row)*to_stride, to_stride);
+        }
+    }
+}
+#endif
