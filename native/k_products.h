@@ -15,10 +15,8 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 static constexpr int DISCO_K_COLUMNS = 8; // as registers allow
-static inline disco_ints disco_sum(disco_ints a, disco_ints b) { return _mm512_add_epi32(a, b); }
 static inline disco_ints disco_either(disco_ints a, disco_ints b) { return _mm512_or_si512(a, b); }
 static inline disco_ints disco_right(disco_ints a, int n) { return _mm512_srli_epi32(a, n); }
-static inline disco_ints disco_left(disco_ints a, int n) { return _mm512_slli_epi32(a, n); }
 static inline disco_ints disco_multiply_pairs(disco_ints a, disco_ints b) { return _mm512_madd_epi16(a, b); }
 // Four bytes of each lane's, which `bytes` names in turn; 0 for 0x80.
 static inline disco_ints disco_chosen(disco_ints from, int32_t bytes) {
@@ -36,29 +34,10 @@ static inline disco_ints disco_factor(disco_ints from, int byte) {
     return _mm512_srai_epi16(disco_chosen(from, (int32_t) (0x00800080u | (uint32_t) byte * 0x01000100u)), 8);
 }
 #endif
-// Turns 16 bytes of each weight row, from `at` on, into four registers with a word of each row.
-static inline void disco_turn_words(const char * const * rows, int64_t at, disco_ints * words) {
-    __m512i a[4];
-    for (int i = 0; i < 4; ++i) {
-        const auto part = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[row] + at)); };
-        a[i] = _mm512_castsi128_si512(part(i));
-        a[i] = _mm512_inserti32x4(a[i], part(i + 4), 1);
-        a[i] = _mm512_inserti32x4(a[i], part(i + 8), 2);
-        a[i] = _mm512_inserti32x4(a[i], part(i + 12), 3);
-    }
-    const __m512i b[4] = {_mm512_unpacklo_epi32(a[0], a[1]), _mm512_unpackhi_epi32(a[0], a[1]),
-                          _mm512_unpacklo_epi32(a[2], a[3]), _mm512_unpackhi_epi32(a[2], a[3])};
-    words[0] = _mm512_unpacklo_epi64(b[0], b[2]);
-    words[1] = _mm512_unpackhi_epi64(b[0], b[2]);
-    words[2] = _mm512_unpacklo_epi64(b[1], b[3]);
-    words[3] = _mm512_unpackhi_epi64(b[1], b[3]);
-}
 #else
 static constexpr int DISCO_K_COLUMNS = 4;
-static inline disco_ints disco_sum(disco_ints a, disco_ints b) { return _mm256_add_epi32(a, b); }
 static inline disco_ints disco_either(disco_ints a, disco_ints b) { return _mm256_or_si256(a, b); }
 static inline disco_ints disco_right(disco_ints a, int n) { return _mm256_srli_epi32(a, n); }
-static inline disco_ints disco_left(disco_ints a, int n) { return _mm256_slli_epi32(a, n); }
 static inline disco_ints disco_multiply_pairs(disco_ints a, disco_ints b) { return _mm256_madd_epi16(a, b); }
 static inline disco_ints disco_chosen(disco_ints from, int32_t bytes) {
     const __m256i lanes = _mm256_broadcastsi128_si256(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0C0C0C0C));
@@ -74,19 +53,6 @@ static inline disco_ints disco_factor(disco_ints from, int byte) {
     return _mm256_srai_epi16(disco_chosen(from, (int32_t) (0x00800080u | (uint32_t) byte * 0x01000100u)), 8);
 }
 #endif
-static inline void disco_turn_words(const char * const * rows, int64_t at, disco_ints * words) {
-    __m256i a[4];
-    for (int i = 0; i < 4; ++i) {
-        const auto part = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[row] + at)); };
-        a[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(part(i)), part(i + 4), 1);
-    }
-    const __m256i b[4] = {_mm256_unpacklo_epi32(a[0], a[1]), _mm256_unpackhi_epi32(a[0], a[1]),
-                          _mm256_unpacklo_epi32(a[2], a[3]), _mm256_unpackhi_epi32(a[2], a[3])};
-    words[0] = _mm256_unpacklo_epi64(b[0], b[2]);
-    words[1] = _mm256_unpackhi_epi64(b[0], b[2]);
-    words[2] = _mm256_unpacklo_epi64(b[1], b[3]);
-    words[3] = _mm256_unpackhi_epi64(b[1], b[3]);
-}
 #endif
 #if defined(DISCO_DOT)
 static inline disco_ints disco_dot(disco_ints sums, disco_ints weights, disco_ints bytes) {
@@ -111,9 +77,6 @@ struct disco_k_tile {
 struct disco_q8_k {
     static constexpr bool IS_K = true;
     static constexpr int64_t ROW_BYTES = 292, ROW_AT = 4, SUMS_AT = 260, TOGETHER = 1;
-    static inline int32_t pair(int32_t lower, int32_t upper) {
-        return (int32_t) (((uint32_t) lower & 0xFFFFu) | (uint32_t) upper << 16);
-    }
     static inline int32_t sum(const char * block, int i) {
         int16_t found;
         std::memcpy(&found, block + SUMS_AT + 2*i, sizeof found);
@@ -149,7 +112,7 @@ struct disco_k_leasts : disco_q8_k {
     static inline void scales(const char * block, float * to) {
         std::memcpy(to, block, sizeof *to);
         for (int i = 0; i < 4; ++i) {
-            const int32_t both = pair(sum(block, 4*i) + sum(block, 4*i + 1), sum(block, 4*i + 2) + sum(block, 4*i + 3));
+            const int32_t both = disco_pair(sum(block, 4*i) + sum(block, 4*i + 1), sum(block, 4*i + 2) + sum(block, 4*i + 3));
             std::memcpy(to + 1 + i, &both, sizeof both);
         }
     }
@@ -271,7 +234,7 @@ struct disco_q6_k : disco_q8_k {
                 first += bytes[i] + bytes[i + 1];
                 second += bytes[i + 2] + bytes[i + 3];
             }
-            const int32_t start = pair(-32*first, -32*second);
+            const int32_t start = disco_pair(-32*first, -32*second);
 #endif
             std::memcpy(to + 1 + part, &start, sizeof start);
         }

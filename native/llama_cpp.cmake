@@ -256,8 +256,9 @@ function(disco_attention)
 endfunction()
 cmake_language(DEFER CALL disco_attention)
 
-# Products of weights in Q4_1 and Q8_0, the default model's, in tiles that suit few rows and many (products.h): ggml has none for
-# Q4_1. All products that go to llamafile_sgemm come to products.cpp first, and the others go on. `disco_products` tells the engine.
+# Products of weights in the packings that people download, in tiles that suit few rows and many (products.h, k_products.h). All that
+# go to llamafile_sgemm come to products.cpp first, and the others go on. So that they come there, llama.cpp neither lays these
+# weights out anew (repack.cpp) nor takes its tiles for many rows (tiled.cpp). `disco_products` tells the engine.
 function(disco_products)
   disco_cpu_targets(targets)
   if(NOT targets)
@@ -268,13 +269,27 @@ function(disco_products)
   get_target_property(files ${target} SOURCES)
   list(FILTER files INCLUDE REGEX "(^|/)llamafile/sgemm\\.cpp$")
   if(NOT files)
-    message(WARNING "there is no llamafile/sgemm.cpp: products of weights in Q4_1 and Q8_0 are ggml's own")
+    message(WARNING "there is no llamafile/sgemm.cpp: products are ggml's own")
     return()
   endif()
   set_source_files_properties(
     "${source}/ggml-cpu/llamafile/sgemm.cpp" TARGET_DIRECTORY ${target}
     PROPERTIES COMPILE_DEFINITIONS llamafile_sgemm=disco_other_products
   )
+  set_source_files_properties(
+    "${source}/ggml-cpu/repack.cpp" TARGET_DIRECTORY ${target}
+    PROPERTIES COMPILE_DEFINITIONS ggml_cpu_has_avx2=disco_interleaves
+  )
+  if(EXISTS "${source}/ggml-cpu/tiled/tiled.cpp")
+    set_source_files_properties(
+      "${source}/ggml-cpu/tiled/tiled.cpp" TARGET_DIRECTORY ${target}
+      PROPERTIES COMPILE_DEFINITIONS ggml_compute_forward_mul_mat_tiled=disco_other_tiles
+    )
+    set_source_files_properties(
+      "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/products.cpp" TARGET_DIRECTORY ${target}
+      PROPERTIES COMPILE_DEFINITIONS DISCO_OTHER_TILES
+    )
+  endif()
   foreach(one IN LISTS targets)
     target_sources(${one} PRIVATE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/products.cpp")
   endforeach()

@@ -2,8 +2,9 @@
 // be multiplied comes here first.
 #include "ggml-impl.h"
 #include "ggml-cpu-impl.h"
+#include "ggml-cpu.h"
 #include "llamafile/sgemm.h"
-#include "products.h"
+#include "k_products.h"
 #include "told.h"
 
 extern "C" bool disco_other_products(const ggml_compute_params *, int64_t, int64_t, int64_t, const void *, int64_t,
@@ -38,7 +39,7 @@ static void disco_multiply_all(const ggml_compute_params * params, disco_product
         of.n_rows = all.n_rows - row < most ? all.n_rows - row : most;
         of.to = all.to + row*all.to_stride;
         if (row != scaled) {
-            scales.resize(2*of.n_rows*of.n_blocks);
+            scales.resize(W::SCALES*of.n_rows*of.n_blocks);
             disco_scales<W>(of.rows, of.row_bytes, of.n_rows, of.n_blocks, scales.data());
             of.scales = scales.data();
             scaled = row;
@@ -58,6 +59,34 @@ static void disco_multiply_all(const ggml_compute_params * params, disco_product
     if (params->nth > 1) {
         ggml_barrier(params->threadpool);
     }
+}
+#endif
+
+// The type of the rows that weights of a type are multiplied with here, -1 where they are not.
+static int disco_rows_of(int type) {
+#if defined(DISCO_MULTIPLIES)
+    switch (type) {
+        case GGML_TYPE_Q4_1: return GGML_TYPE_Q8_1;
+        case GGML_TYPE_Q4_0: case GGML_TYPE_Q8_0: case GGML_TYPE_IQ4_NL: case GGML_TYPE_MXFP4: return GGML_TYPE_Q8_0;
+        case GGML_TYPE_Q4_K: case GGML_TYPE_Q5_K: case GGML_TYPE_Q6_K: return GGML_TYPE_Q8_K;
+        default: break;
+    }
+#endif
+    (void) type;
+    return -1;
+}
+
+// repack.cpp asks this where it asks llama.cpp for AVX2, before it lays weights out for tiles of its own: what it would so lay out
+// is multiplied here as it is in the file.
+extern "C" int disco_interleaves(void) {
+    return disco_rows_of(GGML_TYPE_Q4_K) < 0 && ggml_cpu_has_avx2();
+}
+
+#if defined(DISCO_OTHER_TILES)
+// llama.cpp's tiles for many rows, which round otherwise than those for few: what they would take is multiplied here.
+extern "C" bool disco_other_tiles(const ggml_compute_params *, ggml_tensor *);
+extern "C" bool ggml_compute_forward_mul_mat_tiled(const ggml_compute_params * params, ggml_tensor * to) {
+    return disco_rows_of(to->src[0]->type) < 0 && disco_other_tiles(params, to);
 }
 #endif
 
@@ -81,14 +110,19 @@ extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, i
         disco_multiply_all<W>(params, of);
         return true;
     };
-    if (k > 0 && a_type == GGML_TYPE_Q4_1 && b_type == GGML_TYPE_Q8_1 && c_type == GGML_TYPE_F32) {
-        return multiply(disco_q4_1{});
+    if (k > 0 && c_type == GGML_TYPE_F32 && disco_rows_of(a_type) == b_type) {
+        switch (a_type) {
+            case GGML_TYPE_Q4_1: return multiply(disco_q4_1{});
+            case GGML_TYPE_Q4_0: return multiply(disco_q4_0{});
+            case GGML_TYPE_Q8_0: return multiply(disco_q8_0{});
+            case GGML_TYPE_IQ4_NL: return multiply(disco_iq4_nl{});
+            case GGML_TYPE_MXFP4: return multiply(disco_mxfp4{});
+            case GGML_TYPE_Q4_K: return multiply(disco_q4_k{});
+            case GGML_TYPE_Q5_K: return multiply(disco_q5_k{});
+            case GGML_TYPE_Q6_K: return multiply(disco_q6_k{});
+            default: break;
+        }
     }
-#if defined(DISCO_DOT)
-    if (k > 0 && a_type == GGML_TYPE_Q8_0 && b_type == GGML_TYPE_Q8_0 && c_type == GGML_TYPE_F32) {
-        return multiply(disco_q8_0{});
-    }
-#endif
 #endif
 #if defined(__AVX__) && defined(NDEBUG)
     // llamafile's tiles take two rows or more and leave one row to ggml's dot products, which add these types up in another order:
@@ -102,9 +136,10 @@ extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, i
 }
 
 // The engine looks for it: these products round otherwise than ggml's own. Version 1 was wrong with more than one thread where
-// an operation has more than one slice; version 2 added a single row of floats up otherwise than several.
+// an operation has more than one slice; version 2 added a single row of floats up otherwise than several;
+// version 3 had only Q4_1, and Q8_0 where there is VNNI.
 #if defined(DISCO_MULTIPLIES)
-DISCO_TOLD(disco_products, 3)
+DISCO_TOLD(disco_products, 4)
 #else
 DISCO_TOLD(disco_products, 0)
 #endif

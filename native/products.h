@@ -39,6 +39,12 @@ static inline disco_ints disco_dot_pairs(disco_ints sums, disco_ints weights, di
 static inline disco_ints disco_add_pairs(disco_ints sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
 #endif
 static inline disco_ints disco_none() { return _mm512_setzero_si512(); }
+static inline disco_ints disco_sum(disco_ints a, disco_ints b) { return _mm512_add_epi32(a, b); }
+static inline disco_ints disco_left(disco_ints a, int n) { return _mm512_slli_epi32(a, n); }
+// What of a table each nibble means.
+static inline disco_ints disco_meant(disco_ints nibbles, __m128i table) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles);
+}
 static inline disco_ints disco_shifted(disco_ints a) { return _mm512_xor_si512(a, _mm512_set1_epi8((char) 0x80)); }
 #else
 using disco_ints = __m256i;
@@ -72,9 +78,17 @@ static inline disco_ints disco_dot_pairs(disco_ints sums, disco_ints weights, di
 static inline disco_ints disco_add_pairs(disco_ints sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 #endif
 static inline disco_ints disco_none() { return _mm256_setzero_si256(); }
+static inline disco_ints disco_sum(disco_ints a, disco_ints b) { return _mm256_add_epi32(a, b); }
+static inline disco_ints disco_left(disco_ints a, int n) { return _mm256_slli_epi32(a, n); }
+static inline disco_ints disco_meant(disco_ints nibbles, __m128i table) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles);
+}
 static inline disco_ints disco_shifted(disco_ints a) { return _mm256_xor_si256(a, _mm256_set1_epi8((char) 0x80)); }
 #endif
 
+static inline int32_t disco_pair(int32_t lower, int32_t upper) {
+    return (int32_t) (((uint32_t) lower & 0xFFFFu) | (uint32_t) upper << 16);
+}
 // Four bytes of a row, for all lanes.
 static inline disco_ints disco_word(const void * from) {
     int32_t four;
@@ -102,12 +116,31 @@ static constexpr int64_t DISCO_BLOCK = 32; // numbers with one scale
 static constexpr int64_t DISCO_AT_ONCE = 12; // blocks that are laid out before they are multiplied with more rows than DISCO_COLUMNS
 
 // A block of a tile's weight rows: four numbers of each row in a register, from 0 on.
+template <typename W>
 struct disco_tile {
-    disco_ints weights[DISCO_BLOCK / 4];
+    disco_ints weights[W::REGISTERS];
     disco_reals scale, least;
 };
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
+// Turns 16 bytes of each weight row, from `at` on, into four registers with a word of each row.
+static inline void disco_turn_words(const char * const * rows, int64_t at, disco_ints * words) {
+    __m512i a[4];
+    for (int i = 0; i < 4; ++i) {
+        const auto part = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[row] + at)); };
+        a[i] = _mm512_castsi128_si512(part(i));
+        a[i] = _mm512_inserti32x4(a[i], part(i + 4), 1);
+        a[i] = _mm512_inserti32x4(a[i], part(i + 8), 2);
+        a[i] = _mm512_inserti32x4(a[i], part(i + 12), 3);
+    }
+    const __m512i b[4] = {_mm512_unpacklo_epi32(a[0], a[1]), _mm512_unpackhi_epi32(a[0], a[1]),
+                          _mm512_unpacklo_epi32(a[2], a[3]), _mm512_unpackhi_epi32(a[2], a[3])};
+    words[0] = _mm512_unpacklo_epi64(b[0], b[2]);
+    words[1] = _mm512_unpackhi_epi64(b[0], b[2]);
+    words[2] = _mm512_unpacklo_epi64(b[1], b[3]);
+    words[3] = _mm512_unpackhi_epi64(b[1], b[3]);
+}
+
 // Turns 16 registers with a row each into 16 with a word of each row.
 static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
     __m512i a[16], b[16];
@@ -132,6 +165,20 @@ static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
     }
 }
 #else
+static inline void disco_turn_words(const char * const * rows, int64_t at, disco_ints * words) {
+    __m256i a[4];
+    for (int i = 0; i < 4; ++i) {
+        const auto part = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[row] + at)); };
+        a[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(part(i)), part(i + 4), 1);
+    }
+    const __m256i b[4] = {_mm256_unpacklo_epi32(a[0], a[1]), _mm256_unpackhi_epi32(a[0], a[1]),
+                          _mm256_unpacklo_epi32(a[2], a[3]), _mm256_unpackhi_epi32(a[2], a[3])};
+    words[0] = _mm256_unpacklo_epi64(b[0], b[2]);
+    words[1] = _mm256_unpackhi_epi64(b[0], b[2]);
+    words[2] = _mm256_unpacklo_epi64(b[1], b[3]);
+    words[3] = _mm256_unpackhi_epi64(b[1], b[3]);
+}
+
 // The same with 8.
 static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
     __m256i a[8], b[8];
@@ -152,11 +199,48 @@ static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
 }
 #endif
 
+// What kinds of weights have, if they do not say otherwise: IS_K is of k_products.h; bytes that may be above 15 go as two nibbles
+// where there is no VNNI, the upper ones behind the lower.
+struct disco_kind {
+    static constexpr bool IS_K = false, HAS_LEAST = false, IS_OF_BYTES = false;
+    static constexpr int64_t SCALES = 2, TOGETHER = 1; // numbers for a row's block; blocks that are turned together
+    static constexpr int REGISTERS = DISCO_BLOCK / 4;
+};
+struct disco_bytes_kind : disco_kind {
+#if !defined(DISCO_DOT)
+    static constexpr bool IS_OF_BYTES = true;
+    static constexpr int REGISTERS = 2*DISCO_BLOCK / 4;
+#endif
+    template <typename Tile>
+    static inline void set(Tile & to, int w, disco_ints bytes) {
+#if defined(DISCO_DOT)
+        to.weights[w] = bytes;
+#else
+        to.weights[w] = disco_both(bytes, disco_bytes(0x0F0F0F0F));
+        to.weights[w + DISCO_BLOCK / 4] = disco_both(disco_high(bytes), disco_bytes(0x0F0F0F0F));
+#endif
+    }
+};
+// Rows in Q8_0: of a block, scale as F16, and 32 bytes with a sign. What is added to weights is taken off in advance.
+static constexpr int64_t DISCO_Q8_0_BYTES = 34, DISCO_Q8_0_AT = 2;
+static inline void disco_q8_0_scales(const char * block, int offset, bool is_of_pairs, float * to) {
+    uint16_t scale;
+    std::memcpy(&scale, block, sizeof scale);
+    to[0] = _cvtsh_ss(scale);
+    const int8_t * bytes = reinterpret_cast<const int8_t *>(block) + DISCO_Q8_0_AT;
+    int32_t first = 0, second = 0; // of what is added up in the lower and the upper half of a lane
+    for (int i = 0; i < DISCO_BLOCK; i += 4) {
+        first += bytes[i] + bytes[i + 1];
+        second += bytes[i + 2] + bytes[i + 3];
+    }
+    const int32_t start = is_of_pairs ? disco_pair(-offset*first, -offset*second) : -offset*(first + second);
+    std::memcpy(to + 1, &start, sizeof start);
+}
+
 // Weights in Q4_1: of a block, scale and least as F16, and 32 times 4 bits; with rows in Q8_1: scale and scaled sum as F16, and
 // 32 bytes. A number is the weights' scale times the row's times the dot product, and the least times the scaled sum.
-struct disco_q4_1 {
-    static constexpr bool IS_K = false;
-    static constexpr int64_t BYTES = 20, ROW_BYTES = 36, ROW_AT = 4, SCALES = 2;
+struct disco_q4_1 : disco_kind {
+    static constexpr int64_t BYTES = 20, ROW_BYTES = 36, ROW_AT = 4;
     static constexpr bool HAS_LEAST = true;
 #if defined(__AVX512F__) && defined(__AVX512BW__)
     static constexpr int64_t TOGETHER = 3; // blocks that are turned together
@@ -182,7 +266,8 @@ struct disco_q4_1 {
     }
 
     // Makes a tile of the words of block `i` of those that were turned, the first of which is `block`.
-    static inline void lay_out(const char * const *, int64_t, const disco_ints * words, int64_t i, disco_tile & to) {
+    template <typename Tile>
+    static inline void lay_out(const char * const *, int64_t, const disco_ints * words, int64_t i, Tile & to) {
         const disco_ints nibble = disco_bytes(0x0F0F0F0F);
         words += 5*i;
         to.scale = disco_lower_halves(words[0]);
@@ -202,13 +287,9 @@ struct disco_q4_1 {
     static inline disco_ints start(const float *) { return disco_none(); }
 };
 
-#if defined(DISCO_DOT)
-// Weights and rows in Q8_0: of a block, scale as F16, and 32 bytes with a sign. To the weights 128 is added, and 128 times the
-// row's sum is taken off in advance.
-struct disco_q8_0 {
-    static constexpr bool IS_K = false;
-    static constexpr int64_t BYTES = 34, ROW_BYTES = 34, ROW_AT = 2, SCALES = 2;
-    static constexpr bool HAS_LEAST = false;
+// Weights in Q8_0, too. To them 128 is added.
+struct disco_q8_0 : disco_bytes_kind {
+    static constexpr int64_t BYTES = DISCO_Q8_0_BYTES, ROW_BYTES = DISCO_Q8_0_BYTES, ROW_AT = DISCO_Q8_0_AT;
 #if defined(__AVX512F__) && defined(__AVX512BW__)
     static constexpr int64_t TOGETHER = 2;
     static constexpr int WORDS = 16;
@@ -233,31 +314,80 @@ struct disco_q8_0 {
         disco_turn(each, words);
     }
 
-    static inline void lay_out(const char * const * rows, int64_t block, const disco_ints * words, int64_t i, disco_tile & to) {
+    template <typename Tile>
+    static inline void lay_out(const char * const * rows, int64_t block, const disco_ints * words, int64_t i, Tile & to) {
         to.scale = disco_halves_at(rows, (block + i)*BYTES);
         for (int w = 0; w < 8; ++w) {
-            to.weights[w] = disco_shifted(words[8*i + w]);
+            set(to, w, disco_shifted(words[8*i + w]));
         }
     }
 
-    static inline void scales(const char * block, float * to) {
-        uint16_t scale;
-        std::memcpy(&scale, block, sizeof scale);
-        to[0] = _cvtsh_ss(scale);
-        int32_t sum = 0;
-        for (int i = 0; i < DISCO_BLOCK; ++i) {
-            sum += reinterpret_cast<const int8_t *>(block)[ROW_AT + i];
-        }
-        sum *= -128;
-        std::memcpy(to + 1, &sum, sizeof sum);
-    }
-    static inline disco_ints start(const float * scales) {
-        int32_t sum;
-        std::memcpy(&sum, scales + 1, sizeof sum);
-        return disco_bytes(sum);
-    }
+    static inline void scales(const char * block, float * to) { disco_q8_0_scales(block, 128, false, to); }
+    static inline disco_ints start(const float * scales) { return disco_word(scales + 1); }
 };
+
+// Blocks of a scale and 32 times 4 bits, with rows in Q8_0.
+template <int SCALE_BYTES, typename Kind>
+struct disco_nibbles : Kind {
+    static constexpr int64_t BYTES = SCALE_BYTES + 16, ROW_BYTES = DISCO_Q8_0_BYTES, ROW_AT = DISCO_Q8_0_AT;
+    static constexpr int WORDS = 4;
+
+    static inline void turn(const char * const * rows, int64_t block, int64_t, disco_ints * words) {
+        disco_turn_words(rows, block*BYTES + SCALE_BYTES, words);
+    }
+    static inline disco_ints nibbles(const disco_ints * words, int w) {
+        return disco_both(w < 4 ? words[w] : disco_high(words[w - 4]), disco_bytes(0x0F0F0F0F));
+    }
+    static inline disco_ints start(const float * scales) { return disco_word(scales + 1); }
+};
+#if defined(DISCO_DOT)
+static constexpr bool DISCO_IN_PAIRS = false;
+#else
+static constexpr bool DISCO_IN_PAIRS = true;
 #endif
+
+// Weights in Q4_0, to which 8 is added.
+struct disco_q4_0 : disco_nibbles<2, disco_kind> {
+    template <typename Tile>
+    static inline void lay_out(const char * const * rows, int64_t block, const disco_ints * words, int64_t, Tile & to) {
+        to.scale = disco_halves_at(rows, block*BYTES);
+        for (int w = 0; w < 8; ++w) {
+            to.weights[w] = nibbles(words, w);
+        }
+    }
+    static inline void scales(const char * block, float * to) { disco_q8_0_scales(block, 8, DISCO_IN_PAIRS, to); }
+};
+
+// Weights in MXFP4: the scale is a power of two, and bits mean halves of what is in the table, to which 12 is added.
+struct disco_mxfp4 : disco_nibbles<1, disco_kind> {
+    template <typename Tile>
+    static inline void lay_out(const char * const * rows, int64_t block, const disco_ints * words, int64_t, Tile & to) {
+        alignas(64) uint32_t bits[DISCO_LANES];
+        for (int row = 0; row < DISCO_LANES; ++row) {
+            const uint32_t power = (uint8_t) rows[row][block*BYTES];
+            bits[row] = power < 2 ? 0x00200000u << power : (power - 1) << 23;
+        }
+        to.scale = disco_read(reinterpret_cast<const float *>(bits));
+        const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+        for (int w = 0; w < 8; ++w) {
+            to.weights[w] = disco_meant(nibbles(words, w), table);
+        }
+    }
+    static inline void scales(const char * block, float * to) { disco_q8_0_scales(block, 12, DISCO_IN_PAIRS, to); }
+};
+
+// Weights in IQ4_NL: bits mean what is in the table, to which 128 is added.
+struct disco_iq4_nl : disco_nibbles<2, disco_bytes_kind> {
+    template <typename Tile>
+    static inline void lay_out(const char * const * rows, int64_t block, const disco_ints * words, int64_t, Tile & to) {
+        to.scale = disco_halves_at(rows, block*BYTES);
+        const __m128i table = _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+        for (int w = 0; w < 8; ++w) {
+            set(to, w, disco_shifted(disco_meant(nibbles(words, w), table)));
+        }
+    }
+    static inline void scales(const char * block, float * to) { disco_q8_0_scales(block, 128, false, to); }
+};
 
 // SCALES numbers for each block of `n` rows.
 template <typename W>
@@ -272,23 +402,31 @@ static inline void disco_scales(const char * rows, int64_t row_bytes, int64_t n,
 // Multiplies a block of a tile with `N` rows, and adds to `sums`.
 template <typename W, int N>
 static inline void disco_multiply_block(
-        const disco_tile & tile, const char * rows, int64_t row_bytes, const float * scales, int64_t n_scales,
+        const disco_tile<W> & tile, const char * rows, int64_t row_bytes, const float * scales, int64_t n_scales,
         disco_reals * sums) {
     for (int c = 0; c < N; ++c) {
         const char * bytes = rows + c*row_bytes + W::ROW_AT;
         const float * scale = scales + c*n_scales;
         disco_ints dots = W::start(scale);
-        for (int i = 0; i < DISCO_BLOCK / 4; ++i) {
-            int32_t four;
-            std::memcpy(&four, bytes + 4*i, sizeof four);
 #if defined(DISCO_DOT)
-            dots = DISCO_DOT(dots, tile.weights[i], disco_bytes(four));
-#else
-            dots = disco_dot_pairs(dots, tile.weights[i], disco_bytes(four)); // 8*2*15*128 is within 16 bits
-#endif
+        for (int i = 0; i < DISCO_BLOCK / 4; ++i) {
+            dots = DISCO_DOT(dots, tile.weights[i], disco_word(bytes + 4*i));
         }
-#if !defined(DISCO_DOT)
-        dots = disco_add_pairs(dots);
+#else
+        if constexpr (W::IS_OF_BYTES) {
+            disco_ints lower = disco_none(), upper = disco_none();
+            for (int i = 0; i < DISCO_BLOCK / 4; ++i) {
+                const disco_ints four = disco_word(bytes + 4*i);
+                lower = disco_dot_pairs(lower, tile.weights[i], four);
+                upper = disco_dot_pairs(upper, tile.weights[i + DISCO_BLOCK / 4], four);
+            }
+            dots = disco_sum(dots, disco_sum(disco_add_pairs(lower), disco_left(disco_add_pairs(upper), 4)));
+        } else {
+            for (int i = 0; i < DISCO_BLOCK / 4; ++i) {
+                dots = disco_dot_pairs(dots, tile.weights[i], disco_word(bytes + 4*i)); // 8*2*15*128 is within 16 bits
+            }
+            dots = disco_add_pairs(dots);
+        }
 #endif
         sums[c] = disco_times_and(disco_real(dots), disco_times(tile.scale, disco_each(scale[0])), sums[c]);
         if constexpr (W::HAS_LEAST) {
@@ -314,7 +452,7 @@ struct disco_product {
 // Multiplies `n` blocks of a tile, from `block` on, with `N` rows, from `row` on.
 template <typename W, int N>
 static inline void disco_multiply(
-        const disco_product & of, const disco_tile * tile, int64_t block, int64_t n, int64_t row, float * to, int64_t to_stride) {
+        const disco_product & of, const disco_tile<W> * tile, int64_t block, int64_t n, int64_t row, float * to, int64_t to_stride) {
     disco_reals sums[N];
     for (int c = 0; c < N; ++c) {
         sums[c] = block ? disco_read(to + c*to_stride) : disco_each(0.0f);
@@ -346,7 +484,7 @@ static inline void disco_multiply_few(
         sums[c] = disco_each(0.0f);
     }
     const auto multiply = [&](const disco_ints * words, int64_t block, int64_t i) {
-        disco_tile tile;
+        disco_tile<W> tile;
         W::lay_out(weights, block, words, i, tile);
         disco_multiply_block<W, N>(
             tile, of.rows + (block + i)*W::ROW_BYTES, of.row_bytes, of.scales + 2*(block + i), 2*of.n_blocks, sums);
@@ -374,7 +512,7 @@ static inline void disco_multiply_few(
 // Calls disco_multiply for `n_rows` rows, `N` at most.
 template <typename W, int N>
 static inline void disco_multiply_rest(
-        const disco_product & of, const disco_tile * tile, int64_t block, int64_t n, int64_t row, int64_t n_rows, float * to,
+        const disco_product & of, const disco_tile<W> * tile, int64_t block, int64_t n, int64_t row, int64_t n_rows, float * to,
         int64_t to_stride) {
     if constexpr (N > 0) {
         if (n_rows >= N) {
@@ -410,7 +548,7 @@ template <typename W>
 static inline void disco_multiply_many(
         const disco_product & of, const char * const * weights, const char * next, int64_t row, int64_t end, float * to,
         int64_t to_stride) {
-    disco_tile tile[DISCO_AT_ONCE];
+    disco_tile<W> tile[DISCO_AT_ONCE];
     disco_ints words[W::WORDS];
     for (int64_t b = 0; b < of.n_blocks; b += DISCO_AT_ONCE) {
         const int64_t m = of.n_blocks - b < DISCO_AT_ONCE ? of.n_blocks - b : DISCO_AT_ONCE;

@@ -30,7 +30,7 @@ add_library(ggml STATIC ggml-cpu/vec.cpp)
 set(SKBUILD_PLATLIB_DIR "${CMAKE_BINARY_DIR}/wheel")
 """
 ONE = "add_library(ggml-cpu STATIC ggml-cpu/ops.cpp ggml-cpu/vec.cpp)\n"
-SGEMM = "llamafile/sgemm.cpp ggml-cpu/vec.cpp"
+SGEMM = "llamafile/sgemm.cpp ggml-cpu/repack.cpp ggml-cpu/tiled/tiled.cpp ggml-cpu/vec.cpp"
 VARIANTS = """add_library(ggml-cpu-x64 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
 add_library(ggml-cpu-x64-feats OBJECT ggml-cpu/vec.cpp)
 add_library(ggml-cpu-zen4 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
@@ -131,8 +131,9 @@ def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu
     (folder / "CMakeLists.txt").write_text(PROJECT + targets)
     (folder / "ggml-cpu" / "ops.cpp").write_text(ops)
     (folder / "ggml-cpu" / "vec.cpp").write_text("")
-    (folder / "ggml-cpu" / "llamafile").mkdir()
-    (folder / "ggml-cpu" / "llamafile" / "sgemm.cpp").write_text("")
+    for name_of_file in ("llamafile/sgemm.cpp", "tiled/tiled.cpp", "repack.cpp"):
+        (folder / "ggml-cpu" / name_of_file).parent.mkdir(exist_ok=True)
+        (folder / "ggml-cpu" / name_of_file).write_text("")
     hook = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={CI / 'llama_cpp.cmake'}"
     command = [program("cmake"), "-S", str(folder), "-B", str(folder / "build"), "-G", "Unix Makefiles", hook]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S)
@@ -196,9 +197,15 @@ def test_products_are_asked_of_ours_first_and_the_others_have_another_name(
     assert "there is no llamafile/sgemm.cpp" not in told
     assert "products.cpp.o" in linked
     made = (tmp_path / "build" / "CMakeFiles" / f"{name}.dir" / "flags.make").read_text()
-    defined = [line for line in made.splitlines() if "llamafile_sgemm=disco_other_products" in line]
-    assert len(defined) == 1
-    assert "sgemm.cpp" in defined[0]
+    for file, definition in (
+        ("sgemm.cpp", "llamafile_sgemm=disco_other_products"),
+        ("repack.cpp", "ggml_cpu_has_avx2=disco_interleaves"),
+        ("tiled.cpp", "ggml_compute_forward_mul_mat_tiled=disco_other_tiles"),
+        ("products.cpp", "DISCO_OTHER_TILES"),
+    ):
+        defined = [line for line in made.splitlines() if definition in line]
+        assert len(defined) == 1
+        assert file in defined[0]
 
 
 def test_without_tiles_of_ggml_products_are_its_own_and_that_is_said(tmp_path: Path) -> None:
