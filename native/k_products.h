@@ -75,7 +75,7 @@ struct disco_k_tile {
 
 // The rows: of a block, scale as F32, 256 bytes with a sign, and the sums of each 16 of them in 16 bits.
 struct disco_q8_k {
-    static constexpr bool IS_K = true;
+    static constexpr bool IS_K = true, ALONG = false;
     static constexpr int64_t ROW_BYTES = 292, ROW_AT = 4, SUMS_AT = 260, TOGETHER = 1;
     static inline int32_t sum(const char * block, int i) {
         int16_t found;
@@ -240,6 +240,32 @@ struct disco_q6_k : disco_q8_k {
         }
     }
     static inline disco_ints start(const float * scales, int part) { return disco_word(scales + 1 + part); }
+#if defined(DISCO_ONE_ALONG)
+    static constexpr bool ALONG = true;
+    static constexpr int64_t SCALE_AT = 208;
+    static inline __m256i along(const char * weights, const char * row) {
+        const __m256i nibble = disco_bytes(0x0F0F0F0F), upper = disco_bytes(0x30303030);
+        const __m128i scales = _mm_loadu_si128(reinterpret_cast<const __m128i *>(weights + 192));
+        // 16 numbers have a scale, 32 a register: of two scales the first is in the lower half, the second in the upper one.
+        const __m256i halves = _mm256_cvtepi8_epi16(
+            _mm_shuffle_epi8(scales, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)));
+        const __m256i offset = disco_multiply_pairs(disco_load(row + SUMS_AT), _mm256_cvtepi8_epi16(scales));
+        __m256i sums = _mm256_sub_epi32(disco_none(), disco_left(offset, 5));
+        for (int half = 0; half < 2; ++half) {
+            const __m256i high = disco_load(weights + 128 + 32*half);
+            const __m256i words[2] = {disco_load(weights + 64*half), disco_load(weights + 64*half + 32)};
+            for (int n = 0; n < 4; ++n) {
+                const __m256i bits = n < 2 ? disco_left(high, 4 - 2*n) : disco_right(high, 2*n - 4);
+                const __m256i four = n < 2 ? words[n] : disco_high(words[n - 2]);
+                const __m256i part = disco_either(disco_both(four, nibble), disco_both(bits, upper));
+                const __m256i dots = _mm256_maddubs_epi16(part, disco_load(row + ROW_AT + 128*half + 32*n));
+                const __m256i scale = _mm256_shuffle_epi8(halves, _mm256_set1_epi16((short) (0x0100 + 0x0202*(4*half + n))));
+                sums = disco_sum(sums, disco_multiply_pairs(dots, scale));
+            }
+        }
+        return sums;
+    }
+#endif
 };
 
 // Multiplies a part with `N` rows.

@@ -111,6 +111,23 @@ static inline disco_reals disco_halves_at(const char * const * rows, int64_t at)
 #endif
 }
 
+#if !defined(DISCO_DOT) && !(defined(__AVX512F__) && defined(__AVX512BW__))
+#define DISCO_ONE_ALONG 1 // some weights are multiplied with a single row as they lie: turning them would cost more than it saves
+// The sum of the lanes of each of eight registers.
+static inline disco_ints disco_add_up(const disco_ints * rows) {
+    __m256i a[4], b[2];
+    for (int i = 0; i < 4; ++i) {
+        a[i] = _mm256_add_epi32(
+            _mm256_unpacklo_epi32(rows[2*i], rows[2*i + 1]), _mm256_unpackhi_epi32(rows[2*i], rows[2*i + 1]));
+    }
+    for (int i = 0; i < 2; ++i) {
+        b[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(a[2*i], a[2*i + 1]), _mm256_unpackhi_epi64(a[2*i], a[2*i + 1]));
+    }
+    return _mm256_add_epi32(_mm256_permute2x128_si256(b[0], b[1], 0x20), _mm256_permute2x128_si256(b[0], b[1], 0x31));
+}
+static inline __m256i disco_load(const char * from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
+#endif
+
 static constexpr int DISCO_LANES = sizeof(disco_reals) / sizeof(float); // weight rows of a tile
 static constexpr int64_t DISCO_BLOCK = 32; // numbers with one scale
 static constexpr int64_t DISCO_AT_ONCE = 12; // blocks that are laid out before they are multiplied with more rows than DISCO_COLUMNS
@@ -202,7 +219,7 @@ static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
 // What kinds of weights have, if they do not say otherwise: IS_K is of k_products.h; bytes that may be above 15 go as two nibbles
 // where there is no VNNI, the upper ones behind the lower.
 struct disco_kind {
-    static constexpr bool IS_K = false, HAS_LEAST = false, IS_OF_BYTES = false;
+    static constexpr bool IS_K = false, HAS_LEAST = false, IS_OF_BYTES = false, ALONG = false;
     static constexpr int64_t SCALES = 2, TOGETHER = 1; // numbers for a row's block; blocks that are turned together
     static constexpr int REGISTERS = DISCO_BLOCK / 4;
 };
@@ -324,6 +341,14 @@ struct disco_q8_0 : disco_bytes_kind {
 
     static inline void scales(const char * block, float * to) { disco_q8_0_scales(block, 128, false, to); }
     static inline disco_ints start(const float * scales) { return disco_word(scales + 1); }
+#if defined(DISCO_ONE_ALONG)
+    static constexpr bool ALONG = true;
+    static constexpr int64_t SCALE_AT = 0;
+    static inline __m256i along(const char * weights, const char * row) {
+        const __m256i w = disco_load(weights + ROW_AT), signs = _mm256_sign_epi8(disco_load(row + ROW_AT), w);
+        return disco_add_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(w), signs));
+    }
+#endif
 };
 
 // Blocks of a scale and 32 times 4 bits, with rows in Q8_0.
@@ -532,10 +557,33 @@ static inline void disco_multiply_many_k(
         const disco_product & of, const char * const * weights, const char * next, int64_t row, int64_t end, float * to,
         int64_t to_stride);
 
+#if defined(DISCO_ONE_ALONG)
+// The same whole numbers for a single row, added up in another order.
+template <typename W>
+static inline void disco_multiply_along(const disco_product & of, const char * const * weights, const char * next, float * to) {
+    disco_reals sums = disco_each(0.0f);
+    for (int64_t b = 0; b < of.n_blocks; ++b) {
+        disco_fetch_tile<W>(next, b);
+        disco_ints each[DISCO_LANES];
+        for (int i = 0; i < DISCO_LANES; ++i) {
+            each[i] = W::along(weights[i] + b*W::BYTES, of.rows + b*W::ROW_BYTES);
+        }
+        const disco_reals scale = disco_times(disco_halves_at(weights, b*W::BYTES + W::SCALE_AT), disco_each(of.scales[b*W::SCALES]));
+        sums = disco_times_and(disco_real(disco_add_up(each)), scale, sums);
+    }
+    disco_write(to, sums);
+}
+#endif
+
 // The products of a tile with few rows.
 template <typename W, int N>
 static inline void disco_multiply_few_of(
         const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride) {
+#if defined(DISCO_ONE_ALONG)
+    if constexpr (N == 1 && W::ALONG) {
+        return disco_multiply_along<W>(of, weights, next, to);
+    } else
+#endif
     if constexpr (W::IS_K) {
         disco_multiply_few_k<W, N>(of, weights, next, to, to_stride);
     } else {
