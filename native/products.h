@@ -1,9 +1,9 @@
-// Products of weights in Q4_1 and Q8_0 with rows in Q8_1 and Q8_0, for the copy of llama.cpp that native/llama_cpp.cmake builds
-// (products.cpp calls it). ggml has no tiles for Q4_1 and goes from weight row to weight row for each row by itself; with both
-// it adds up a register's lanes for each number. Here a tile of weight rows is laid out so that each lane is a weight row, and
-// multiplied with up to DISCO_COLUMNS rows before it is done with. What is added up for a number, and in which order, is the
-// same however many rows there are: block after block, whole numbers within a block. By AVX2, AVX-512 or VNNI it is the
-// same, too. Q8_0 needs VNNI.
+// Products of weights in Q4_1 with rows in Q8_1, and in Q4_0, Q8_0, IQ4_NL and MXFP4 with rows in Q8_0, for the copy of llama.cpp
+// that native/llama_cpp.cmake builds (products.cpp calls it; k_products.h has K weights). ggml's own go from weight row to weight
+// row for each row, or lay weights out anew when a model is loaded, and add up a register's lanes for each number. Here a tile of
+// weight rows is laid out so that each lane is a weight row, and multiplied with up to DISCO_COLUMNS rows before it is done with.
+// What is added up for a number, and in which order, is the same however many rows there are: block after block, whole numbers
+// within a block. By AVX2, AVX-512 or VNNI it is the same, too.
 #pragma once
 #include <cstdint>
 #include <cstring>
