@@ -17,7 +17,16 @@ from disco_daemon.arrays import FloatArray
 
 from .ggml import BF16, F16, F32, I32, Q8_K, Array, Ggml, Graph, Node, Packing
 
-OURS = ("q4_0", "q4_1", "q8_0", "iq4_nl", "mxfp4", "q4_K", "q5_K", "q6_K")  # what native/products.h multiplies; half of all cases
+OURS = (
+    "q4_0",
+    "q4_1",
+    "q8_0",
+    "iq4_nl",
+    "mxfp4",
+    "q4_K",
+    "q5_K",
+    "q6_K",
+)  # what native/products.h multiplies; half of all cases
 # Blocks of which any bytes behind the scale are a meaning; to find those of given numbers takes ggml seconds.
 BY_CHANCE = ("iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
 SPREAD = "iq1_m"  # likewise, its scale in the upper halves of the last bytes

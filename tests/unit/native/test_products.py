@@ -130,28 +130,22 @@ class Case:
         scale, shape = self._scale.astype(float), (self.m, self.n_blocks, 8)
         if self.kind == "q6_k":
             whole = self._whole(64)
-            scales = self._random.integers(-128, 128, (self.m, self.n_blocks, 16), dtype=np.int8)
+            signed = self._random.integers(-128, 128, (self.m, self.n_blocks, 16), dtype=np.int8)
             by = whole.reshape(self.m, self.n_blocks, 2, 4, 32)
             lower = by[..., :2, :] & 15 | (by[..., 2:, :] & 15) << 4
-            upper = sum((by[..., i, :] >> 4) << 2 * i for i in range(4))
+            upper = np.asarray(np.sum([by[..., i, :] >> 4 << 2 * i for i in range(4)], 0, np.uint8))
             flat = (self.m, self.n_blocks, -1)
-            self.weights = packed(lower.reshape(flat), upper.astype(np.uint8).reshape(flat), scales, self._scale)
-            self.numbers = scale * np.repeat(scales, 16, -1) * (whole.astype(float) - 32)
+            self.weights = packed(lower.reshape(flat), upper.reshape(flat), signed, self._scale)
+            self.numbers = scale * np.repeat(signed, 16, -1) * (whole.astype(float) - 32)
             return
         scales, leasts = (self._random.integers(0, 64, shape, dtype=np.uint8) for _ in range(2))
         scale_of_leasts = (halves(self._random, (self.m, self.n_blocks, 1)) / np.float16(8)).astype(np.float16)
         whole = self._whole(32 if self.kind == "q5_k" else 16)
         by = whole.reshape(self.m, self.n_blocks, 4, 2, 32)
         lower = (by[..., 0, :] & 15 | (by[..., 1, :] & 15) << 4).reshape(self.m, self.n_blocks, 128)
-        fifth = sum((by[..., i // 2, i % 2, :] >> 4) << i for i in range(8)).astype(np.uint8)
-        parts = [
-            self._scale,
-            scale_of_leasts,
-            six_bits(scales, leasts),
-            *([fifth] if self.kind == "q5_k" else []),
-            lower,
-        ]
-        self.weights = packed(*parts)
+        fifth = np.asarray(np.sum([by[..., i // 2, i % 2, :] >> 4 << i for i in range(8)], 0, np.uint8))
+        begin = (self._scale, scale_of_leasts, six_bits(scales, leasts))
+        self.weights = packed(*begin, fifth, lower) if self.kind == "q5_k" else packed(*begin, lower)
         least = scale_of_leasts.astype(float) * leasts
         self.numbers = scale * np.repeat(scales, 32, -1) * whole - np.repeat(least, 32, -1)
 
