@@ -283,7 +283,8 @@ function(disco_products)
   if(EXISTS "${source}/ggml-cpu/tiled/tiled.cpp")
     set_source_files_properties(
       "${source}/ggml-cpu/tiled/tiled.cpp" TARGET_DIRECTORY ${target}
-      PROPERTIES COMPILE_DEFINITIONS ggml_compute_forward_mul_mat_tiled=disco_other_tiles
+      PROPERTIES COMPILE_DEFINITIONS
+      "ggml_compute_forward_mul_mat_tiled=disco_other_tiles;ggml_compute_forward_mul_mat_id_tiled=disco_other_expert_tiles"
     )
     set_source_files_properties(
       "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/products.cpp" TARGET_DIRECTORY ${target}

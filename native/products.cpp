@@ -82,11 +82,87 @@ extern "C" int disco_interleaves(void) {
     return disco_rows_of(GGML_TYPE_Q4_K) < 0 && ggml_cpu_has_avx2();
 }
 
+#if defined(DISCO_MULTIPLIES)
+// Calls `multiply` with the kind of a type's weights. Returns false where they are not multiplied here.
+template <typename Call>
+static bool disco_of_kind(int type, const Call & multiply) {
+    switch (type) {
+        case GGML_TYPE_Q4_1: multiply(disco_q4_1{}); return true;
+        case GGML_TYPE_Q4_0: multiply(disco_q4_0{}); return true;
+        case GGML_TYPE_Q8_0: multiply(disco_q8_0{}); return true;
+        case GGML_TYPE_IQ4_NL: multiply(disco_iq4_nl{}); return true;
+        case GGML_TYPE_MXFP4: multiply(disco_mxfp4{}); return true;
+        case GGML_TYPE_Q4_K: multiply(disco_q4_k{}); return true;
+        case GGML_TYPE_Q5_K: multiply(disco_q5_k{}); return true;
+        case GGML_TYPE_Q6_K: multiply(disco_q6_k{}); return true;
+        default: return false;
+    }
+}
+#endif
+
 #if defined(DISCO_OTHER_TILES)
 // llama.cpp's tiles for many rows, which round otherwise than those for few: what they would take is multiplied here.
 extern "C" bool disco_other_tiles(const ggml_compute_params *, ggml_tensor *);
 extern "C" bool ggml_compute_forward_mul_mat_tiled(const ggml_compute_params * params, ggml_tensor * to) {
     return disco_rows_of(to->src[0]->type) < 0 && disco_other_tiles(params, to);
+}
+
+#if defined(DISCO_MULTIPLIES)
+// This thread's part of the product of one expert with the `n_rows` rows that chose it. `chosen` has two numbers for each: its place
+// among the experts that the row chose, and the row. ggml has packed the rows already, and waited.
+template <typename W>
+static void disco_multiply_expert(
+        const ggml_compute_params * params, ggml_tensor * to, int64_t expert, int64_t n_rows, const int32_t * chosen) {
+    static constexpr int64_t most = 256;
+    static thread_local std::vector<char> rows;
+    static thread_local std::vector<float> scales, results;
+    const ggml_tensor * weights = to->src[0], * from = to->src[1];
+    disco_product of = {};
+    of.n_blocks = weights->ne[0] / ggml_blck_size(weights->type);
+    of.row_bytes = of.n_blocks*W::ROW_BYTES;
+    of.weights_bytes = weights->nb[1];
+    of.n_weights = weights->ne[1];
+    const int64_t n_tiles = of.n_tiles();
+    const int64_t first = n_tiles*params->ith/params->nth*DISCO_LANES, end = n_tiles*(params->ith + 1)/params->nth*DISCO_LANES;
+    of.n_weights = (end < of.n_weights ? end : of.n_weights) - first;
+    of.weights = (const char *) weights->data + expert*weights->nb[2] + first*of.weights_bytes;
+    for (int64_t row = 0; of.n_weights > 0 && row < n_rows; row += most) {
+        of.n_rows = n_rows - row < most ? n_rows - row : most;
+        of.to_stride = of.n_weights;
+        scales.resize(W::SCALES*of.n_rows*of.n_blocks);
+        rows.resize(of.n_rows*of.row_bytes);
+        results.resize(of.n_rows*of.n_weights);
+        for (int64_t i = 0; i < of.n_rows; ++i) {
+            const int64_t place = chosen[2*(row + i)] % from->ne[1], batch = chosen[2*(row + i) + 1];
+            std::memcpy(rows.data() + i*of.row_bytes, (const char *) params->wdata + (place + batch*from->ne[1])*of.row_bytes, of.row_bytes);
+        }
+        disco_scales<W>(rows.data(), of.row_bytes, of.n_rows, of.n_blocks, scales.data());
+        of.rows = rows.data();
+        of.scales = scales.data();
+        of.to = results.data();
+        for (int64_t t = 0; t < of.n_tiles(); ++t) {
+            disco_multiply_tile<W>(of, t);
+        }
+        for (int64_t i = 0; i < of.n_rows; ++i) {
+            char * column = (char *) to->data + chosen[2*(row + i)]*to->nb[1] + chosen[2*(row + i) + 1]*to->nb[2];
+            std::memcpy(column + first*sizeof(float), of.to + i*of.to_stride, of.n_weights*sizeof(float));
+        }
+    }
+}
+#endif
+
+// The same for experts, each of whom has the rows that chose it. These come here with a single row, too.
+extern "C" bool disco_other_expert_tiles(const ggml_compute_params *, ggml_tensor *, int64_t, int64_t, const int32_t *, char *);
+extern "C" bool ggml_compute_forward_mul_mat_id_tiled(
+        const ggml_compute_params * params, ggml_tensor * to, int64_t expert, int64_t n_rows, const int32_t * chosen, char * scratch) {
+#if defined(DISCO_MULTIPLIES)
+    const ggml_type type = to->src[0]->type;
+    const bool is_ours = disco_rows_of(type) == ggml_get_type_traits_cpu(type)->vec_dot_type && to->src[1]->type == GGML_TYPE_F32;
+    if (is_ours && !params->use_ref) {
+        return disco_of_kind(type, [&](auto kind) { disco_multiply_expert<decltype(kind)>(params, to, expert, n_rows, chosen); });
+    }
+#endif
+    return disco_other_expert_tiles(params, to, expert, n_rows, chosen, scratch);
 }
 #endif
 
@@ -95,33 +171,21 @@ extern "C" bool ggml_compute_forward_mul_mat_tiled(const ggml_compute_params * p
 extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const void * a,
         int64_t a_stride, const void * b, int64_t b_stride, void * c, int64_t c_stride, int a_type, int b_type, int c_type) {
 #if defined(DISCO_MULTIPLIES)
-    const auto multiply = [&](auto kind) {
-        using W = decltype(kind);
-        disco_product of = {};
-        of.weights = (const char *) a;
-        of.n_weights = m;
-        of.weights_bytes = a_stride*W::BYTES;
-        of.rows = (const char *) b;
-        of.n_rows = n;
-        of.row_bytes = b_stride*W::ROW_BYTES;
-        of.n_blocks = k;
-        of.to = (float *) c;
-        of.to_stride = c_stride;
-        disco_multiply_all<W>(params, of);
-        return true;
-    };
     if (k > 0 && c_type == GGML_TYPE_F32 && disco_rows_of(a_type) == b_type) {
-        switch (a_type) {
-            case GGML_TYPE_Q4_1: return multiply(disco_q4_1{});
-            case GGML_TYPE_Q4_0: return multiply(disco_q4_0{});
-            case GGML_TYPE_Q8_0: return multiply(disco_q8_0{});
-            case GGML_TYPE_IQ4_NL: return multiply(disco_iq4_nl{});
-            case GGML_TYPE_MXFP4: return multiply(disco_mxfp4{});
-            case GGML_TYPE_Q4_K: return multiply(disco_q4_k{});
-            case GGML_TYPE_Q5_K: return multiply(disco_q5_k{});
-            case GGML_TYPE_Q6_K: return multiply(disco_q6_k{});
-            default: break;
-        }
+        return disco_of_kind(a_type, [&](auto kind) {
+            using W = decltype(kind);
+            disco_product of = {};
+            of.weights = (const char *) a;
+            of.n_weights = m;
+            of.weights_bytes = a_stride*W::BYTES;
+            of.rows = (const char *) b;
+            of.n_rows = n;
+            of.row_bytes = b_stride*W::ROW_BYTES;
+            of.n_blocks = k;
+            of.to = (float *) c;
+            of.to_stride = c_stride;
+            disco_multiply_all<W>(params, of);
+        });
     }
 #endif
 #if defined(__AVX__) && defined(NDEBUG)

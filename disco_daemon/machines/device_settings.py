@@ -25,7 +25,7 @@ from ..profiling.autotuner import BUDGET_S, Autotuner
 from ..profiling.saved import DeviceFigures, Measured, load
 from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, choose_knobs, key_of
 from ..system.control_groups import n_processors
-from ..system.processors import n_cores
+from ..system.processors import has_avx2, n_cores
 from ..system.program import is_binary
 from ..system.smallfile import open_regular
 
@@ -85,12 +85,12 @@ def is_exact(config: Config, path: Path) -> bool:
     settings = config.device
     if settings.flash_attn == "off" or settings.rounding != "auto":
         return settings.flash_attn != "off" and settings.rounding == "exact"
-    return bool(config.server.base_url) and _header_is(is_free, path)
+    return bool(config.server.base_url) and _header_is(_by_our_products(is_free), path)
 
 
 def is_exact_but_for_rounding(config: Config, path: Path) -> bool:
     """Whether answers are to be exact, and cannot be with these weights, whose rows do not round alike."""
-    return is_exact(config, path) and not _header_is(rounds_alike, path)
+    return is_exact(config, path) and not _header_is(_by_our_products(rounds_alike), path)
 
 
 def header_of(path: Path) -> Header | None:
@@ -106,6 +106,10 @@ def _header_is(check: Callable[[Header], bool], path: Path) -> bool:
     """Whether a model's header passes a check; one that cannot be read does: the engine says what is wrong with it."""
     header = header_of(path)
     return header is None or check(header)
+
+
+def _by_our_products(check: Callable[..., bool]) -> Callable[[Header], bool]:
+    return lambda header: check(header, has_products=has_avx2())
 
 
 @lru_cache(maxsize=4)
@@ -146,7 +150,7 @@ def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int
     start, exact = choose_knobs(Wanted(), None, n_cores()), is_exact(config, path)
     return TuneJob(
         str(path), n_processors(), start, exact, settings.kv_type, n_gpu_layers(settings), budget_s,
-        nice=nice, layouts=not exact and _header_is(has_rivals, path),
+        nice=nice, layouts=not exact and _header_is(_by_our_products(has_rivals), path),
     )  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 On a processor llama.cpp multiplies one row by one kernel and many rows by another. Of most packings both add up in the
 same order; of the others a token that was guessed, or read again after a handoff, is not to the bit the token that was
 drawn. Found with llama-cpp-python 0.3.36 on x86-64 with AVX-512, by models of each packing in batches of 1 to 70 rows;
-`tests/e2e/engine/test_rounding.py` compares them on the processor at hand.
+`tests/e2e/engine/test_rounding.py` compares them on the processor at hand. `has_products` says whether llama.cpp was
+compiled with our own products (`native/products.h`) and this processor has what they need: they round all rows alike,
+and are the fastest for the packings that they take.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ _INTERLEAVED_APART = frozenset({_Q2_K, _Q4_K})
 _PLAIN_APART = frozenset({_IQ4_NL})  # by llamafile's kernels, where they are not interleaved
 # Of these llama.cpp multiplies eight rows and more in tiles, unless it is told not to: three to four times as fast.
 TILED = frozenset({_Q2_K, _Q3_K, _Q4_K, _Q5_K, _Q6_K, 16, 17, 18, 19, 21, 22, 23, 29})
+_OURS = frozenset({2, 3, 8, _Q4_K, _Q5_K, _Q6_K, _IQ4_NL, 39})  # the others are Q4_0, Q4_1, Q8_0 and MXFP4
 
 
 def may_interleave(header: Header) -> bool:
@@ -26,21 +29,24 @@ def may_interleave(header: Header) -> bool:
     return _INTERLEAVED_APART.isdisjoint(_packings(header))
 
 
-def rounds_alike(header: Header) -> bool:
+def rounds_alike(header: Header, *, has_products: bool = False) -> bool:
     """Whether there is a way to compute a model in which all rows round alike."""
     found = _packings(header)
-    return not found & FLOATS and (may_interleave(header) or not found & _PLAIN_APART)
+    others = found - _OURS if has_products else found
+    return not found & FLOATS and (may_interleave(header) or not others & _PLAIN_APART)
 
 
-def has_rivals(header: Header) -> bool:
+def has_rivals(header: Header, *, has_products: bool = False) -> bool:
     """Whether llama.cpp has two fast ways to read prompts, interleaved rows and tiles: which wins, a processor says."""
-    return not TILED.isdisjoint(_packings(header, "blk."))
+    found = _packings(header, "blk.")
+    return not TILED.isdisjoint(found - _OURS if has_products else found)
 
 
-def is_free(header: Header) -> bool:
+def is_free(header: Header, *, has_products: bool = False) -> bool:
     """Whether that way reads prompts as fast as any other. Of a prompt just the last row passes the output matrix."""
-    layers = _packings(header, "blk.")
-    return rounds_alike(header) and TILED.isdisjoint(layers) and _INTERLEAVED_APART.isdisjoint(layers)
+    layers = _packings(header, "blk.") - (_OURS if has_products else frozenset())
+    is_alike = rounds_alike(header, has_products=has_products)
+    return is_alike and TILED.isdisjoint(layers) and _INTERLEAVED_APART.isdisjoint(layers)
 
 
 def _packings(header: Header, begin: str = "") -> frozenset[int]:

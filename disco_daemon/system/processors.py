@@ -21,6 +21,8 @@ from pathlib import Path
 from .control_groups import allowed, n_processors
 
 SYSTEM = Path("/sys/devices/system")
+CPUINFO = Path("/proc/cpuinfo")
+AVX2 = frozenset({"avx2", "fma", "f16c"})  # which came together, but for one small maker's processors
 SYSCTL_TIMEOUT_S = 5.0  # it asks the kernel; without an answer all cores count
 # What tells how fast a core is next to the others, below its folder: the scheduler's own measure (ARM, RISC-V), the
 # firmware's (CPPC on x86-64 and ARM), and the highest frequency, kHz, which knows nothing of work done in a cycle.
@@ -69,6 +71,14 @@ def n_cores() -> int:
     """
     worth = _performance_cores() if sys.platform == "darwin" else len(best_cores(cores()))
     return min(n_processors(), worth or n_processors())
+
+
+def has_avx2(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this processor has AVX2 and what came with it, as our products of weights need (`native/products.h`)."""
+    names = ("features", "leaf7_features")
+    found = " ".join(_sysctl(f"machdep.cpu.{name}") for name in names) if sys.platform == "darwin" else _text(cpuinfo)
+    flags = re.search(r"^flags\s*:(.*)$", found, re.MULTILINE)
+    return set((flags[1] if flags else found).lower().split()) >= AVX2
 
 
 def node_for(n_threads: int, found: Collection[Core]) -> list[int] | None:
@@ -143,10 +153,16 @@ def _text(path: Path) -> str:
 @functools.cache
 def _performance_cores() -> int:
     """Return macOS's number of performance cores, 0 if it does not tell."""
-    command = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SYSCTL_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    text = done.stdout.strip()
+    text = _sysctl("hw.perflevel0.physicalcpu")
     return int(text) if text.isdecimal() else 0
+
+
+def _sysctl(name: str) -> str:
+    """Return what macOS' kernel says by a name, "" where it has none."""
+    try:
+        done = subprocess.run(
+            ["sysctl", "-n", name], capture_output=True, text=True, timeout=SYSCTL_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -279,12 +279,24 @@ def test_what_is_exact_computes_on_the_cpu_and_with_flash_attention(at_home: Pat
     assert n_gpu_layers(some.device) == 7
 
 
+def with_avx2(monkeypatch: pytest.MonkeyPatch, *, there: bool) -> None:
+    monkeypatch.setattr("disco_daemon.machines.device_settings.has_avx2", lambda: there)
+
+
 @pytest.mark.parametrize(
-    ("packing", "rounding", "tried"), [(12, "fast", True), (8, "fast", False), (12, "exact", False)]
+    ("packing", "rounding", "avx2", "tried"),
+    [
+        (12, "fast", False, True),
+        (12, "fast", True, False),
+        (11, "fast", True, True),
+        (8, "fast", False, False),
+        (12, "exact", False, False),
+    ],
 )
 def test_the_layout_of_weights_is_measured_where_there_are_two_and_no_bit_counts(
-    at_home: Path, packing: int, rounding: str, tried: bool
+    at_home: Path, monkeypatch: pytest.MonkeyPatch, packing: int, rounding: str, avx2: bool, tried: bool
 ) -> None:
+    with_avx2(monkeypatch, there=avx2)
     model = at_home / "m.gguf"
     model.write_bytes(header(tensors=[tensor("blk.0.ffn_up.weight", (256, 256), packing)]))
     settings = configured(f"[device]\nmodel = '{model}'\nrounding = '{rounding}'\n", at_home)
@@ -295,11 +307,20 @@ def test_the_layout_of_weights_is_measured_where_there_are_two_and_no_bit_counts
 
 
 @pytest.mark.parametrize(
-    ("packing", "auto", "but_for_rounding"), [(2, True, False), (8, True, False), (12, False, False), (1, False, True)]
+    ("packing", "avx2", "auto", "but_for_rounding"),
+    [
+        (2, False, True, False),
+        (8, False, True, False),
+        (12, False, False, False),
+        (12, True, True, False),
+        (11, True, False, False),
+        (1, True, False, True),
+    ],
 )
 def test_answers_are_exact_by_themselves_where_that_slows_no_prompt_down(
-    at_home: Path, packing: int, auto: bool, but_for_rounding: bool
+    at_home: Path, monkeypatch: pytest.MonkeyPatch, packing: int, avx2: bool, auto: bool, but_for_rounding: bool
 ) -> None:
+    with_avx2(monkeypatch, there=avx2)
     weights = [tensor("blk.0.ffn_up.weight", (256, 256), packing), tensor("blk.0.ffn_norm.weight", (256,), 0)]
     (at_home / "m.gguf").write_bytes(header(tensors=weights))
     server = "[server]\nbase_url = 'http://h/v1'\nmodel = 'm'\n"

@@ -201,6 +201,7 @@ def test_products_are_asked_of_ours_first_and_the_others_have_another_name(
         ("sgemm.cpp", "llamafile_sgemm=disco_other_products"),
         ("repack.cpp", "ggml_cpu_has_avx2=disco_interleaves"),
         ("tiled.cpp", "ggml_compute_forward_mul_mat_tiled=disco_other_tiles"),
+        ("tiled.cpp", "ggml_compute_forward_mul_mat_id_tiled=disco_other_expert_tiles"),
         ("products.cpp", "DISCO_OTHER_TILES"),
     ):
         defined = [line for line in made.splitlines() if definition in line]

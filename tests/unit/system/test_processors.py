@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine.llama import numa
 from disco_daemon.system.control_groups import n_processors
-from disco_daemon.system.processors import Core, best_cores, cores, n_cores, n_nodes, node_for
+from disco_daemon.system.processors import Core, best_cores, cores, has_avx2, n_cores, n_nodes, node_for
 
 # As recorded for lscpu's tests (util-linux, tests/ts/lscpu/dumps): a phone with Cortex-X3, A715, A710 and A510; and two
 # EPYC 7451, a node of memory for each of their eight dies (the masks are lists here, as kernels have them, too).
@@ -115,3 +115,20 @@ def test_an_engine_stays_on_a_node_or_lets_llama_cpp_spread_its_threads(monkeypa
     monkeypatch.setattr(numa, "cores", lambda: two[:4])
     numa.use_nodes(4)
     assert done == [[0, 1, 2, 3], llama_cpp.GGML_NUMA_STRATEGY_DISTRIBUTE]
+
+
+@pytest.mark.parametrize(
+    ("text", "has"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse4_2 fma avx f16c avx2 bmi2\nbugs\t\t: spectre_v1", True),
+        ("flags\t\t: fpu sse4_2 avx f16c avx2", False),
+        ("Features\t: fp asimd evtstrm aes", False),
+        ("", False),
+    ],
+)
+def test_a_processor_says_whether_it_has_avx2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, has: bool
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    (tmp_path / "cpuinfo").write_text(text)
+    assert has_avx2(tmp_path / "cpuinfo") is has
