@@ -66,28 +66,41 @@ class TemplateTools:
 def detect(render: Render) -> TemplateTools:
     """Find a template's format. `render` gives the prompt for messages and tools, and raises ValueError.
 
-    A template that shows no tools, or writes calls as no known format does, has the generic one.
+    A template that writes calls as no known format does has the generic one, and so has one that neither shows tools
+    nor writes calls in a frame of its own.
     """
     shown = _rendered(render, [_USER], [_REQUEST])
-    if _NAME not in shown:
-        return TemplateTools(GENERIC, shows_tools=False, writes_calls=False, writes_results=False)
     said = _rendered(render, [_USER, _SAYS], [_REQUEST])
     called = _rendered(render, [_USER, _CALLS], [_REQUEST])
     results = _RESULT in _rendered(render, [_USER, _CALLS, _ANSWERS], [_REQUEST])
     call = _differing(called, said)
     call = "" if call.strip() == _AS_TEXT else call
+    if _NAME not in shown:  # DeepSeek R1's and V3.1's
+        frame = _derived(render, said, called)[1] if _VALUE in call else None
+        if frame is None:
+            return TemplateTools(GENERIC, shows_tools=False, writes_calls=False, writes_results=False)
+        telling = framed.Framed(frame.frame, tells=True)
+        return TemplateTools(telling, shows_tools=False, writes_calls=True, writes_results=results)
     found = next((known for known in FORMATS if _is_written_in(known, call)), None) if _VALUE in call else None
     if found is None and _VALUE in call:
-        whole = _whole_tags(called, said).replace(_CALL_ID, framed.FIRST_ID)
-        two = _whole_tags(_rendered(render, [_USER, _TWO], [_REQUEST]), said)
-        made = (tagged.derived(two, _NAME), framed.derived(two, _NAME, tagged.PROBE, _IDS))
-        found = next((one for one in made if one is not None and _is_written_in(one, whole)), None)
+        found = next(filter(None, _derived(render, said, called)), None)
     if found is not None:
         return TemplateTools(found, shows_tools=True, writes_calls=True, writes_results=results)
     told = None if _VALUE in call else _format_told(_differing(shown, _rendered(render, [_USER], None)))
     if told is not None:
         return TemplateTools(told, shows_tools=True, writes_calls=False, writes_results=results)
     return TemplateTools(GENERIC, shows_tools=False, writes_calls=False, writes_results=results)
+
+
+def _derived(render: Render, said: str, called: str) -> tuple[tagged.Tagged | None, framed.Framed | None]:
+    """Return the formats that what a template makes of two calls shows, and in which it writes one, called, too."""
+    whole = _whole_tags(called, said).replace(_CALL_ID, framed.FIRST_ID)
+    two = _whole_tags(_rendered(render, [_USER, _TWO], [_REQUEST]), said)
+    tags, frame = tagged.derived(two, _NAME), framed.derived(two, _NAME, tagged.PROBE, _IDS)
+    return (
+        tags if tags is not None and _is_written_in(tags, whole) else None,
+        frame if frame is not None and _is_written_in(frame, whole) else None,
+    )
 
 
 def _format_told(tools: str) -> ToolFormat | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from .format import Tool, ToolFormat, ToolParser, WrittenCall
 from .grammar import SPACE, Either, Grammar, JsonValue, Literal, Node, OneOf, Repeated, calls, in_order, optional
-from .json_calls import as_json
+from .json_calls import as_json, listed
 from .reading import MarkedReader, NoCall, Steps
 
 HOLE = "\0"  # in a frame: an id or a number that the model chooses
@@ -38,12 +38,15 @@ class Frame:
 
 
 class Framed(ToolFormat):
-    """`OPENING CALL NAME NAMED {…} END BETWEEN CALL … CLOSING`."""
+    """`OPENING CALL NAME NAMED {…} END BETWEEN CALL … CLOSING`.
+
+    Where it `tells`, the template writes calls and says nothing of the tools, so that the model is told of them.
+    """
 
     name = "framed"
 
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
+    def __init__(self, frame: Frame, *, tells: bool = False) -> None:
+        self.frame, self._tells = frame, tells
         head = frame.opening or frame.call
         mark = re.match(r"<[^<>\s]+>", head)
         self.opening = (mark[0] if mark else head.partition(HOLE)[0],)
@@ -76,6 +79,12 @@ class Framed(ToolFormat):
         ]
         between = frame.opening if frame.between is None else frame.between
         return f"{frame.opening}{between.join(written)}{frame.closing}"
+
+    def instructions(self, tools: Sequence[Tool]) -> str:
+        if not self._tells:
+            return ""
+        example = self.write([WrittenCall("NAME", {"ARGUMENT": "VALUE"})])
+        return f"{listed(tools)}\n\nTo call one, answer with nothing but its name and arguments, written so:\n{example}"
 
 
 def _filled(part: str, n: int) -> str:

@@ -1,6 +1,9 @@
 """Gemma 4's format: `<|tool_call>call:NAME{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>`, and its thoughts. Pure.
 
-Source: Google's ai.google.dev/gemma/docs/core/prompt-formatting-gemma4; the template of google/gemma-4-31B-it.
+FunctionGemma's is the same with other marks, and has no thoughts.
+
+Source: Google's ai.google.dev/gemma/docs/core/prompt-formatting-gemma4; the template of google/gemma-4-31B-it; for
+FunctionGemma ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .format import Tool, ToolFormat, ToolParser, WrittenCall
@@ -29,10 +33,20 @@ from .reading import MarkedReader, NoCall, Steps, quoted
 from .references import Document
 from .schemas import resolved
 
-OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """What marks the parts of calls."""
+
+    opening: str
+    closing: str
+    response: str  # ends a turn with calls: the result is to come behind it
+    quote: str  # around a text
+
+
+GEMMA_4 = Spelling("<|tool_call>", "<tool_call|>", "<|tool_response>", '<|"|>')
+FUNCTION_GEMMA = Spelling("<start_function_call>", "<end_function_call>", "<start_function_response>", "<escape>")
 CHANNEL, END_CHANNEL = "<|channel>", "<channel|>"
-RESPONSE = "<|tool_response>"  # ends a turn with calls: the result is to come behind it
-QUOTE = '<|"|>'
 THOUGHT = "thought"
 MAX_DEPTH = 64  # of lists and objects in an answer
 MAX_SCHEMA_DEPTH = 64  # of a tool; from there on any value is let through
@@ -41,56 +55,62 @@ _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true
 
 
 class Gemma(ToolFormat):
-    """Keys without quotes, texts between `<|"|>`, all else as in JSON."""
+    """Keys without quotes, texts between marks such as `<|"|>`, all else as in JSON."""
 
-    name = "gemma"
-    marks = (OPEN, CLOSE, RESPONSE, QUOTE, CHANNEL, END_CHANNEL)
-    opening = (OPEN,)
+    def __init__(self, name: str = "gemma", spelling: Spelling = GEMMA_4) -> None:
+        self.name, self._spelling = name, spelling
+        self._channels = (CHANNEL, END_CHANNEL) if spelling is GEMMA_4 else ()
+        self.marks = (spelling.opening, spelling.closing, spelling.response, spelling.quote, *self._channels)
+        self.opening = (spelling.opening,)
 
     def begin(self, tools: Sequence[Tool]) -> str:
-        return f"{OPEN}call:{tools[0].name}{{" if len(tools) == 1 else f"{OPEN}call:"
+        head = f"{self._spelling.opening}call:"
+        return f"{head}{tools[0].name}{{" if len(tools) == 1 else head
 
     def grammar(self, tools: Sequence[Tool], *, parallel: bool) -> Grammar:
         """Arguments stand in their schema's order. Of a text only `enum` and `const` are held, no pattern or length."""
-        rules = _any_value()
+        spelling = self._spelling
+        rules = _any_value(spelling.quote)
         named = [
-            in_order(tool.name, _Schemas(tool.parameters, rules, f"args-{n}").arguments())
+            in_order(tool.name, _Schemas(tool.parameters, rules, f"args-{n}", spelling.quote).arguments())
             for n, tool in enumerate(tools)
         ]
-        one = calls(in_order(f"{OPEN}call:", Either(tuple(named)), CLOSE), parallel=parallel)
+        one = calls(in_order(f"{spelling.opening}call:", Either(tuple(named)), spelling.closing), parallel=parallel)
         return Grammar(one.root, {**rules, **one.rules})
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return _GemmaReader(tools, (OPEN, CHANNEL, END_CHANNEL))
+        return _GemmaReader(tools, (self._spelling.opening, *self._channels), self._spelling)
 
     def write(self, calls: Sequence[WrittenCall]) -> str:
-        return "".join(f"{OPEN}call:{call.name}{_written(call.arguments)}{CLOSE}" for call in calls)
+        it = self._spelling
+        return "".join(
+            f"{it.opening}call:{call.name}{_written(call.arguments, it.quote)}{it.closing}" for call in calls
+        )
 
 
-def _written(value: object) -> str:
+def _written(value: object, quote: str) -> str:
     if isinstance(value, str):
-        return f"{QUOTE}{value}{QUOTE}"
+        return f"{quote}{value}{quote}"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{_written(inner)}' for key, inner in value.items())}}}"
+        return f"{{{','.join(f'{key}:{_written(inner, quote)}' for key, inner in value.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(_written, value))}]"
+        return f"[{','.join(_written(inner, quote) for inner in value)}]"
     return json.dumps(value)
 
 
 # --- the grammar of values ---------------------------------------------------------------------------------------
 
-_TEXT = in_order(QUOTE, Until(QUOTE))
 _KEY = in_order(OneOf('[^:},{<" \\n]'), Repeated(OneOf("[^:},{<\\n]"), 0, None))
 _COMMA = Literal(",")
 
 
-def _any_value() -> dict[str, Node]:
+def _any_value(quote: str) -> dict[str, Node]:
     """Return the rules for values of which nothing is known."""
     value = RuleOf("any")
     entry = in_order(_KEY, ":", value)
     scalars = (JsonValue({"type": kind}) for kind in ("number", "boolean", "null"))
     return {
-        "any": Either((_TEXT, RuleOf("any-object"), RuleOf("any-list"), *scalars)),
+        "any": Either((in_order(quote, Until(quote)), RuleOf("any-object"), RuleOf("any-list"), *scalars)),
         "any-object": in_order("{", Repeated(entry, 0, None, _COMMA), "}"),
         "any-list": in_order("[", Repeated(value, 0, None, _COMMA), "]"),
     }
@@ -102,8 +122,8 @@ class _Schemas:
     What holds other values gets a rule, once for each place in the tool's schema: one that refers to itself has an end.
     """
 
-    def __init__(self, root: Mapping[str, Any], rules: dict[str, Node], name: str) -> None:
-        self._root, self._rules, self._name = Document(root), rules, name
+    def __init__(self, root: Mapping[str, Any], rules: dict[str, Node], name: str, quote: str) -> None:
+        self._root, self._rules, self._name, self._quote = Document(root), rules, name, quote
         self._known: dict[int, RuleOf] = {}  # by the id of a part of `root`
         self._n_members = 0
 
@@ -128,8 +148,10 @@ class _Schemas:
 
     def _of_kinds(self, schema: Mapping[str, Any], depth: int) -> Node:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list) and values and "\0" not in "".join(map(_written, values)):
-            return Either(tuple(Literal(_written(value)) for value in values))
+        if isinstance(values, list) and values:
+            texts = [_written(value, self._quote) for value in values]
+            if "\0" not in "".join(texts):
+                return Either(tuple(map(Literal, texts)))
         for keyword in ("anyOf", "oneOf", "allOf"):
             options = schema.get(keyword)
             if isinstance(options, list) and options and (keyword != "allOf" or len(options) == 1):
@@ -142,7 +164,7 @@ class _Schemas:
     def _of_kind(self, schema: Mapping[str, Any], kind: object, depth: int) -> Node:
         match kind:
             case "string":
-                return _TEXT
+                return in_order(self._quote, Until(self._quote))
             case "integer" | "number" | "boolean" | "null":
                 return JsonValue({"type": kind, **{key: schema[key] for key in _BOUNDS if key in schema}})
             case "array":
@@ -185,6 +207,10 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 class _GemmaReader(MarkedReader):
+    def __init__(self, tools: Sequence[Tool], marks: Sequence[str], spelling: Spelling) -> None:
+        super().__init__(tools, marks)
+        self._spelling = spelling
+
     def _call(self) -> Steps[None]:
         """Read a call, a thought, or the end of one that has none, as Gemma writes it now and then."""
         if (yield from self.try_take(END_CHANNEL)):
@@ -192,7 +218,7 @@ class _GemmaReader(MarkedReader):
         elif (yield from self.try_take(CHANNEL)):
             yield from self._thought()
         else:
-            yield from self.take(f"{OPEN}call:")
+            yield from self.take(f"{self._spelling.opening}call:")
             yield from self._named_call()
 
     def _thought(self) -> Steps[None]:
@@ -211,8 +237,8 @@ class _GemmaReader(MarkedReader):
         self.begin(name)
         yield from self._items(0)
         self.end()
-        if (yield from self.close(CLOSE)):
-            yield from self.close(RESPONSE)
+        if (yield from self.close(self._spelling.closing)):
+            yield from self.close(self._spelling.response)
 
     def _value(self, depth: int) -> Steps[None]:
         """Read a value, and say it as JSON. Raises NoCall."""
@@ -221,7 +247,7 @@ class _GemmaReader(MarkedReader):
             raise NoCall
         if c in "{[":
             yield from self._items(depth)
-        elif (yield from self.try_take(QUOTE)):
+        elif (yield from self.try_take(self._spelling.quote)):
             yield from self._string()
         else:
             word = (yield from self.word(r"^,\]}")).strip()
@@ -231,7 +257,7 @@ class _GemmaReader(MarkedReader):
 
     def _string(self) -> Steps[None]:
         self.argue('"')
-        if not (yield from self._until(self._string_read, QUOTE)):
+        if not (yield from self._until(self._string_read, self._spelling.quote)):
             raise NoCall
         self.argue('"')
 
@@ -257,7 +283,7 @@ class _GemmaReader(MarkedReader):
         self.argue(close)
 
     def _key(self) -> Steps[None]:
-        if (yield from self.try_take(QUOTE)):
+        if (yield from self.try_take(self._spelling.quote)):
             yield from self._string()
             yield from self.space()
         else:

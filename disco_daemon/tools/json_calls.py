@@ -92,6 +92,14 @@ def as_json(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def listed(tools: Sequence[Tool]) -> str:
+    """Tell a model of tools whose template does not."""
+    shown = "\n".join(
+        as_json({"name": tool.name, "description": tool.description, "parameters": tool.parameters}) for tool in tools
+    )
+    return f"You can call these functions, each with arguments by its JSON schema:\n{shown}"
+
+
 def header(tools: Sequence[Tool]) -> str:
     """Return how the object of each call of these tools begins."""
     return f'{{"name": "{tools[0].name}", ' if len(tools) == 1 else '{"name": "'
@@ -199,14 +207,8 @@ class Generic(ToolFormat):
         return "\n".join(map(written, calls))
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        shown = "\n".join(
-            as_json({"name": tool.name, "description": tool.description, "parameters": tool.parameters})
-            for tool in tools
-        )
-        return (
-            f"You can call these functions, each with arguments by its JSON schema:\n{shown}\n\n"
-            'To call one, answer with nothing but {"name": <its name>, "arguments": <an object>}.'
-        )
+        how = 'To call one, answer with nothing but {"name": <its name>, "arguments": <an object>}.'
+        return f"{listed(tools)}\n\n{how}"
 
 
 class _GenericReader(ObjectReader):

@@ -24,6 +24,8 @@ from .schemas import TYPES, Property, properties, type_of
 _WORDS = {"True": "true", "False": "false", "None": "null"}  # templates write values of a history as Python does
 MAX_PYTHON = 64 * 1024  # characters of a value that is read as Python writes it
 _TAG = re.compile(r"<[^<>\s][^<>]{0,80}>")
+CDATA, CDATA_END = "<![CDATA[", "]]>"
+_MARKUP = re.compile(r"[<&\n]")
 _SPACE_BETWEEN = re.compile(r"(?<=>)\s+(?=<)")
 
 
@@ -41,6 +43,7 @@ class Tags:
     end: str  # behind the last argument
     closing: str  # as `opening`
     wraps_each: bool  # whether `opening` and `closing` stand around each call
+    cdata: bool = False  # whether a text with <, & or more than a line stands in a CDATA section, as in MiniCPM5's
 
 
 class Tagged(ToolFormat):
@@ -98,13 +101,16 @@ class Tagged(ToolFormat):
     def _written(self, call: WrittenCall) -> str:
         tags = self.tags
         shown = "".join(
-            f"{tags.key}{key}{tags.keyed}{value}{tags.value}\n"
+            f"{tags.key}{key}{tags.keyed}{self._in_cdata(value)}{tags.value}\n"
             if isinstance(value, str)
             else f"{tags.key}{key}{tags.keyed_value}{as_json(value)}{tags.value}\n"
             for key, value in call.arguments.items()
         )
         written = f"{tags.call}{call.name}{tags.named}\n{shown}{tags.end}"
         return f"{tags.opening}\n{written}\n{tags.closing}" if tags.wraps_each and tags.opening else written
+
+    def _in_cdata(self, text: str) -> str:
+        return f"{CDATA}{text}{CDATA_END}" if self.tags.cdata and _MARKUP.search(text) else text
 
 
 QWEN_CODER = Tagged(
@@ -126,6 +132,9 @@ def derived(text: str, name: str) -> Tagged | None:
     if probed.findall(text) != words * 2:
         return None
     head, before_key, keyed, between, keyed_value, middle, *again, tail = probed.split(text)
+    if cdata := keyed.endswith(CDATA) and between.startswith(CDATA_END):
+        again[1:3] = again[1].removesuffix(CDATA), again[2].removeprefix(CDATA_END)
+        keyed, between = keyed.removesuffix(CDATA), between.removeprefix(CDATA_END)
     if again != [before_key, keyed, between, keyed_value] or "<" not in before_key or "<" not in head:
         return None
     key_tag = before_key[before_key.rindex("<") :]
@@ -152,7 +161,7 @@ def derived(text: str, name: str) -> Tagged | None:
     if bool(opening) is not bool(closing):
         return None
     keyed, keyed_value = (_SPACE_BETWEEN.sub("\n", each) for each in (keyed, keyed_value))
-    return Tagged(Tags(opening, call_tag, named, key_tag, keyed, keyed_value, closes, ends, closing, wraps_each))
+    return Tagged(Tags(opening, call_tag, named, key_tag, keyed, keyed_value, closes, ends, closing, wraps_each, cdata))
 
 
 # --- the parser --------------------------------------------------------------------------------------------------
@@ -225,18 +234,21 @@ class _TaggedReader(MarkedReader):
             types = frozenset({"string"}) if taken == self._texts else TYPES - {"string"}
         if tags.keyed.endswith("\n"):
             yield from self.try_take("\n")
+        ends = self._value_tags
+        if tags.cdata and (yield from self.try_take(CDATA)):
+            ends = tuple(CDATA_END + tag for tag in ends)
         if types == {"string"}:
             self.argue('"')
-            yield from self._text_of_argument(self._string_read)
+            yield from self._text_of_argument(self._string_read, ends)
             self.argue('"')
         else:
             self._collected = ""
-            yield from self._text_of_argument(self._collect)
+            yield from self._text_of_argument(self._collect, ends)
             self.argue(_as_json(self._collected, types))
 
-    def _text_of_argument(self, passes: Callable[[int], None]) -> Steps[None]:
+    def _text_of_argument(self, passes: Callable[[int], None], ends: Sequence[str]) -> Steps[None]:
         """Read text up to the closing tag, which is one only if another tag follows, and over it. Raises NoCall."""
-        while mark := (yield from self._until(passes, *self._value_tags)):
+        while mark := (yield from self._until(passes, *ends)):
             if (yield from self._tag_follows()):
                 return
             self._at -= len(mark)

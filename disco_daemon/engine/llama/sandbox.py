@@ -18,7 +18,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Cycler, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
@@ -38,15 +38,23 @@ _GROWS = frozenset({
 })  # fmt: skip
 # Filters that make no text of what they are given.
 _LIGHT = frozenset({
-    "attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last", "length", "list", "map",
-    "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sort", "unique",
+    "attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "reverse", "slice",
 })  # fmt: skip
+# What compares the values that it is given, each perhaps with each: lists may hold one long text many times.
+_COMPARE = frozenset({"count", "index", "remove", "reject", "rejectattr", "select", "selectattr"})
 _KEEPERS = (dict, Namespace, Cycler)  # they hold what they are given
 _UNWANTED = ("urlize", "xmlattr", "random", "pprint", "wordwrap")  # filters for web pages
 
 
 class TooMuch(jinja2.TemplateRuntimeError):
     """A template takes more steps, time or memory than any template needs."""
+
+
+class _OwnList(list[Any]):
+    """A list that the template wrote down itself. It may append texts and numbers to it, and take them off again.
+
+    Kimi K2's templates keep the ids of calls so. A list that is given stays as it is, and one in a list stays small.
+    """
 
 
 class Generation(Extension):
@@ -79,7 +87,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: self._as_step(name, run) for name, run in self.filters.items()}
         self.filters |= {
             "_each": _hook(self._each), "_join": _hook(self._join), "_text": _hook(str),
-            "_check_literal": _hook(self._check_literal),
+            "_check_literal": _hook(self._check_literal), "_weighed": _hook(_weighed),
         }  # fmt: skip
         del self.globals["lipsum"]
         self.begin()
@@ -87,7 +95,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def begin(self) -> None:
         """Begin a new rendering, with a full budget."""
         self._steps = 0
-        self._characters = 0
+        self._characters = self._appended = 0
         self._until = time.thread_time() + RENDER_S
 
     # --- what a template does ------------------------------------------------------------------------------------
@@ -104,9 +112,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._step()
         name, given = getattr(__obj, "__name__", ""), (*args, *kwargs.values())
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja puts a function of its own round `format`
-        self._affordable(name, (getattr(method, "__self__", None), *given))
+        self._affordable(name, (owner := getattr(method, "__self__", None), *given))
         if __obj in _KEEPERS:
             _weigh(given)
+        if type(owner) is _OwnList and name == "append":
+            self._appendable(owner, args)
+        elif isinstance(owner, list | tuple) and name in _COMPARE:
+            _weigh([owner, *given])
         return self._check_size(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -121,6 +133,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
             self._room(left, len(left) + len(right))
         return self._check_size(super().call_binop(context, operator, left, right))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may have this; of what changes a value, only two methods of its own lists."""
+        return (type(obj) is _OwnList and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """`a.b`."""
@@ -138,11 +154,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         def step(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
             self._step()
-            if name in ("join", "list", "sum", "sort", "unique", "string") and isinstance(value, Iterator):
+            if name in ("join", "list", "sum", "sort", "unique", "string", "tojson") and isinstance(value, Iterator):
                 value = list(self._each(value))
             self._affordable(name, (value, *args, *kwargs.values()))
             if name not in _LIGHT:
-                _weigh(value)
+                _weigh([value, *args, *kwargs.values()] if name in _COMPARE else value)
             first = {"context": (context,), "eval_context": (context.eval_ctx,), "environment": (self,)}.get(kind, ())
             return self._check_size(run(*first, value, *args, **kwargs))
 
@@ -165,7 +181,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Check a list or dictionary literal: it may hold others, and those others."""
         self._step()
         _weigh(value)
-        return value
+        return _OwnList(value) if type(value) is list else value
 
     def _count_output(self, value: Any) -> str:
         """Count text that is put out, also inside a macro or block."""
@@ -174,6 +190,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._characters += len(text)
         self._room("", self._characters)
         return text
+
+    def _appendable(self, owner: list[Any], given: tuple[Any, ...]) -> None:
+        """Refuse to append what holds other values, or too much. Raises SecurityError, TooMuch."""
+        if not all(isinstance(value, str | int | float | None) for value in given):
+            raise SecurityError("it may append only texts and numbers to its lists")
+        self._room([], len(owner) + 1)
+        self._appended += _weigh(given)
+        self._room("", self._appended)
 
     # --- what that costs -----------------------------------------------------------------------------------------
 
@@ -248,6 +272,22 @@ class _Watched(NodeTransformer):
         self.generic_visit(node)
         return _through("_check_literal", node) if node.ctx == "load" else node
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:  # noqa: N802
+        """`a == b`, `a in b`: done at once, however much the two hold."""
+        self.generic_visit(node)
+        node.expr = _through("_weighed", node.expr)
+        for operand in node.ops:
+            operand.expr = _through("_weighed", operand.expr)
+        return node
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Test:  # noqa: N802
+        """`a is eq b`: as a comparison. One without a second value compares nothing."""
+        self.generic_visit(node)
+        if node.args:
+            node.node = _through("_weighed", node.node)
+            node.args = [_through("_weighed", arg) for arg in node.args]
+        return node
+
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Filter:  # noqa: N802
         """Text outside of all braces."""
         return _through("_text", nodes.Const(node.data, lineno=node.lineno))
@@ -274,6 +314,13 @@ def _hook(run: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def _through(name: str, node: nodes.Node) -> nodes.Filter:
     return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
+
+
+def _weighed(value: Any) -> Any:
+    """Return a value that is to be compared. Raises TooMuch if it holds too much."""
+    if not isinstance(value, str | int):
+        _weigh(value)
+    return value
 
 
 def _text(value: Any) -> str:

@@ -162,6 +162,16 @@ def test_the_callers_messages_are_left_alone() -> None:
         "{{ raise_exception.__globals__.jinja2 }}",
         "{{ strftime_now.__code__.co_consts }}",
         "{{ messages.append(1) }}",
+        "{{ messages[0].items().append(1) }}",
+        "{{ (messages[:1]).pop() }}",
+        "{% set own = [1] %}{{ own.append(own) }}",
+        "{% set own = [1] %}{{ own.append([2]) }}",
+        "{% set own = [1] %}{{ own.append(messages[0]) }}",
+        "{% set own = [1] %}{{ own.extend([2]) }}",
+        "{% set own = [1] %}{{ own.insert(0, 2) }}",
+        "{% set own = [1] %}{{ own.clear() }}",
+        "{% set own = [1] %}{{ own.sort() }}",
+        "{% set own = {} %}{{ own.update(a=1) }}",
         "{{ messages[0].update(content='x') }}",
         "{{ range(10 ** 9) | list }}",
         "{% include '/etc/passwd' %}",
@@ -213,6 +223,11 @@ def test_a_template_that_does_not_compile_says_so(source: str) -> None:
 
 
 DOUBLED = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = MORE %}{% endfor %}{{ ns.x | string }}"
+# Equal texts that are not the same one: to compare two such lists takes minutes.
+SAME = "{% set a = ['a' * 1000000] * 99999 %}{% set b = ['a' * 1000000] * 99999 %}{{ MORE }}"
+OWN = (
+    "{% set own = [] %}{% set all = [own] * 99999 %}{% for i in range(99) %}{% set _ = own.append(i) %}{% endfor %}MORE"
+)
 BOMBS = [
     "{{ 'a' * 10**9 }}",
     "{{ 2 ** (10 ** 9) }}",
@@ -241,6 +256,19 @@ BOMBS = [
     DOUBLED.replace("MORE", "dict(a=ns.x, b=ns.x)"),
     "{{ ([[0] * 99999] * 99999) ~ 'a' }}",
     "{% set ns = namespace() %}{% set ns.n = ns %}{{ ns }}",
+    "{% set own = [1] %}{% for x in own %}{% set _ = own.append(x) %}{% endfor %}",
+    "{% set own = [] %}{% set b = 'a' * 100000 %}{% for i in range(99999) %}{% set _ = own.append(b) %}{% endfor %}",
+    OWN.replace("MORE", "{{ all == all[1:] }}"),
+    SAME.replace("MORE", "a == b"),
+    SAME.replace("MORE", "a in [b]"),
+    SAME.replace("MORE", "b[0] in a"),
+    SAME.replace("MORE", "a is eq b"),
+    SAME.replace("MORE", "a.count(b[0])"),
+    SAME.replace("MORE", "a.index(b[0], 1)"),
+    SAME.replace("MORE", "(a + b) | sort | length"),
+    SAME.replace("MORE", "(a + b) | max | length"),
+    SAME.replace("MORE", "(a + b) | unique | list | length"),
+    SAME.replace("MORE", "a | select('eq', b[0]) | list | length"),
 ]
 
 
@@ -266,6 +294,16 @@ def test_the_bounded_sandbox_says_what_jinjas_own_says(name: str) -> None:
     ]
     told = {"messages": messages, "add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>"}
     assert ChatTemplate(source, "<s>", "</s>").render(messages) == plain.render(told)
+
+
+def test_a_template_may_keep_texts_in_a_list_of_its_own() -> None:
+    source = (
+        "{% set ns = namespace(ids=[]) %}{% for m in messages %}{% set _ = ns.ids.append(m.role ~ loop.index) %}"
+        "{% endfor %}{{ ns.ids.pop(0) }} {{ ns.ids | join(',') }} {{ ns.ids == ['assistant2'] }}"
+    )
+    template = ChatTemplate(source, "", "")
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert [template.render(messages) for _ in range(2)] == ["user1 assistant2 True"] * 2, "anew in each rendering"
 
 
 def test_a_template_that_merely_refuses_the_two_messages_is_fit() -> None:
