@@ -110,8 +110,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at once. Not if you set `device.n_threads`."""
     rounding: Literal["auto", "exact", "fast"] = "auto"
     """`exact`: an answer taken over from elsewhere goes on to the bit as if it had never been interrupted; `fast`:
-    prompts are read 15 % faster (512 tokens; three to four times as fast with K and IQ weights, such as Q4_K_M), and
-    greedy answers may part after a handoff; `auto`: exact if there is a server, and no such weights."""
+    prompts are read 15 % faster (512 tokens; three to four times as fast with IQ, Q2_K and Q3_K weights, and with all
+    K weights on a processor without AVX2), and greedy answers may part after a handoff; `auto`: exact if there is a
+    server, and no such weights."""
     n_gpu_layers: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
     """Layers to put on a GPU, if llama.cpp was built for one: auto (as many as its memory holds; none if
     `device.rounding` is `exact`, which only the CPU is), a number, -1 = all."""

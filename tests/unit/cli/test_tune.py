@@ -314,7 +314,8 @@ def test_the_layout_of_weights_is_measured_where_there_are_two_and_no_bit_counts
         (12, False, False, False),
         (12, True, True, False),
         (11, True, False, False),
-        (1, True, False, True),
+        (1, False, False, True),
+        (1, True, True, False),
     ],
 )
 def test_answers_are_exact_by_themselves_where_that_slows_no_prompt_down(
