@@ -122,7 +122,7 @@ class Worker:
         admission = Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
         send_frame = None if self._relay is None else self._relay.send
         batcher = make_batcher(load, llama, self.post, admission, send_frame)
-        if load.speculate and llama.divisible:  # else wrong guesses could not be cut
+        if load.speculate and llama.retracts:  # else wrong guesses could not be cut
             batcher.speculator = Speculator(llama, latency, cells, small)
         embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
         intake = Intake(batcher, embeddings, cells, self.send, self._put, self._abort)
@@ -316,7 +316,8 @@ def _spill(load: wire.Load, llama: Llama) -> Spill | None:
     if disk is None:
         return None
     max_bytes = disk.max_bytes if llama.divisible or llama.resumes else 0
-    made_by = fingerprint_of(load, f"{build()} {llama.n_gpu_layers} layers on a GPU")
+    kept = " and windows apart" if llama.windowed else ""
+    made_by = fingerprint_of(load, f"{build()} {llama.n_gpu_layers} layers on a GPU{kept}")
     spill = Spill(Path(disk.folder), max_bytes, made_by, llama.latency_prior[2], disk.idle_s)
     return spill if max_bytes else None
 

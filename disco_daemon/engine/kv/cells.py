@@ -7,7 +7,8 @@ Cells are used one after the other and never twice, until none is left; then all
 front. So each sequence has its cells in the order of its tokens, whatever became of others meanwhile, and attention
 adds up in the same order as for an answer that is alone: it is the same answer, bit for bit.
 
-Where a model is not `divisible`, some layers carry a state through a text. Only running answers have one in llama.cpp.
+Where a model is not `divisible`, some layers carry a state through a text: recurrent ones, or those with a window that
+have cells for that alone. Only running answers have one in llama.cpp.
 What is cached is cells and `checkpoints`: a new answer goes on from the latest state kept of what it begins with.
 
 It is longer than other files, since taking, swapping and making room change the same few numbers.
@@ -61,6 +62,7 @@ class Cells:
         """
         self._spare_bytes = min(spare_bytes, MAX_SAVED_BYTES)
         self.divisible = llama.divisible  # whether what is computed of a text can be cut behind any token
+        self.retracts = llama.retracts  # whether what the latest decode has added can be taken back
         self._copies = not llama.divisible and llama.resumes
         self.n_cells = n_cells
         self.n_seqs = n_seqs
@@ -226,7 +228,7 @@ class Cells:
 
         That is less where a state is to be carried on, and none is kept there.
         """
-        if self.divisible or n >= self.n_of(holder.slot):
+        if n >= self.n_of(holder.slot) or self._llama.can_cut(holder.slot, n):
             self._cut_cells(holder, n)
         else:
             self.go_back(holder, n)

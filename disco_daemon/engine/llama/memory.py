@@ -14,7 +14,10 @@ OPEN_STEP = 256  # tokens; such a context is a multiple
 FIRST_CTX = 4096  # tokens that layers on a GPU leave room for where device.n_ctx is not set; more context comes next
 FACTOR = 2  # answers of full length in the KV cache, if there is memory
 STATES_SHARE = 1 / 16  # of the free memory, for recurrent states: llama.cpp makes one for each sequence at once
+WINDOW_SHARE = 1 / 4  # of all cells, for the windows of running answers where those have cells of their own
+MOST_WINDOW_SHARE = 1 / 2  # with more, all layers have all cells: then texts are shared and cut without copies
 LEAST_SEQS = 4  # answers and cached texts, however large their states
+WINDOW_STEP = 256  # cells; llama.cpp makes a multiple of them
 LEAST_CTX = 512  # tokens; an answer with less is of no use
 SPARE = 0.9  # of the free memory; something else may want some
 GPU_SPARE = 0.9  # of the GPU's free memory; the screen and other programs take some, and buffers are rounded up
@@ -111,6 +114,14 @@ def open_context(trained: int, n_cells: int, need: Need, free: int) -> int:
 def sequences_fitting(most: int, state_bytes: int, available: int) -> int:
     """Return how many sequences a context is made for that has a state of so many bytes for each: at most `most`."""
     return max(LEAST_SEQS, min(most, int(STATES_SHARE * available // state_bytes)))
+
+
+def window_cells(window: int, n_seqs: int, n_ubatch: int) -> int:
+    """Return how many cells llama.cpp makes for layers that see `window` tokens, where `swa_full` is off.
+
+    As in llama-kv-cache-iswa.cpp; no more than other layers have, which is many more here.
+    """
+    return -(-(window * n_seqs + n_ubatch) // WINDOW_STEP) * WINDOW_STEP
 
 
 def require(what: str, n_bytes: int, available: int) -> None:

@@ -25,6 +25,9 @@ from .library import kernels, show_errors, usable_threads
 from .likelihood import likeliest, log_probabilities
 from .memory import (
     LEAST_CTX,
+    LEAST_SEQS,
+    MOST_WINDOW_SHARE,
+    WINDOW_SHARE,
     Need,
     available_bytes,
     fitting,
@@ -32,6 +35,7 @@ from .memory import (
     open_context,
     sequences_fitting,
     too_large,
+    window_cells,
     work_bytes,
 )
 from .metadata import Metadata
@@ -48,6 +52,8 @@ N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 READ_BPS = 10e9  # bytes/s of weights, for a token alone: two channels of DDR4, half used
 PREFILL_SHARE = 0.2  # of that time, for a token of a prompt: between 0.08 and 0.4 on the processors that were measured
 PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
+
+LEAST_WINDOW = 16  # tokens; with fewer a batch would not fit beside the windows of as many sequences as there can be
 
 # Whose state in llama.cpp is no thing apart from the cells; with a sliding window it is not, either.
 ENTANGLED = ("deepseek4", "glm5-next", "qwen4exp")
@@ -155,6 +161,9 @@ class Llama(Sequences):
         params.n_batch = N_BATCH
         params.n_ubatch = min(N_BATCH, load.n_ubatch or N_BATCH)
         params.n_seq_max = self.n_seqs + N_SPARE_SEQS
+        if self.windowed:
+            params.swa_full = False
+            params.n_seq_max, self._n_window_cells = self._window_sizes(load, self.n_seqs)
         if self._hidden is not None:
             params.n_ubatch = N_BATCH  # llama.cpp shows the rows of one micro-batch
             self._hidden.prepare(params)
@@ -175,12 +184,53 @@ class Llama(Sequences):
         """Return the tokens of an answer, and of the KV cache: those wanted, or as memory allows. Raises ModelError."""
         available = available_bytes()
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
+        scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
         if not self.divisible and self.resumes:
             state_bytes, self.bytes_per_token = self._weigh_state(load)
             self.n_seqs = sequences_fitting(N_SEQS, state_bytes, available)
             work += (self.n_seqs + N_SPARE_SEQS) * state_bytes
-        scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
-        need = Need(self.bytes_per_token + scores, work)
+        elif self._may_be_windowed(load) and (sizes := self._sizes_with_window(load, work, scores, available)):
+            return sizes
+        return self._fitting(load, Need(self.bytes_per_token + scores, work), available)
+
+    def _may_be_windowed(self, load: Load) -> bool:
+        """Whether its layers with a window can have cells for that alone; of a range of layers nothing is copied."""
+        header = Metadata(self._model)
+        return (
+            self.divisible
+            and not load.layers
+            and llama_cpp.llama_model_n_swa(self._model) >= LEAST_WINDOW
+            and header.text("general.architecture") not in ENTANGLED
+            and header.text(f"{header.text('general.architecture')}.attention.causal") != "false"
+        )
+
+    def _sizes_with_window(self, load: Load, work: int, scores: int, available: int) -> tuple[int, int] | None:
+        """Return the sizes with few cells for layers with a window, and have it so; None if that is not worth it.
+
+        As many answers run at a time as have their windows in WINDOW_SHARE of the cells. Raises ModelError.
+        """
+        one_bytes, cell_bytes = self._weigh_state(load)
+
+        def sized(n_seqs: int) -> tuple[int, int]:
+            n_bytes = self._window_sizes(load, n_seqs)[1] * one_bytes
+            return self._fitting(load, Need(cell_bytes + scores, work + n_bytes), available)
+
+        n_cells = sized(LEAST_SEQS)[1]
+        if self._window_sizes(load, LEAST_SEQS)[1] > MOST_WINDOW_SHARE * n_cells:
+            return None
+        self.n_seqs = sequences_fitting(N_SEQS, llama_cpp.llama_model_n_swa(self._model) * one_bytes, available)
+        while self.n_seqs > LEAST_SEQS and self._window_sizes(load, self.n_seqs)[1] > WINDOW_SHARE * n_cells:
+            self.n_seqs -= 1
+        self.windowed, self.divisible, self.resumes, self.bytes_per_token = True, False, True, cell_bytes
+        return sized(self.n_seqs)
+
+    def _window_sizes(self, load: Load, n_seqs: int) -> tuple[int, int]:
+        """Return for how many sequences llama.cpp makes windows so that a batch fits beside them, and their cells."""
+        window, n_ubatch = llama_cpp.llama_model_n_swa(self._model), min(N_BATCH, load.n_ubatch or N_BATCH)
+        n_max = n_seqs + N_SPARE_SEQS + -(-(N_BATCH - n_ubatch) // window)
+        return n_max, window_cells(window, n_max, n_ubatch)
+
+    def _fitting(self, load: Load, need: Need, available: int) -> tuple[int, int]:
         n_ctx, n_cells = load.n_ctx, load.n_cells
         if not n_ctx:
             # Weights that are the file's pages count as available. On a GPU they are loaded by now.
@@ -190,7 +240,7 @@ class Llama(Sequences):
             if on_gpu:
                 n_layers = llama_cpp.llama_model_n_layer(self._model)
                 share = 1.0 if on_gpu < 0 else min(1.0, on_gpu / n_layers)
-                there = Need(max(1, int(need.per_token * share)), work)
+                there = Need(max(1, int(need.per_token * share)), need.work)
                 n_ctx = open_context(n_ctx, n_cells, there, gpu.free_bytes())
                 n_cells = n_cells or n_ctx  # what more cells would take is not known to be there
         try:
@@ -199,19 +249,27 @@ class Llama(Sequences):
             raise ModelError(str(e)) from e
 
     def _weigh_state(self, load: Load) -> tuple[int, int]:
-        """Return the bytes of a state and of a cell, as llama.cpp makes them for a token. Raises ModelError."""
+        """Return the bytes of a state, or of a token in a window, and of a cell, as llama.cpp makes them.
+
+        Raises ModelError.
+        """
         params = context_params(load, Metadata(self._model))
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = LEAST_CTX, 1, 1, 1
+        params.swa_full = False
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
             raise ModelError("llama.cpp cannot make a context of one sequence: free some memory")
+        sizes = []
         try:
-            if llama_cpp.llama_decode(context, self._rows.fill([(0, 0, 0, False)])) != 0:
-                raise ModelError("llama.cpp cannot compute a token with this model")
-            state, whole = (llama_cpp.llama_state_seq_get_size_ext(context, 0, flags) for flags in (CARRIED, 0))
+            for position in (0, 1):
+                if llama_cpp.llama_decode(context, self._rows.fill([(0, position, 0, False)])) != 0:
+                    raise ModelError("llama.cpp cannot compute a token with this model")
+                sizes.append([llama_cpp.llama_state_seq_get_size_ext(context, 0, flags) for flags in (CARRIED, 0)])
         finally:
             llama_cpp.llama_free(context)
-        return state, max(1, whole - state)
+        (state, whole), (state_of_two, whole_of_two) = sizes
+        carried = state_of_two - state
+        return carried or state, max(1, whole_of_two - whole - carried)
 
     def salt(self, adapter: str) -> int:
         """Return an adapter's salt for `adapters.prefix_key`. Raises PromptError if it is missing."""
@@ -251,6 +309,9 @@ class Llama(Sequences):
         if n_threads != self._n_computing:
             llama_cpp.llama_set_n_threads(self._ctx, usable_threads(n_threads), usable_threads(n_threads))
             self._n_computing = n_threads
+        if self.windowed:
+            self._reserve_window(len(rows))
+            self._window_head += len(rows)
         # With a row wanted, a range without logits would compute the whole head, for nothing.
         rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows, hidden, with_logits=self.has_logits))
         if rc == 0:

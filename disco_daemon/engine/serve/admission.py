@@ -101,15 +101,15 @@ class Admission:
 
         States that cannot be cut would go back, those of others too: these go on, and it is not long to the next.
         """
-        return self.cells.divisible or self.sequences.keys() <= {request_id}
+        return self.cells.retracts or self.sequences.keys() <= {request_id}
 
     def undo(self, sequences: list[Sequence], *, has_begun: bool) -> None:
         """Take back what a decode has done to these sequences before it was broken off, if it `has_begun`.
 
-        States that cannot be cut are half carried on then, and those of sequences without a row in it may be half
+        Recurrent states are half carried on then, and those of sequences without a row in it may be half
         moved: all of them go back to where a copy was taken.
         """
-        if self.cells.divisible or not has_begun:
+        if self.cells.retracts or not has_begun:
             for s in sequences:
                 self.cells.cut(s, s.n_past)
         else:

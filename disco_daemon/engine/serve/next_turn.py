@@ -49,7 +49,7 @@ class NextTurns:
         tokens = answer.tokens + between
         if not 0 < len(between) <= MOST_TOKENS or llama.adapters or len(tokens) >= llama.n_ctx:
             return True
-        if not llama.divisible and cells.n_taken:
+        if not llama.retracts and cells.n_taken:
             return True  # a request that ends this decode would spoil the states of those that wait
         if len(tokens) - cells.count_cached(tokens) > len(between) + 1 or cells.n_free <= len(between):
             return True  # its cells have gone, or others would have to
@@ -62,7 +62,7 @@ class NextTurns:
         cells.advance(len(rows))
         if llama.decode(rows) == 0:
             cells.grow(seq, tokens[n:])
-        elif llama.divisible:
+        elif llama.retracts:
             cells.cut(Held(seq, n), n)
         else:
             cells.go_back(Held(seq, n), n)

@@ -75,6 +75,9 @@ class Core:
                 assert llama_cpp.llama_memory_seq_pos_max(memory, seq) == -1, "cached texts have cells, and no state"
                 continue
             assert llama_cpp.llama_memory_seq_pos_max(memory, seq) == expected - 1
+            if self.llama.windowed:
+                assert not expected or self.llama.can_cut(seq, expected), "it has all that the next token sees"
+                continue
             first = 0 if self.llama.divisible else expected - 1  # a state is that of the last token
             assert llama_cpp.llama_memory_seq_pos_min(memory, seq) == (first if expected else -1)
         running = self.admission.resident

@@ -121,6 +121,7 @@ class FakeLlama:
     exact: bool = True
     divisible: bool = True
     resumes: bool = True
+    windowed: bool = False
     adapters: tuple[str, ...] = ()
     faults: list[tuple[int, int]] = field(default_factory=list)
     cells: dict[int, list[Cell]] = field(default_factory=lambda: {slot: [] for slot in range(N_SEQS)})
@@ -130,6 +131,13 @@ class FakeLlama:
     logits: dict[int, list[int]] = field(default_factory=dict)
     samplers: list[FakeSampler] = field(default_factory=list)
     vocabulary: FakeVocabulary = field(default_factory=FakeVocabulary)
+
+    @property
+    def retracts(self) -> bool:
+        return self.divisible
+
+    def can_cut(self, seq: int, n: int) -> bool:
+        return self.divisible
 
     @property
     def n_used(self) -> int:
