@@ -342,11 +342,13 @@ def _tool_words(name: str | None) -> str:
 
 
 def _memory_words(found: dict[str, Any]) -> str:
+    from ..client.side_health import without_experts
     from .doctor.files import GIB
 
     if found["problem"]:
         return str(found["problem"])
-    on_gpu = f" and {found['gpu_layers']} layers on the GPU" if found["gpu_layers"] else ""
+    layers, moe = found["gpu_layers"], without_experts(found["n_cpu_moe"])
+    on_gpu = f" and {layers} layers on the GPU{moe}" if layers else ""
     return (
         f"{found['n_bytes'] / GIB:.2f} GiB{on_gpu} with {found['n_cells']} tokens kept, {found['n_ctx']} of them an "
         f"answer's at most; {found['available'] / GIB:.1f} GiB are free"

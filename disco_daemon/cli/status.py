@@ -157,14 +157,18 @@ def _adapters(device: dict[str, Any]) -> list[str]:
 
 def _speed(state: dict[str, Any]) -> list[str]:
     """Print the model's layers on a GPU and the state of the tune; nothing where there is neither."""
-    layers = state["endpoints"].get("device", {}).get("n_gpu_layers")
+    from ..client.side_health import without_experts
+
+    device = state["endpoints"].get("device", {})
     tune = {
         "waiting": "for an idle moment, to measure what is fastest here (`disco tune` does it at once)",
         "measuring": "what is fastest here, until somebody asks something",
         "done": "what was measured holds from the next start on",
         "failed": "the model could not be measured; the log says why",
     }.get(state.get("tune") or "")
-    lines = [f"GPU          {'all' if layers < 0 else layers} layers"] if layers else []
+    layers = device.get("n_gpu_layers")
+    moe = without_experts(device.get("n_cpu_moe") or 0)
+    lines = [f"GPU          {'all' if layers < 0 else layers} layers{moe}"] if layers else []
     return lines + ([f"tune         {tune}"] if tune else [])
 
 

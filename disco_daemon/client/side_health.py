@@ -65,6 +65,11 @@ class SideHealth:
         return f"{began}, for {wait} more" if wait else began
 
 
+def without_experts(n_cpu_moe: int) -> str:
+    """Return words behind the number of layers on a GPU: from how many of them experts are not there (-1 = all)."""
+    return f", without the experts of {'all' if n_cpu_moe < 0 else n_cpu_moe}" if n_cpu_moe else ""
+
+
 def short_model(name: str) -> str:
     """Return a model's name without folder, packing and kind: `SmolLM2-135M`."""
     short = name.rsplit("/", 1)[-1].removesuffix(".gguf")

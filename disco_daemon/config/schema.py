@@ -116,6 +116,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_gpu_layers: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
     """Layers to put on a GPU, if llama.cpp was built for one: auto (as many as its memory holds; none if
     `device.rounding` is `exact`, which only the CPU is), a number, -1 = all."""
+    n_cpu_moe: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
+    """Of a mixture of experts with layers on a GPU, from how many layers, counted from the first, the experts stay with
+    the processor: auto (as few as the GPU's memory asks for), a number, -1 = all."""
     adapters: Annotated[dict[_AdapterName, str | AdapterSettings], Meta(max_length=32)] = {}
     """LoRA adapters: a table of NAME = "path of a GGUF file", or NAME = {path, scale}; each is the model
     `disco/device:NAME`."""

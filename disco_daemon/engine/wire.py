@@ -175,7 +175,8 @@ class Load(Message, frozen=True, kw_only=True):
     `exact`: an answer
     that goes on from given text is rounded as if it had been generated here from the start, which costs prefill speed.
     `chat_template` is a Jinja text that stands in place of the model's own.
-    `n_gpu_layers`: None = as many as fit, -1 = all. Batches of `llama.PREFILL_ROWS` rows and more are computed by
+    `n_gpu_layers`: None = as many as fit, -1 = all; of the first `n_cpu_moe` experts stay with the processor (None = of
+    as few as that asks for, -1 = of all). Batches of `llama.PREFILL_ROWS` rows and more are computed by
     `n_threads_batch` threads (0 = `n_threads`), `n_ubatch` rows at a time (0 = N_BATCH). `flash_attn`: None = as
     llama.cpp says. `kv_type` is auto (two bytes a number) or q8_0 (one, and a bit).
     `adapters` are loaded with the model; those that cannot be are left out. `speculate`: next tokens may be guessed,
@@ -195,6 +196,7 @@ class Load(Message, frozen=True, kw_only=True):
     n_ctx: int
     n_threads: int
     n_gpu_layers: int | None = 0
+    n_cpu_moe: int | None = None
     n_cells: int = 0
     scheduler: str = "andes"
     exact: bool = True
@@ -321,7 +323,8 @@ class Loaded(Message, frozen=True, kw_only=True):
 
     An engine can serve before that is measured: the speed is 0 then, and the message comes a second time with it.
     `n_ctx` and `n_cells` are as large as memory allowed; `bytes_per_token` of the KV cache. `adapters` has the reason
-    why each is missing, empty if it is loaded. `n_gpu_layers` are on the GPU (-1 = all). `confined` lists the rights
+    why each is missing, empty if it is loaded. `n_gpu_layers` are on the GPU (-1 = all), without the experts of the
+    first `n_cpu_moe`. `confined` lists the rights
     that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits. `tool_format` is
     the name of the form in which the chat template has tools called; `fim`: it has tokens for filling in the middle.
     """
@@ -335,6 +338,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     prefill_tps: float
     adapters: dict[str, str] = {}
     n_gpu_layers: int = 0
+    n_cpu_moe: int = 0
     confined: list[str] = []
     build: str = ""
     tool_format: str = ""

@@ -124,6 +124,11 @@ def n_gpu_layers(settings: DeviceSettings) -> int | None:
     return 0 if settings.rounding == "exact" else None
 
 
+def n_cpu_moe(settings: DeviceSettings) -> int | None:
+    """Return from how many layers experts stay with the processor; None for as few as fit asks for."""
+    return settings.n_cpu_moe if isinstance(settings.n_cpu_moe, int) else None
+
+
 def profiles() -> TunedProfiles:
     """Return the tuned profiles of the models on this machine."""
     return TunedProfiles(data_path() / "profiles" / "devices")
@@ -151,6 +156,7 @@ def job_for(config: Config, path: Path, *, budget_s: float = BUDGET_S, nice: int
     return TuneJob(
         str(path), n_processors(), start, exact, settings.kv_type, n_gpu_layers(settings), budget_s,
         nice=nice, layouts=not exact and _header_is(_by_our_products(has_rivals), path),
+        n_cpu_moe=n_cpu_moe(settings),
     )  # fmt: skip
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from ..config.schema import DeviceSettings
 from ..engine.measure.checkup_messages import CheckupJob, CheckupRequest, Examined
 from ..errors import DiscoError
-from ..models.gguf import read_gguf, shard_names
-from ..models.model_shape import shape_of
+from ..models.files import whole_header
+from ..models.gguf import shard_names
+from ..models.model_shape import expert_bytes, shape_of
 from ..plain import reason_of
 from ..system.job import run_job
-from ..system.smallfile import open_regular
+from .device_settings import header_of, n_cpu_moe
 
 CHILD_TIMEOUT_S = 45.0  # importing the bindings takes 0.3 s, from a cold disk or beside a busy machine much more
-HEAD_BYTES = 1 << 20  # read of a GGUF file: its shape stands in the first kilobytes
 MOST_NUMBERS = 1 << 32  # in the KV cache of one token; the largest models have 2 million
 
 
@@ -24,11 +24,9 @@ class CheckupError(DiscoError):
 
 def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> CheckupRequest:
     """Return the checkup's request for the model at `path`. Raises OSError, or ValueError for a poor header."""
-    with open_regular(path) as f:
-        header = read_gguf(f.read(HEAD_BYTES))
-    shape = shape_of(header)
-    trained = header.get(f"{header.get('general.architecture')}.context_length")
-    n_ctx = settings.n_ctx or (trained if isinstance(trained, int) else 0)
+    header = header_of(path) or whole_header(path)  # which says what is wrong with it
+    shape = shape_of(header.keys)
+    n_ctx = settings.n_ctx or header.number(f"{header.architecture}.context_length") or 0
     if n_ctx < 1:
         raise ValueError("its header does not tell its context_length")
     kv_numbers = shape.layers * shape.kv_heads * 2 * shape.head_dim
@@ -46,6 +44,8 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
         kv_type=settings.kv_type,
         n_gpu_layers=n_gpu_layers,
         is_open=not settings.n_ctx,
+        n_cpu_moe=n_cpu_moe(settings),
+        experts=expert_bytes(header, shape.layers),
     )
 
 

@@ -24,6 +24,7 @@ from .device_settings import (
     load_measured,
     make_autotuner,
     model_path,
+    n_cpu_moe,
     n_gpu_layers,
     require_regular,
 )
@@ -83,7 +84,8 @@ def whole_config(config: Config, path: Path) -> wire.Load:
         log.warning("%s: rows of its weights do not round alike, so its answers are exact but for that", path)
     return wire.Load(
         model_path=str(path), n_ctx=settings.n_ctx, n_threads=knobs.n_threads, n_gpu_layers=n_gpu_layers(settings),
-        n_cells=settings.n_cells, scheduler=settings.scheduler, exact=is_exact(config, path),
+        n_cpu_moe=n_cpu_moe(settings), n_cells=settings.n_cells, scheduler=settings.scheduler,
+        exact=is_exact(config, path),
         adapters=_adapters(settings), speculate=settings.speculation == "auto",
         chat_template=_chat_template(settings), disk=_disk(settings),
         draft_path=_file_of("device.draft_model", settings.draft_model) if settings.draft_model else "",

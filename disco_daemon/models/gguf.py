@@ -221,11 +221,6 @@ def joined(parts: Iterable[Header]) -> Header:
     return replace(first, tensors=tuple(tensor for header in (first, *others) for tensor in header.tensors))
 
 
-def read_gguf(head: bytes) -> Keys:
-    """Return the keys and values only, as in `read_header`. Raises ValueError if it is no GGUF header."""
-    return read_header(head).keys
-
-
 def shard(name: str) -> tuple[int, int]:
     """Return (part, parts) of a file by its name, counted from 1; (1, 1) for a model in one file."""
     found = _SHARD.match(name)

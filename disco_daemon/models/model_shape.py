@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from .gguf import Value
+from .gguf import Header, Value
+
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # tensors of experts: llama.cpp, common.h, LLM_FFN_EXPS_REGEX
+_OF_A_LAYER = re.compile(rf"^blk\.(\d{{1,4}}){EXPERTS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class ModelShape:
 
 
 def shape_of(metadata: Mapping[str, Value | list[Value]]) -> ModelShape:
-    """Return the shape in a GGUF file's keys (github.com/ggml-org/ggml, docs/gguf.md), as `gguf.read_gguf` reads them.
+    """Return the shape in a GGUF file's keys (github.com/ggml-org/ggml, docs/gguf.md), as `read_header` has them.
 
     Where layers differ (a list of values), their mean counts. Raises ValueError that names what is missing.
     """
@@ -51,6 +55,19 @@ def shape_of(metadata: Mapping[str, Value | list[Value]]) -> ModelShape:
         head_dim=number("attention.key_length", hidden // max(1, heads)),
         vocab=_vocabulary(metadata, arch),
     )
+
+
+def expert_bytes(header: Header, n_layers: int) -> tuple[int, ...]:
+    """Return the bytes of the experts in each layer; () of a model without any. `header` has the tensors of all parts.
+
+    Tensors in a packing that this program does not know count as none.
+    """
+    found = [0] * n_layers
+    for tensor in header.tensors:
+        match = _OF_A_LAYER.match(tensor.name)
+        if match and (layer := int(match[1])) < n_layers:
+            found[layer] += tensor.n_bytes or 0
+    return tuple(found) if any(found) else ()
 
 
 def _vocabulary(metadata: Mapping[str, Value | list[Value]], arch: str) -> int:

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
+from ...client.side_health import without_experts
 from ...config.schema import DeviceSettings
 from ...engine.lives import CRASHED
 from ...engine.measure.checkup_messages import CheckupRequest, Examined
@@ -103,7 +104,8 @@ def memory(about: CheckupRequest | str, seen: Examined, daemon: dict[str, Any] |
         return warn(name, "cannot be predicted", "mend llama.cpp first")
     if fit.problem:
         return wrong(name, fit.problem, "close other programs, choose a smaller model, or lower device.n_ctx")
-    rest = f" and {fit.gpu_layers} layers on the GPU" if fit.gpu_layers else ""
+    on_gpu = f"{fit.gpu_layers} layers on the GPU{without_experts(fit.n_cpu_moe)}"
+    rest = f" and {on_gpu}" if fit.gpu_layers else ""
     found = f"{fit.n_bytes / GIB:.2f} GiB{rest} with {fit.n_cells} tokens kept, {fit.available / GIB:.1f} GiB are free"
     if about.is_open:
         found = f"{found}; an answer may have {fit.n_ctx} tokens of the {about.n_ctx} that it was trained for"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...models.gguf import shard_names
@@ -35,11 +36,39 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """A model of `n_layers` layers, all of a size: `n_bytes` of weights in all, and `kv_bytes` of KV cache."""
+    """A model of `n_layers` layers: `n_bytes` of weights in all, and `kv_bytes` of KV cache.
+
+    `experts` are the bytes of experts in each layer, () where a model has none; without those all are of a size.
+    """
 
     n_bytes: int
     n_layers: int
     kv_bytes: int
+    experts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How many layers are on the GPU, the last ones (-1 = all), and from how many, the first ones, experts are not.
+
+    Those stay with the processor. Of `n_moe` layers they could.
+    """
+
+    n_gpu_layers: int
+    n_cpu_moe: int = 0
+    n_moe: int = 0
+
+    def smaller(self, n_gpu_layers: int | None, n_cpu_moe: int | None) -> Placement | None:
+        """Return one that takes less of the GPU, if this did not fit; None where settings leave nothing else to try.
+
+        A number in the settings is meant. All experts go before any layer does.
+        """
+        if n_cpu_moe is None and self.n_gpu_layers and 0 <= self.n_cpu_moe < self.n_moe:
+            return replace(self, n_cpu_moe=self.n_moe)
+        if n_gpu_layers is not None or not self.n_gpu_layers:
+            return None
+        n = self.n_gpu_layers // 2
+        return replace(self, n_gpu_layers=n, n_cpu_moe=self.n_cpu_moe if n else 0)
 
 
 def work_bytes(n_rows: int, n_vocab: int, n_embd: int) -> int:
@@ -47,16 +76,48 @@ def work_bytes(n_rows: int, n_vocab: int, n_embd: int) -> int:
     return 4 * n_rows * (n_vocab + WORK_PER_ROW * n_embd)
 
 
-def gpu_layers(model: Footprint, work: int, free: int) -> int:
+def gpu_layers(model: Footprint, work: int, free: int, n_cpu_moe: int = 0) -> int:
     """Count how many layers fit `free` bytes of GPU memory beside `work` bytes; n_layers + 1 is all of the model.
 
-    The last one makes logits. Token embeddings stay in main memory, so the file's size is a little too much.
+    The last one makes logits. Token embeddings stay in main memory, so the file's size is a little too much. Experts of
+    the first `n_cpu_moe` layers do, too; those of one layer are copied to the GPU for a long prompt.
     """
-    room = GPU_SPARE * free - work
-    whole = model.n_bytes + model.kv_bytes
-    if whole <= room:
+    experts = model.experts or (0,) * model.n_layers
+    room = GPU_SPARE * free - work - max(experts[:n_cpu_moe], default=0)
+    others = model.n_bytes - sum(experts) + model.kv_bytes
+    kept = [0 if i < n_cpu_moe else n_bytes for i, n_bytes in enumerate(experts)]
+    if others + sum(kept) <= room:
         return model.n_layers + 1
-    return min(model.n_layers, max(0, int(room * model.n_layers // whole)))
+    taken = itertools.accumulate(others / model.n_layers + n_bytes for n_bytes in reversed(kept))
+    return sum(n_bytes <= room for n_bytes in taken)
+
+
+def placement(
+    model: Footprint, work: int, free: int, n_gpu_layers: int | None = None, n_cpu_moe: int | None = None
+) -> Placement:
+    """Decide what goes on a GPU with `free` bytes, beside `work` bytes, where settings leave it open (None).
+
+    A token needs few of the experts, and all of the rest: so all layers go there, and as few experts as that asks for
+    stay with the processor; layers stay only where there is no room for them without any experts. -1 means all.
+    """
+    n_moe = len(model.experts)
+    if not n_moe:
+        n_cpu_moe = 0
+    elif n_cpu_moe is not None:
+        n_cpu_moe = n_moe if n_cpu_moe < 0 else min(n_moe, n_cpu_moe)
+    if n_cpu_moe is None:
+        wanted = model.n_layers + 1 if n_gpu_layers is None or n_gpu_layers < 0 else n_gpu_layers
+        enough = (n for n in range(n_moe) if gpu_layers(model, work, free, n) >= wanted)
+        n_cpu_moe = next(enough, n_moe)
+    n = gpu_layers(model, work, free, n_cpu_moe) if n_gpu_layers is None else n_gpu_layers
+    return Placement(n, n_cpu_moe if n else 0, n_moe)
+
+
+def weights_there(model: Footprint, placed: Placement) -> int:
+    """Return the bytes of weights that are on the GPU."""
+    n = model.n_layers if placed.n_gpu_layers < 0 else min(model.n_layers, placed.n_gpu_layers)
+    others = (model.n_bytes - sum(model.experts)) * n // model.n_layers
+    return others + sum(model.experts[max(model.n_layers - n, placed.n_cpu_moe) :])
 
 
 def available_bytes() -> int:

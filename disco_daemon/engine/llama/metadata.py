@@ -30,6 +30,11 @@ class Metadata:
         return int(text) if text.isdigit() else 0
 
     @property
+    def n_layers(self) -> int:
+        """The number of layers, at least 1."""
+        return self.number("block_count") or 1
+
+    @property
     def n_embd(self) -> int:
         """The length of an embedding."""
         return self.number("embedding_length")

@@ -98,6 +98,9 @@ class Llama(Sequences):
             use_nodes(max(load.n_threads, load.n_threads_batch))
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = load.n_gpu_layers or 0
+        self.n_cpu_moe = load.n_cpu_moe or 0
+        if (kept := gpu.overrides(self.n_cpu_moe)) is not None:
+            params.tensor_buft_overrides = ctypes.addressof(kept)
         params.use_extra_bufts = use_extra_buffers(load)
         if not load.n_gpu_layers and (why := _too_large(load.model_path)):
             raise ModelError(f"{load.model_path}: {why}")
@@ -473,18 +476,20 @@ def build() -> str:
 
 
 def load_model(load: Load, abort: AbortFlag, *, warm: bool = True) -> Llama:
-    """Load the model, with as many layers on the GPU as fit where `load` leaves that open. Raises ModelError.
+    """Load the model, with as much of it on the GPU as fits where `load` leaves that open. Raises ModelError.
 
     It is measured unless `warm` is off.
     """
-    n = gpu.layers(load)
+    placed = gpu.placed(load)
     while True:
+        numbers = {"n_gpu_layers": placed.n_gpu_layers, "n_cpu_moe": placed.n_cpu_moe}
         try:
-            return Llama(msgspec.structs.replace(load, n_gpu_layers=n), abort, warm=warm)
+            return Llama(msgspec.structs.replace(load, **numbers), abort, warm=warm)
         except ModelError:
-            if load.n_gpu_layers is not None or n == 0:
+            smaller = placed.smaller(load.n_gpu_layers, load.n_cpu_moe)
+            if smaller is None:
                 raise
-            n //= 2
+            placed = smaller
 
 
 def requantize(source: str, target: str, n_threads: int) -> None:

@@ -18,11 +18,13 @@ from ..llama.memory import (
     FIRST_CTX,
     Footprint,
     Need,
+    Placement,
     available_bytes,
     fitting,
-    gpu_layers,
     open_context,
+    placement,
     too_large,
+    weights_there,
     work_bytes,
 )
 from ..llama.metadata import KV_BYTES
@@ -40,34 +42,38 @@ def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     """Report whether a model fits, by the steps and functions of `engine.llama.model`."""
     per_token = int(asked.kv_numbers * KV_BYTES[asked.kv_type])
     work = work_bytes(llama.N_BATCH, asked.n_vocab, asked.n_embd)
-    layers = _layers(asked, per_token, work, gpu_bytes)
+    placed = _placement(asked, per_token, work, gpu_bytes)
+    layers = asked.n_layers if placed.n_gpu_layers < 0 else min(asked.n_layers, placed.n_gpu_layers)
     if not layers and (why := too_large(asked.n_bytes, available)):
         return Fit(available, problem=why)
-    need = Need(per_token + 4 * llama.N_BATCH * asked.n_heads, work)
+    need, there = Need(per_token + 4 * llama.N_BATCH * asked.n_heads, work), weights_there(_footprint(asked), placed)
     wanted = asked.n_ctx
     if asked.is_open:
         wanted = open_context(wanted, asked.n_cells, need, available if layers else available - asked.n_bytes)
         if layers:
-            there = max(0, gpu_bytes - int(asked.n_bytes * layers / asked.n_layers))
-            wanted = open_context(wanted, asked.n_cells, Need(need.per_token * layers // asked.n_layers, work), there)
+            needed = Need(need.per_token * layers // asked.n_layers, work)
+            wanted = open_context(wanted, asked.n_cells, needed, max(0, gpu_bytes - there))
     try:
         n_ctx, n_cells = fitting(wanted, asked.n_cells or (wanted if asked.is_open and layers else 0), need, available)
     except MemoryError as e:
         return Fit(available, problem=str(e))
-    whole = asked.n_bytes + n_cells * need.per_token
-    here = max(0.0, 1 - layers / asked.n_layers) * whole
-    return Fit(available, int(here) + work, n_ctx, n_cells, layers, in_all=whole + work)
+    kv = n_cells * need.per_token
+    here = asked.n_bytes - there + kv - kv * layers // asked.n_layers
+    in_all = asked.n_bytes + kv + work
+    return Fit(available, here + work, n_ctx, n_cells, layers, in_all=in_all, n_cpu_moe=placed.n_cpu_moe)
 
 
-def _layers(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) -> int:
-    """Count the layers that would be on the GPU."""
+def _footprint(asked: CheckupRequest, kv_bytes: int = 0) -> Footprint:
+    return Footprint(asked.n_bytes, asked.n_layers, kv_bytes, asked.experts)
+
+
+def _placement(asked: CheckupRequest, per_token: int, work: int, gpu_bytes: int) -> Placement:
+    """Decide what would be on the GPU, as `gpu.placed` does."""
     if not gpu_bytes or asked.n_gpu_layers == 0:
-        return 0
-    if asked.n_gpu_layers is not None:
-        return asked.n_layers if asked.n_gpu_layers < 0 else min(asked.n_layers, asked.n_gpu_layers)
+        return Placement(0)
     n_ctx = min(asked.n_ctx, asked.n_cells or FIRST_CTX) if asked.is_open else asked.n_ctx
     kv = per_token * max(n_ctx, asked.n_cells or FACTOR * n_ctx)
-    return min(asked.n_layers, gpu_layers(Footprint(asked.n_bytes, asked.n_layers, kv), work, gpu_bytes))
+    return placement(_footprint(asked, kv), work, gpu_bytes, asked.n_gpu_layers, asked.n_cpu_moe)
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     """A model's shape, by its header, and the settings for it.
 
     `n_bytes` is the file's size, `kv_numbers` how many numbers a token leaves in the KV cache, `n_heads` those whose
-    scores take memory (0 with flash attention). The rest is as in `wire.Load`, but for `n_ctx`, which is above 0; with
-    `is_open` it is what the model was trained for, and as much of that as fits is wanted.
+    scores take memory (0 with flash attention), `experts` the bytes of experts in each layer. The rest is as in
+    `wire.Load`, but for `n_ctx`, which is above 0; with `is_open` it is what the model was trained for, and as much of
+    that as fits is wanted.
     """
 
     n_bytes: int
@@ -24,6 +25,8 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     kv_type: str = "auto"
     n_gpu_layers: int | None = 0
     is_open: bool = False
+    n_cpu_moe: int | None = None
+    experts: tuple[int, ...] = ()
 
 
 class CheckupJob(msgspec.Struct, frozen=True):
@@ -62,8 +65,8 @@ class Bindings(msgspec.Struct, frozen=True):
 class Fit(msgspec.Struct, tag=True, frozen=True):
     """The memory a model takes of the `available`, in bytes, and the tokens an answer and the KV cache would have.
 
-    `problem` says why it cannot be loaded. `gpu_layers` would be on the GPU, and are not in `n_bytes`; `in_all` has
-    them, too.
+    `problem` says why it cannot be loaded. `gpu_layers` would be on the GPU, without the experts of the first
+    `n_cpu_moe`, and are not in `n_bytes`; `in_all` has them, too.
     """
 
     available: int
@@ -73,6 +76,7 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
     gpu_layers: int = 0
     problem: str = ""
     in_all: int = 0
+    n_cpu_moe: int = 0
 
 
 class Examined(msgspec.Struct, tag=True, frozen=True):

@@ -55,6 +55,7 @@ class TuneBench:
             n_ctx=N_CTX,
             n_threads=job.start.n_threads,
             n_gpu_layers=job.n_gpu_layers,
+            n_cpu_moe=job.n_cpu_moe,
             n_cells=N_CTX,
             exact=job.exact,
             kv_type=job.kv_type,

@@ -22,8 +22,8 @@ class Knobs(msgspec.Struct, frozen=True, omit_defaults=True):
 class TuneJob(msgspec.Struct, frozen=True):
     """Find the fastest knobs for a model, from `start` on and within `budget_s`; with no budget, only measure `start`.
 
-    `exact`, `kv_type` and `n_gpu_layers` as in `wire.Load`. With `compare`, a second model is measured at `start` too,
-    and how often both have the same next token. With `layouts`, weights as they are in the file are tried, too.
+    `exact`, `kv_type`, `n_gpu_layers` and `n_cpu_moe` as in `wire.Load`. With `compare`, a second model is measured at
+    `start` too, and how often both have the same next token. With `layouts`, weights as they are in the file are tried.
     Up to `n_cores` threads are tried; `nice` is added to the process's niceness.
     """
 
@@ -37,6 +37,7 @@ class TuneJob(msgspec.Struct, frozen=True):
     compare: str = ""
     nice: int = 5
     layouts: bool = False
+    n_cpu_moe: int | None = None
 
 
 class Speed(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from ...models.segments import NotCuttableError, cut, n_layers
 from ...models.vocabulary import vocabulary_mark
 from ...system.control_groups import memory
 from ...types import LayerRange
-from ..device_settings import knobs_for, model_path, n_gpu_layers, row_s, token_s
+from ..device_settings import knobs_for, model_path, n_cpu_moe, n_gpu_layers, row_s, token_s
 from ..trust_store import authority_folder
 from .check import checksum, segment_files
 from .cut_plan import SPARE, ExitFacts, describe_cuts, kv_bytes_per_layer
@@ -153,7 +153,7 @@ def range_config(config: Config, path: Path, layers: LayerRange | None) -> wire.
     on_gpu = n_gpu_layers(settings) if has_all and not exact else 0  # a range is the CPU's
     return wire.Load(
         model_path=str(path), n_ctx=settings.divided_n_ctx, n_threads=knobs.n_threads, n_gpu_layers=on_gpu,
-        n_cells=_n_cells(config, path, layers),
+        n_cpu_moe=n_cpu_moe(settings), n_cells=_n_cells(config, path, layers),
         scheduler=settings.scheduler, exact=exact,
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
         kv_type=settings.kv_type, speculate=settings.speculation == "auto",

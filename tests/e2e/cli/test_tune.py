@@ -21,6 +21,7 @@ from disco_daemon.clock import SystemClock
 from disco_daemon.config import layers as config
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama import gpu
+from disco_daemon.engine.llama.memory import placement
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.measure.tune_messages import Knobs, Tuned, TuneJob
 from disco_daemon.machines.device_settings import key_for, knobs_for, profiles
@@ -205,5 +206,7 @@ def _saved(llama: Llama) -> memoryview:
 
 def test_a_file_s_header_tells_how_many_layers_fit() -> None:
     load = wire.Load(model_path=str(default_model_path()), n_ctx=4096, n_threads=1, n_gpu_layers=None, n_cells=8192)
-    counts = [gpu._fitting(load, free) for free in (0, 10**8, 3 * 10**8, 10**9)]
+    shape = gpu._shape(load)
+    assert shape is not None
+    counts = [placement(*shape, free).n_gpu_layers for free in (0, 10**8, 3 * 10**8, 10**9)]
     assert counts[0] == counts[1] == 0 < counts[2] < 30 < counts[3] == 31

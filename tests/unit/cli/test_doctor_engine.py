@@ -19,6 +19,7 @@ from disco_daemon.engine.measure.checkup_messages import Bindings, CheckupReques
 from disco_daemon.machines import model_memory
 from disco_daemon.system import process
 from tests.fixtures.gguf import gguf
+from tests.fixtures.tiny_models import tiny_model
 
 OK, WARN, WRONG = Level
 NONE = Examined()
@@ -145,6 +146,24 @@ def test_layers_go_to_a_gpu_before_a_context_that_nobody_has_set_grows() -> None
     assert found.gpu_layers == 30
     assert 4096 < found.n_ctx < 131_072
     assert found.n_cells * 2 * 11520 + SMALL.n_bytes + WORK < GIB
+
+
+def test_experts_that_stay_with_the_processor_are_in_main_memory(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "moe.gguf", "moe")
+    found = engine.checkup_question(DeviceSettings(model=str(path), n_ctx=64, n_cpu_moe=2), None)
+    assert isinstance(found, CheckupRequest)
+    experts = 3 * 4 * 256 * 128 * 20 // 32
+    assert (found.experts, found.n_cpu_moe) == ((experts,) * 3, 2)
+    work = work_bytes(N_BATCH, found.n_vocab, found.n_embd)
+    by_hand = checkup.fit(found, 16 * GIB, GIB)
+    assert (by_hand.gpu_layers, by_hand.n_cpu_moe, by_hand.n_bytes) == (3, 2, 2 * experts + work)
+    auto = msgspec.structs.replace(found, n_cpu_moe=None)
+    assert checkup.fit(auto, 16 * GIB, GIB).n_cpu_moe == checkup.fit(found, 16 * GIB, 0).n_cpu_moe == 0
+    whole = checkup.fit(auto, 16 * GIB, GIB).in_all
+    short = checkup.fit(auto, 16 * GIB, int(whole / 0.9) - 1)
+    assert (short.gpu_layers, short.n_cpu_moe, short.in_all) == (3, 2, whole), "room for those that are copied, too"
+    said = engine.memory(found, Examined(fits=(by_hand,)), None).found
+    assert "3 layers on the GPU, without the experts of 2 with" in said
 
 
 def test_layers_on_a_gpu_are_not_in_main_memory() -> None:

@@ -78,6 +78,8 @@ def test_a_gpu_and_the_tune_are_told_if_there_is_something_to_tell() -> None:
         "tune         what is fastest here, until somebody asks something",
     ]
     assert _speed({"endpoints": {"device": {"n_gpu_layers": -1}}, "tune": None}) == ["GPU          all layers"]
+    moe = {"n_gpu_layers": 49, "n_cpu_moe": 31}
+    assert _speed({"endpoints": {"device": moe}, "tune": None}) == ["GPU          49 layers, without the experts of 31"]
     assert _speed({"endpoints": {"device": {"n_gpu_layers": 0}}, "tune": "idle"}) == []
     assert _speed({"endpoints": {}}) == []
 

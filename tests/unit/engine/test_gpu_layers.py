@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+from pathlib import Path
+
 import llama_cpp
 import pytest
 from hypothesis import given
@@ -9,10 +13,21 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine.llama import gpu
 from disco_daemon.engine.llama import model as llama
-from disco_daemon.engine.llama.memory import GIB, GPU_SPARE, Footprint, gpu_layers, work_bytes
+from disco_daemon.engine.llama.library import show_errors
+from disco_daemon.engine.llama.memory import (
+    GIB,
+    GPU_SPARE,
+    Footprint,
+    Placement,
+    gpu_layers,
+    placement,
+    weights_there,
+    work_bytes,
+)
 from disco_daemon.engine.llama.model import AbortFlag, load_model
 from disco_daemon.engine.llama.refusals import ModelError
 from disco_daemon.engine.wire import Load
+from tests.fixtures.tiny_models import tiny_model
 
 MIB = 2**20
 SMALL = Footprint(n_bytes=100 * MIB, n_layers=30, kv_bytes=180 * MIB)  # SmolLM2-135M, 8,192 cells
@@ -78,7 +93,7 @@ class Crowded:
 def crowded(monkeypatch: pytest.MonkeyPatch) -> type[Crowded]:
     monkeypatch.setattr(Crowded, "tried", [])
     monkeypatch.setattr(llama, "Llama", Crowded)
-    monkeypatch.setattr(gpu, "layers", lambda load: 31 if load.n_gpu_layers is None else load.n_gpu_layers)
+    monkeypatch.setattr(gpu, "placed", lambda load: Placement(31 if load.n_gpu_layers is None else load.n_gpu_layers))
     return Crowded
 
 
@@ -100,6 +115,149 @@ def test_a_number_in_the_settings_is_meant(crowded: type[Crowded]) -> None:
     assert crowded.tried == [20]
 
 
+def test_experts_leave_the_gpu_before_any_layer_does() -> None:
+    found = list[tuple[int, int]]()
+    placed: Placement | None = Placement(49, 0, 48)
+    while placed is not None:
+        found.append((placed.n_gpu_layers, placed.n_cpu_moe))
+        placed = placed.smaller(None, None)
+    assert found == [(49, 0), (49, 48), (24, 48), (12, 48), (6, 48), (3, 48), (1, 48), (0, 0)]
+    assert Placement(49, 7, 48).smaller(49, 7) is None
+    assert Placement(-1, 7, 48).smaller(-1, None) == Placement(-1, 48, 48)
+    assert Placement(-1, 48, 48).smaller(-1, None) is None
+    assert Placement(49, 7, 48).smaller(None, 7) == Placement(24, 7, 48)
+    assert Placement(49, -1, 48).smaller(None, -1) == Placement(24, -1, 48)
+
+
+# Qwen3-30B-A3B Q4_K_M: 48 layers, of whose 17.7 GiB experts are 16.6; a KV cache of 8,192 cells.
+EXPERTS = 354 * MIB
+MOE = Footprint(18_125 * MIB, 48, 768 * MIB, (EXPERTS,) * 48)
+
+
+@pytest.mark.parametrize(
+    ("free", "asked", "placed"),
+    [
+        (32 * GIB, (None, None), (49, 0)),
+        (24 * GIB, (None, None), (49, 0)),  # 21,818 MiB for 18,893
+        (16 * GIB, (None, None), (49, 14)),  # 14,092 MiB beside a copy of a layer's, for 1,901 and 34 x 354
+        (8 * GIB, (None, None), (49, 35)),  # 6,719 MiB, for 1,901 and 13 x 354
+        (3 * GIB, (None, None), (49, 48)),  # 2,111 MiB for 1,901
+        (2 * GIB, (None, None), (30, 48)),  # 1,189 MiB for layers of 39.6 MiB
+        (400 * MIB, (None, None), (0, 0)),
+        (8 * GIB, (None, 0), (17, 0)),  # 7,073 MiB for layers of 394 MiB
+        (8 * GIB, (None, -1), (49, 48)),
+        (8 * GIB, (None, 99), (49, 48)),
+        (8 * GIB, (None, 40), (49, 40)),
+        (8 * GIB, (None, 20), (17, 20)),  # 6,719 MiB for layers of 394
+        (8 * GIB, (-1, None), (-1, 35)),
+        (8 * GIB, (10, None), (10, 0)),  # ten layers fit with all that they have
+        (8 * GIB, (30, None), (30, 33)),  # 6,719 MiB for 30 layers of 39.6 and 15 x 354
+        (2 * GIB, (-1, None), (-1, 48)),  # it does not fit, and is asked for
+        (2 * GIB, (20, 3), (20, 3)),
+        (2 * GIB, (0, None), (0, 0)),
+    ],
+)
+def test_experts_stay_with_the_processor_where_they_do_not_fit(
+    free: int, asked: tuple[int | None, int | None], placed: tuple[int, int]
+) -> None:
+    found = placement(MOE, 300 * MIB, free, *asked)
+    assert (found.n_gpu_layers, found.n_cpu_moe) == placed
+    assert found.n_moe == 48
+
+
+def test_a_model_without_experts_is_placed_by_layers_alone() -> None:
+    assert placement(LARGE, 300 * MIB, 6 * GIB) == placement(LARGE, 300 * MIB, 6 * GIB, None, -1) == Placement(28)
+
+
+@given(
+    st.lists(st.integers(0, 10**9), min_size=1, max_size=99),
+    st.integers(1, 10**10),
+    st.integers(0, 10**10),
+    st.integers(0, 10**9),
+    st.integers(0, 10**11),
+)
+def test_what_of_experts_is_put_there_fits(sizes: list[int], others: int, kv: int, work: int, free: int) -> None:
+    model = Footprint(others + sum(sizes), len(sizes), kv, tuple(sizes))
+    found, n = placement(model, work, free), len(sizes)
+    on_gpu = min(n, found.n_gpu_layers)
+    copied = max(sizes[: found.n_cpu_moe], default=0)
+    if on_gpu:
+        room = (GPU_SPARE * free - work - copied) * (1 + 1e-9) + 1
+        assert weights_there(model, found) + kv * on_gpu // n <= room
+    if found.n_cpu_moe and found.n_gpu_layers > n:
+        fewer = Placement(found.n_gpu_layers, found.n_cpu_moe - 1)
+        copied = max(sizes[: fewer.n_cpu_moe], default=0)
+        assert weights_there(model, fewer) + kv > (GPU_SPARE * free - work - copied) * (1 - 1e-9) - 1
+    assert found.n_cpu_moe in range(n + 1)
+    assert found.n_gpu_layers > n or found.n_cpu_moe in (0, n), "no layer stays for an expert's sake"
+
+
+def test_weights_on_the_gpu_are_those_of_its_layers() -> None:
+    model = Footprint(1_000, 4, 0, (100, 200, 100, 200))
+    assert [weights_there(model, Placement(n)) for n in (0, 1, 2, 4, 5, -1)] == [0, 300, 500, 1000, 1000, 1000]
+    assert [weights_there(model, Placement(5, n)) for n in (0, 1, 3, 4)] == [1000, 900, 600, 400]
+    assert weights_there(model, Placement(2, 3)) == 200 + 200
+
+
+@pytest.mark.parametrize("n_cpu_moe", [1, 2, -1])
+def test_llama_cpp_keeps_the_experts_of_these_layers_in_main_memory(n_cpu_moe: int, tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "moe.gguf", "moe")
+    lines = list[str]()
+
+    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+    def keep(_level: int, text: bytes, _data: object) -> None:
+        lines.append(text.decode())
+
+    def said(n: int) -> list[int]:
+        load = Load(model_path=str(path), n_ctx=512, n_threads=1, n_cells=512, exact=True, n_cpu_moe=n)
+        llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
+        try:
+            loaded = llama.Llama(load, AbortFlag(), warm=False)
+        finally:
+            llama_cpp.llama_log_set(show_errors, ctypes.c_void_p(0))
+        assert loaded.n_cpu_moe == n
+        tokens = [5, 6, 7]
+        for _ in range(8):
+            loaded.clear()
+            assert loaded.decode([(token, i, 0, i == len(tokens) - 1) for i, token in enumerate(tokens)]) == 0
+            tokens.append(int(loaded.logits(len(tokens) - 1).argmax()))
+        loaded.close()
+        return tokens
+
+    expected, plain = said(0), len(lines)
+    assert not any("overridden" in line for line in lines)
+    assert said(n_cpu_moe) == expected
+    moved = {match[1] for line in lines[plain:] if (match := re.match(r"tensor (\S+) .* overridden to CPU", line))}
+    layers = range(3 if n_cpu_moe < 0 else n_cpu_moe)
+    assert moved == {f"blk.{i}.ffn_{part}_exps.weight" for i in layers for part in ("gate", "up", "down")}
+
+
+def test_there_is_nothing_to_override_without_experts_to_keep() -> None:
+    assert gpu.overrides(0) is None
+    found = gpu.overrides(12)
+    assert found is not None
+    assert [len(found), found[1].pattern, found[1].buft] == [2, None, None], "a list that llama.cpp finds the end of"
+    matches = [i for i in range(130) if re.search(found[0].pattern.decode(), f"blk.{i}.ffn_up_exps.weight")]
+    assert matches == list(range(12))
+
+
+def test_experts_are_weighed_by_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_model(tmp_path / "moe.gguf", "moe")
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+    found = gpu._shape(Load(model_path=str(path), n_ctx=64, n_threads=1))
+    assert found is not None
+    footprint, work = found
+    # Three matrices of 256 x 128 in four experts, as Q4_1: 20 bytes for 32 numbers.
+    assert footprint.experts == (3 * 4 * 256 * 128 * 20 // 32,) * 3
+    others = footprint.n_bytes - sum(footprint.experts) + footprint.kv_bytes
+    free = int((others + work + 2.5 * footprint.experts[0]) / GPU_SPARE)  # one layer's, beside those that are copied
+    monkeypatch.setattr(gpu, "free_bytes", lambda: free)
+    load = Load(model_path=str(path), n_ctx=64, n_threads=1, n_gpu_layers=None)
+    assert gpu.placed(load) == Placement(4, 2, 3)
+    by_hand = Load(model_path=str(path), n_ctx=64, n_threads=1, n_gpu_layers=-1, n_cpu_moe=1)
+    assert gpu.placed(by_hand) == Placement(-1, 1, 3)
+
+
 @pytest.mark.parametrize(
     ("supported", "free", "asked", "n"),
     [
@@ -115,8 +273,13 @@ def test_a_number_in_the_settings_is_meant(crowded: type[Crowded]) -> None:
 def test_who_decides(monkeypatch: pytest.MonkeyPatch, supported: bool, free: int, asked: int | None, n: int) -> None:
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: supported)
     monkeypatch.setattr(gpu, "free_bytes", lambda: free)
-    monkeypatch.setattr(gpu, "_fitting", lambda load, free: 12)
-    assert gpu.layers(Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=asked)) == n
+    monkeypatch.setattr(
+        gpu, "_shape", lambda load: (Footprint(30 * 590 * MIB, 30, 0), 0)
+    )  # 7,373 MiB for layers of 590
+    load = Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=asked)
+    assert gpu.placed(load) == Placement(n)
+    monkeypatch.setattr(gpu, "_shape", lambda load: None)
+    assert gpu.placed(load) == Placement(0 if asked is None else n), "a file that cannot be read"
 
 
 def test_this_build_says_what_devices_there_are() -> None:

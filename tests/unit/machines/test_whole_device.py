@@ -30,6 +30,7 @@ TOLD: dict[str, tuple[Any, str, Any]] = {
     "kv_type": ("q8_0", "kv_type", "q8_0"),
     "rounding": ("exact", "exact", True),
     "n_gpu_layers": (7, "n_gpu_layers", 7),
+    "n_cpu_moe": (3, "n_cpu_moe", 3),
     "speculation": ("off", "speculate", False),
 }
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from disco_daemon.models.default import default_model_path
-from disco_daemon.models.gguf import read_gguf
-from disco_daemon.models.model_shape import ModelShape, shape_of
-from tests.fixtures.gguf import array, header, number, pair, text
+from disco_daemon.models.gguf import read_header
+from disco_daemon.models.model_shape import ModelShape, expert_bytes, shape_of
+from tests.fixtures.gguf import Q8_0, array, header, number, pair, tensor, text
 
 ROOT = Path(__file__).parent.parent.parent.parent
 BLOOM_560M = ModelShape(24, 1024, 16, 16, 64, 250_880)
@@ -38,17 +38,17 @@ BLOOM_FILE = (
 
 
 def test_the_shape_out_of_a_file() -> None:
-    assert shape_of(read_gguf(header(*BLOOM_FILE))) == BLOOM_560M
+    assert shape_of(read_header(header(*BLOOM_FILE)).keys) == BLOOM_560M
 
 
 def test_the_first_kilobytes_do() -> None:
-    assert shape_of(read_gguf(header(*BLOOM_FILE)[:4096])) == BLOOM_560M
+    assert shape_of(read_header(header(*BLOOM_FILE)[:4096]).keys) == BLOOM_560M
 
 
 @pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
 def test_the_shape_of_the_embedded_model() -> None:
     with default_model_path().open("rb") as f:
-        assert shape_of(read_gguf(f.read(1 << 16))) == SMOLLM2
+        assert shape_of(read_header(f.read(1 << 16)).keys) == SMOLLM2
 
 
 def test_layers_that_differ_count_by_their_mean() -> None:
@@ -68,7 +68,7 @@ def test_layers_that_differ_count_by_their_mean() -> None:
     ],
 )
 def test_what_is_missing_is_named(missing: str, message: str) -> None:
-    keys = read_gguf(header(*BLOOM_FILE))
+    keys = read_header(header(*BLOOM_FILE)).keys
     del keys[missing]
     with pytest.raises(ValueError, match=message):
         shape_of(keys)
@@ -85,3 +85,16 @@ def test_the_papers_phones(name: str, shape: ModelShape) -> None:
     profile = tomllib.loads((ROOT / "profiles/devices" / f"{name}.toml").read_text("utf-8"))
     assert profile["ttft_fit"]["k_s_per_token"] == pytest.approx(1 / profile["speed"]["prefill_tps"], rel=1e-4)
     assert ModelShape(**{field.name: profile["shape"][field.name] for field in fields(ModelShape)}) == shape
+
+
+def test_experts_are_weighed_layer_by_layer() -> None:
+    names = (
+        ("blk.0.ffn_up_exps.weight", 64), ("blk.0.ffn_gate_up_exps.weight", 32), ("blk.1.ffn_down_chexps.weight", 96),
+        ("blk.1.ffn_up_shexp.weight", 64), ("blk.1.ffn_up.weight", 64), ("blk.7.ffn_up_exps.weight", 64),
+        ("v.blk.0.ffn_up_exps.weight", 64),
+    )  # fmt: skip
+    told = read_header(header(tensors=[tensor(name, (n, 4), Q8_0) for name, n in names]))
+    assert expert_bytes(told, 2) == (4 * 34 * (64 + 32) // 32, 4 * 34 * 96 // 32), "no layer that a model has not"
+    assert expert_bytes(read_header(header(tensors=[tensor("blk.0.ffn_up.weight", (64, 4))])), 2) == ()
+    unknown = read_header(header(tensors=[tensor("blk.0.ffn_up_exps.weight", (64, 4), 99)]))
+    assert expert_bytes(unknown, 2) == (), "a packing newer than this program"
