@@ -80,7 +80,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (in a split or a fleet 4,096). Less if memory is short."""
     n_cells: Annotated[int, Meta(ge=0)] = 0
     """Tokens in the KV cache: all running answers, and prompts kept for reuse; 0 = twice `device.n_ctx` if memory
-    allows."""
+    allows, and where that is 0, one answer of full length, at least two of 4,096."""
     spill_gib: _NonNegative = 0.0
     """Disk for idle conversations, GiB: they go on after a restart without being read again. The files are yours alone,
     in the cache folder (`disco/kv`), and hold the conversations, but no `private` ones; 0 = none, and those there are

@@ -172,6 +172,15 @@ def open_context(trained: int, n_cells: int, need: Need, free: int) -> int:
     return min(trained, n_cells or trained, max(LEAST_CTX, room))
 
 
+def open_cells(n_ctx: int) -> int:
+    """Return the tokens of the KV cache where nobody has set a context of `n_ctx` tokens, nor them.
+
+    They hold one answer of that length, or FACTOR of FIRST_CTX: to hold FACTOR of a long context, llama.cpp would clear
+    twice the memory at each start, for a model that hardly ever gets two such texts at once.
+    """
+    return max(n_ctx, FACTOR * min(n_ctx, FIRST_CTX))
+
+
 def sequences_fitting(most: int, state_bytes: int, available: int) -> int:
     """Return how many sequences a context is made for that has a state of so many bytes for each: at most `most`."""
     return max(LEAST_SEQS, min(most, int(STATES_SHARE * available // state_bytes)))

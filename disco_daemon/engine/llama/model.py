@@ -32,6 +32,7 @@ from .memory import (
     available_bytes,
     fitting,
     model_bytes,
+    open_cells,
     open_context,
     sequences_fitting,
     too_large,
@@ -246,6 +247,7 @@ class Llama(Sequences):
                 there = Need(max(1, int(need.per_token * share)), need.work)
                 n_ctx = open_context(n_ctx, n_cells, there, gpu.free_bytes())
                 n_cells = n_cells or n_ctx  # what more cells would take is not known to be there
+            n_cells = n_cells or open_cells(n_ctx)
         try:
             return fitting(n_ctx, n_cells, need, available)
         except MemoryError as e:

@@ -21,6 +21,7 @@ from ..llama.memory import (
     Placement,
     available_bytes,
     fitting,
+    open_cells,
     open_context,
     placement,
     too_large,
@@ -47,14 +48,16 @@ def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     if not layers and (why := too_large(asked.n_bytes, available)):
         return Fit(available, problem=why)
     need, there = Need(per_token + 4 * llama.N_BATCH * asked.n_heads, work), weights_there(_footprint(asked), placed)
-    wanted = asked.n_ctx
+    wanted, cells = asked.n_ctx, asked.n_cells
     if asked.is_open:
         wanted = open_context(wanted, asked.n_cells, need, available if layers else available - asked.n_bytes)
         if layers:
             needed = Need(need.per_token * layers // asked.n_layers, work)
             wanted = open_context(wanted, asked.n_cells, needed, max(0, gpu_bytes - there))
+            cells = cells or wanted
+        cells = cells or open_cells(wanted)
     try:
-        n_ctx, n_cells = fitting(wanted, asked.n_cells or (wanted if asked.is_open and layers else 0), need, available)
+        n_ctx, n_cells = fitting(wanted, cells, need, available)
     except MemoryError as e:
         return Fit(available, problem=str(e))
     kv = n_cells * need.per_token

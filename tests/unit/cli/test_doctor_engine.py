@@ -132,7 +132,9 @@ def test_a_context_that_nobody_has_set_is_told_with_what_the_model_was_trained_f
     trained = 131_072
     asked = msgspec.structs.replace(SMALL, n_ctx=trained, is_open=True)
     roomy, tight = checkup.fit(asked, 64 * GIB, 0), checkup.fit(asked, GIB, 0)
-    assert (roomy.n_ctx, roomy.problem) == (trained, "")
+    assert (roomy.n_ctx, roomy.n_cells, roomy.problem) == (trained, trained, "")
+    default = checkup.fit(msgspec.structs.replace(asked, n_ctx=8192), 64 * GIB, 0)
+    assert (default.n_ctx, default.n_cells) == (8192, 8192), "no more memory than two of 4,096 took"
     assert LEAST_CTX < tight.n_ctx < trained
     assert tight.n_bytes < GIB, "others get some of what is free"
     told = engine.memory(asked, Examined(fits=(tight,)), None)

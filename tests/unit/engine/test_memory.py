@@ -16,6 +16,7 @@ from disco_daemon.engine.llama.memory import (
     available_bytes,
     fitting,
     model_bytes,
+    open_cells,
     open_context,
     require,
     too_large,
@@ -91,6 +92,10 @@ def test_a_context_that_nobody_has_set_is_as_long_as_half_of_what_weights_leave_
     assert open_context(10**6, 0, need, 0) == LEAST_CTX, "fitting says whether that fits"
     assert open_context(300, 0, need, 0) == 300
     assert open_context(8192, 4096, need, 10**9) == 4096, "no more than there are cells"
+
+
+def test_a_context_that_nobody_has_set_is_there_once_or_4096_tokens_twice() -> None:
+    assert [open_cells(n) for n in (512, 4096, 6000, 8192, 131_072)] == [1024, 8192, 8192, 8192, 131_072]
 
 
 @given(st.integers(1, 10**7), st.integers(0, 10**6), st.integers(1, 10**6), st.integers(0, 10**12))
