@@ -16,6 +16,7 @@ from ..plain import writable_text
 from ..types import CallForm, Delta, Finish, FinishReason, Json, Token
 from .calls import Calls
 from .finish_reasons import ENDS, REPEATED, failed, word
+from .leading_thought import LeadingThought
 from .writable import Halves, writable
 
 LEAST_LOGPROB = -9999.0  # OpenAI's word for a token that is all but impossible: JSON has no infinity
@@ -34,10 +35,11 @@ class CutError(Exception):
 class _Choice:
     """One choice of the answer: what of it has begun and is not said yet, and the server's word for its end."""
 
-    __slots__ = ("_calls", "_name", "has_begun", "has_deltas", "reason", "stop", "text", "thought")
+    __slots__ = ("_calls", "_name", "has_begun", "has_deltas", "leading", "reason", "stop", "text", "thought")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, may_think: bool) -> None:
         self._name = name
+        self.leading = LeadingThought() if may_think else None  # until it is known that none comes any more
         self._calls: Calls | None = None
         self.text, self.thought = Halves(), Halves()
         self.reason = ""
@@ -56,10 +58,26 @@ class _Choice:
         """Whether a call has begun whose beginning is not given out."""
         return self._calls is not None and self._calls.is_waiting
 
+    def divided(self, text: str, thought: str) -> tuple[str, str]:
+        """Return a piece of text, and what was named a thought, with what of the text is one, too."""
+        if self.leading is None:
+            return text, thought
+        if thought:  # the server tells them apart itself
+            held, unsaid = self.leading.rest()
+            text, thought = held + text, unsaid + thought
+        else:
+            text, thought = self.leading.divided(text)
+        if self.leading.is_over:
+            self.leading = None
+        return text, thought
+
     def end(self) -> tuple[Delta | None, str, FinishReason]:
         """Return what was held back, in a delta and as text, and why the choice ended. Raises CutError, TypeError."""
         reason = self._reason()
-        text, thought = self.text.rest(), self.thought.rest()
+        text, thought = self.divided(self.text.rest(), self.thought.rest())
+        if self.leading is not None:
+            more, unsaid = self.leading.rest()
+            text, thought = text + more, thought + unsaid
         is_cut = reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
         calls = () if self._calls is None else tuple(self._calls.end(is_cut=is_cut))
         return (Delta(thought, calls=calls) if thought or calls else None), text, reason
@@ -81,13 +99,15 @@ class Reader:
 
     How many tokens it has by now, their ids or log-probabilities tell, or a usage block that comes with it; else its
     text, however that is cut: a chunk may count none. `n_tokens` were given out so far. Of `n_choices` each has an
-    index; a choice that nobody asked for is left out. Calls without an id get one made of `name`.
+    index; a choice that nobody asked for is left out. Calls without an id get one made of `name`. Where they
+    `may_think`, a thought that begins a text is told from it.
     """
 
-    def __init__(self, *, ids_back: bool = False, n_choices: int = 1, name: str = "") -> None:
+    def __init__(self, *, ids_back: bool = False, n_choices: int = 1, name: str = "", may_think: bool = False) -> None:
         self._is_one = n_choices == 1
         self._is_plain = n_choices == 1 and not ids_back
-        self._choices = [_Choice(name if n_choices == 1 else f"{name}_{i}") for i in range(n_choices)]
+        names = [name] if n_choices == 1 else [f"{name}_{i}" for i in range(n_choices)]
+        self._choices = [_Choice(one, may_think=may_think) for one in names]
         self._one = self._choices[0]
         self._ended: list[_Choice] = []  # those that have told a reason for an end, in order
         self._ids_back = ids_back
@@ -111,6 +131,8 @@ class Reader:
         if type(delta) is not dict or len(delta) != 1 or type(text := delta.get("content")) is not str:
             return None
         if choice.get("finish_reason") or choice.get("logprobs") or choice.get("index") or not one.text.is_whole(text):
+            return None
+        if one.leading is not None:
             return None
         one.has_deltas = one.has_begun = True
         n_tokens = self._count(text, None, None, one)
@@ -295,6 +317,7 @@ def _read(told: dict[str, Any], logprobs: object, state: _Choice) -> tuple[str, 
     named = next((told[key] for key in _THOUGHTS if told.get(key)), "")
     text = state.text.joined(text)
     thought = state.thought.joined(thought + named if isinstance(named, str) else thought)
+    text, thought = state.divided(text, thought)
     likely = _logprobs(logprobs) if logprobs else None
     rest = {k: v for k, v in told.items() if k not in ("content", "role") and v not in _NOTHING}
     if not (rest or thought):

@@ -294,7 +294,9 @@ class Server:
                     chunks = await stack.enter_async_context(aclosing(stream.objects()))
                     bill = Bill(usage, asked.body, limit)
                     ids_back, n = "return_token_ids" in asked.body, n_choices(request.extra)
-                    reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id)
+                    may_think = request.prompt is None and not request.answer_so_far
+                    may_think = may_think and request.extra.get("reasoning_format") != "none"
+                    reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id, may_think=may_think)
                     answer = ServerAnswer(stream, reader, bill, self._errors, self._clock, began)
                     async for chunk in chunks:
                         if self._errors.failing is not None or not self._errors.is_tried:

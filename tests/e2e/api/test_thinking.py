@@ -205,6 +205,55 @@ async def test_a_thought_is_closed_behind_its_budget_and_the_answer_goes_on(devi
     assert heard.order == sorted(heard.order, reverse=True)
 
 
+# What a server without a reasoning parser streams: its thought within its text.
+WRITTEN = ["<th", "ink>\n", "Hm, ", "1 < 2.", "\n</thi", "nk>\n", "\nYes", ", <think>", " is a tag."]
+SHOWN = ("Hm, 1 < 2.", "Yes, <think> is a tag.")
+
+
+async def posted(daemon: DaemonProcess, route: str, **body: Any) -> list[dict[str, Any]]:
+    """The objects of an answer: of a stream all, else the one."""
+    asked = {"model": "disco", "messages": [{"role": "user", "content": "Is it?"}], "max_tokens": 99} | body
+    async with daemon.session.post(f"{daemon.url.removesuffix('/v1')}{route}", json=asked) as response:
+        lines = (await response.text()).splitlines()
+        assert response.status == 200, lines
+    data = [line.removeprefix("data: ") for line in lines if line[:6] == "data: " or line[:1] == "{"]
+    return [json.loads(line) for line in data if line != "[DONE]"]
+
+
+async def in_chat(daemon: DaemonProcess, *, stream: bool) -> tuple[str, str]:
+    told = [c for one in await posted(daemon, "/v1/chat/completions", stream=stream) for c in one["choices"]]
+    parts = [choice["delta" if stream else "message"] for choice in told]
+    return "".join(p.get("reasoning_content") or "" for p in parts), "".join(p.get("content") or "" for p in parts)
+
+
+async def in_messages(daemon: DaemonProcess, *, stream: bool) -> tuple[str, str]:
+    told = await posted(daemon, "/v1/messages", stream=stream)
+    parts = [one["delta"] for one in told if one.get("type") == "content_block_delta"] if stream else told[0]["content"]
+    return "".join(p.get("thinking") or "" for p in parts), "".join(p.get("text") or "" for p in parts)
+
+
+async def in_responses(daemon: DaemonProcess, *, stream: bool) -> tuple[str, str]:
+    told = await posted(daemon, "/v1/responses", stream=stream, input="Is it?", messages=None)
+    items = (told[-1]["response"] if stream else told[0])["output"]
+    said = {item["type"]: "".join(p["text"] for p in item["content"]) for item in items}
+    return said["reasoning"], said["message"]
+
+
+async def in_ollama(daemon: DaemonProcess, *, stream: bool) -> tuple[str, str]:
+    told = [one["message"] for one in await posted(daemon, "/api/chat", stream=stream, think=True)]
+    return "".join(m.get("thinking") or "" for m in told), "".join(m["content"] for m in told)
+
+
+async def test_a_thought_that_a_server_writes_into_its_text_is_told_apart_in_every_api(tmp_path: Path) -> None:
+    async with Upstream() as upstream, running(tmp_path, server=upstream.url, device=False) as daemon:
+        with upstream.reciting(WRITTEN):
+            for api in (in_chat, in_messages, in_responses, in_ollama):
+                assert await api(daemon, stream=True) == SHOWN, api.__name__
+                assert await api(daemon, stream=False) == SHOWN, api.__name__
+            answer = await whole(daemon, [BLACK], max_tokens=99, extra_body={"reasoning_format": "none"})
+            assert answer.choices[0].message.content == "".join(WRITTEN), "the client wants to tell them apart itself"
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_format_is_about_the_answer(device: DaemonProcess) -> None:
     schema = {"type": "object", "properties": {"colour": {"enum": ["black", "white"]}}, "required": ["colour"]}
