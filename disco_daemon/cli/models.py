@@ -348,10 +348,11 @@ def _memory_words(found: dict[str, Any]) -> str:
     if found["problem"]:
         return str(found["problem"])
     layers, moe = found["gpu_layers"], without_experts(found["n_cpu_moe"])
+    how = f" as {found['kv_type']}" if found["kv_type"] != "f16" else ""
     on_gpu = f" and {layers} layers on the GPU{moe}" if layers else ""
     return (
-        f"{found['n_bytes'] / GIB:.2f} GiB{on_gpu} with {found['n_cells']} tokens kept, {found['n_ctx']} of them an "
-        f"answer's at most; {found['available'] / GIB:.1f} GiB are free"
+        f"{found['n_bytes'] / GIB:.2f} GiB{on_gpu} with {found['n_cells']} tokens kept{how}, {found['n_ctx']} of them "
+        f"an answer's at most; {found['available'] / GIB:.1f} GiB are free"
     )
 
 

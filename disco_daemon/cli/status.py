@@ -127,6 +127,7 @@ def _engine(device: dict[str, Any]) -> list[str]:
     used, cells, mib = stats["cells_used"], device["n_cells"], device["bytes_per_token"] / 2**20
     held = f"{used} of {cells} tokens ({100 * used / cells:.0f} %, {used * mib:.0f} of {cells * mib:.0f} MiB)"
     held += f", {device['n_ctx']} an answer's at most"
+    held += f", a number as {device['kv_type']}" if device.get("kv_type", "f16") != "f16" else ""
     swapped = f"{stats['swapped']} swapped out ({stats['saved_bytes'] / 2**20:.0f} MiB)"
     running = f"{stats['running']} running, {stats['paused']} paused, {swapped}, {stats['waiting']} waiting"
     guessed = f"; {stats['accepted']} of {stats['drafted']} guessed tokens right" if stats.get("drafted") else ""

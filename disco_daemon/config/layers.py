@@ -339,8 +339,8 @@ def _check(config: Config) -> None:
         if value not in allowed:
             msg = f"{key} = {value!r}: {which(value, allowed)}"
             raise ConfigError(msg)
-    if config.device.flash_attn == "off" and (config.device.rounding == "exact" or config.device.kv_type != "auto"):
-        msg = "device.flash_attn = 'off' does not go with device.rounding = 'exact', nor with a device.kv_type"
+    if config.device.flash_attn == "off" and (config.device.rounding == "exact" or config.device.kv_type == "q8_0"):
+        msg = "device.flash_attn = 'off' does not go with device.rounding = 'exact', nor with device.kv_type = 'q8_0'"
         raise ConfigError(msg)
     if config.policy.private and not config.device.enabled:
         raise ConfigError(NOBODY_HERE)

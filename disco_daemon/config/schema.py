@@ -103,8 +103,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens of a prompt that are computed at a time (micro-batch); 0 = as tuned, or else 512."""
     flash_attn: Literal["auto", "on", "off"] = "auto"
     """Flash attention: on, off, or auto: on, unless rounding is fast and it was measured to be slower here."""
-    kv_type: Literal["auto", "q8_0"] = "auto"
-    """How the KV cache keeps a number: auto (16 bits), or `q8_0` (half the memory; answers may differ a little)."""
+    kv_type: Literal["auto", "f16", "q8_0"] = "auto"
+    """How the KV cache keeps a number: `f16` (16 bits), `q8_0` (half the memory; answers may differ a little from those
+    of 16 bits), or auto: `f16`, unless all of a `device.n_ctx` that you set fits only with `q8_0`."""
     autotune: bool = True
     """Measure once, while the daemon is idle, which of these are fastest here, for the next start; `disco tune` does it
     at once. Not if you set `device.n_threads`."""
@@ -142,6 +143,11 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def divided_n_ctx(self) -> int:
         """The context length of a model over several processes, tokens: their memory is planned before they load."""
         return self.n_ctx or 4096
+
+    @property
+    def divided_kv_type(self) -> str:
+        """The type of its keys and values: several processes and machines agree on 16 bits unless it is set."""
+        return "f16" if self.kv_type == "auto" else self.kv_type
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -305,6 +305,7 @@ class Device:
             "adapters": self.adapters,
             "n_gpu_layers": info.n_gpu_layers if info else None,
             "n_cpu_moe": info.n_cpu_moe if info else None,
+            "kv_type": info.kv_type if info else None,
             "confined": info.confined if info else None,
             "last_error": engine.last_error or self.last_error,
         }

@@ -178,7 +178,8 @@ class Load(Message, frozen=True, kw_only=True):
     `n_gpu_layers`: None = as many as fit, -1 = all; of the first `n_cpu_moe` experts stay with the processor (None = of
     as few as that asks for, -1 = of all). Batches of `llama.PREFILL_ROWS` rows and more are computed by
     `n_threads_batch` threads (0 = `n_threads`), `n_ubatch` rows at a time (0 = N_BATCH). `flash_attn`: None = as
-    llama.cpp says. `kv_type` is auto (two bytes a number) or q8_0 (one, and a bit).
+    llama.cpp says. `kv_type` is f16 (two bytes a number), q8_0 (one, and a bit), or auto: f16, but q8_0
+    where only so `n_ctx` fits.
     `adapters` are loaded with the model; those that cannot be are left out. `speculate`: next tokens may be guessed,
     and the guesses computed along where that pays; `draft_path` is a small model that guesses, too. `disk` is for
     cached prefixes. `repack`: llama.cpp may lay weights out anew for this processor (AMX, interleaved rows).
@@ -206,7 +207,7 @@ class Load(Message, frozen=True, kw_only=True):
     n_threads_batch: int = 0
     n_ubatch: int = 0
     flash_attn: bool | None = None
-    kv_type: str = "auto"
+    kv_type: str = "f16"
     chat_template: str = ""
     disk: Disk | None = None
     repack: bool = True
@@ -324,7 +325,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     An engine can serve before that is measured: the speed is 0 then, and the message comes a second time with it.
     `n_ctx` and `n_cells` are as large as memory allowed; `bytes_per_token` of the KV cache. `adapters` has the reason
     why each is missing, empty if it is loaded. `n_gpu_layers` are on the GPU (-1 = all), without the experts of the
-    first `n_cpu_moe`. `confined` lists the rights
+    first `n_cpu_moe`. `kv_type` is f16 or q8_0. `confined` lists the rights
     that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits. `tool_format` is
     the name of the form in which the chat template has tools called; `fim`: it has tokens for filling in the middle.
     """
@@ -339,6 +340,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     adapters: dict[str, str] = {}
     n_gpu_layers: int = 0
     n_cpu_moe: int = 0
+    kv_type: str = "f16"
     confined: list[str] = []
     build: str = ""
     tool_format: str = ""

@@ -141,6 +141,7 @@ class Worker:
             adapters=llama.adapters.failures,
             n_gpu_layers=llama.n_gpu_layers,
             n_cpu_moe=llama.n_cpu_moe,
+            kv_type=llama.kv_type,
             confined=confined.in_force,
             build=build() + ("" if load.exact else FAST),
             tool_format=llama.vocabulary.calling.name,
@@ -319,7 +320,7 @@ def _spill(load: wire.Load, llama: Llama) -> Spill | None:
     max_bytes = disk.max_bytes if llama.divisible or llama.resumes else 0
     kept = " and windows apart" if llama.windowed else ""
     on_gpu = f"{llama.n_gpu_layers} layers on a GPU, without the experts of {llama.n_cpu_moe}"
-    made_by = fingerprint_of(load, f"{build()} {on_gpu}{kept}")
+    made_by = fingerprint_of(msgspec.structs.replace(load, kv_type=llama.kv_type), f"{build()} {on_gpu}{kept}")
     spill = Spill(Path(disk.folder), max_bytes, made_by, llama.latency_prior[2], disk.idle_s)
     return spill if max_bytes else None
 

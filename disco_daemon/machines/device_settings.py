@@ -14,6 +14,7 @@ from msgspec.structs import replace as replace_fields
 from ..clock import Clock
 from ..config.layers import data_path
 from ..config.schema import Config, DeviceSettings
+from ..engine.llama.memory import F16, KV_BLOCK
 from ..engine.measure.tune_messages import Knobs, Speed, Tuned, TuneJob
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError
@@ -127,6 +128,15 @@ def n_gpu_layers(settings: DeviceSettings) -> int | None:
 def n_cpu_moe(settings: DeviceSettings) -> int | None:
     """Return from how many layers experts stay with the processor; None for as few as fit asks for."""
     return settings.n_cpu_moe if isinstance(settings.n_cpu_moe, int) else None
+
+
+def kv_type(settings: DeviceSettings, head_length: int = 0) -> str:
+    """Return the type of keys and values, `auto` where it may be fitted: bytes need flash attention, and whole blocks.
+
+    The engine itself knows how long a head is.
+    """
+    may_be_bytes = settings.flash_attn != "off" and not head_length % KV_BLOCK
+    return settings.kv_type if may_be_bytes or settings.kv_type != "auto" else F16
 
 
 def profiles() -> TunedProfiles:

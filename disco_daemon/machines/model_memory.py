@@ -12,7 +12,7 @@ from ..models.gguf import shard_names
 from ..models.model_shape import expert_bytes, shape_of
 from ..plain import reason_of
 from ..system.job import run_job
-from .device_settings import header_of, n_cpu_moe
+from .device_settings import header_of, kv_type, n_cpu_moe
 
 CHILD_TIMEOUT_S = 45.0  # importing the bindings takes 0.3 s, from a cold disk or beside a busy machine much more
 MOST_NUMBERS = 1 << 32  # in the KV cache of one token; the largest models have 2 million
@@ -41,7 +41,7 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
         kv_numbers=kv_numbers,
         n_ctx=n_ctx,
         n_cells=settings.n_cells,
-        kv_type=settings.kv_type,
+        kv_type=kv_type(settings, shape.head_dim),
         n_gpu_layers=n_gpu_layers,
         is_open=not settings.n_ctx,
         n_cpu_moe=n_cpu_moe(settings),

@@ -21,6 +21,7 @@ from .device_settings import (
     is_exact,
     is_exact_but_for_rounding,
     knobs_for,
+    kv_type,
     load_measured,
     make_autotuner,
     model_path,
@@ -90,7 +91,7 @@ def whole_config(config: Config, path: Path) -> wire.Load:
         chat_template=_chat_template(settings), disk=_disk(settings),
         draft_path=_file_of("device.draft_model", settings.draft_model) if settings.draft_model else "",
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
-        kv_type=settings.kv_type, repack=knobs.repack,
+        kv_type=kv_type(settings), repack=knobs.repack,
     )  # fmt: skip
 
 

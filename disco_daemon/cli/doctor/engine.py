@@ -106,7 +106,8 @@ def memory(about: CheckupRequest | str, seen: Examined, daemon: dict[str, Any] |
         return wrong(name, fit.problem, "close other programs, choose a smaller model, or lower device.n_ctx")
     on_gpu = f"{fit.gpu_layers} layers on the GPU{without_experts(fit.n_cpu_moe)}"
     rest = f" and {on_gpu}" if fit.gpu_layers else ""
-    found = f"{fit.n_bytes / GIB:.2f} GiB{rest} with {fit.n_cells} tokens kept, {fit.available / GIB:.1f} GiB are free"
+    kept = f"{fit.n_cells} tokens kept" + (f" as {fit.kv_type}" if fit.kv_type != "f16" else "")
+    found = f"{fit.n_bytes / GIB:.2f} GiB{rest} with {kept}, {fit.available / GIB:.1f} GiB are free"
     if about.is_open:
         found = f"{found}; an answer may have {fit.n_ctx} tokens of the {about.n_ctx} that it was trained for"
     elif fit.n_ctx < about.n_ctx:

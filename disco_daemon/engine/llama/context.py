@@ -8,6 +8,7 @@ import llama_cpp
 
 from ..wire import Load
 from .library import usable_threads
+from .memory import Q8_0
 from .metadata import Metadata
 
 GGML_TYPE_BF16 = 30  # as in ggml.h; the bindings lack it
@@ -23,7 +24,7 @@ def context_params(load: Load, header: Metadata) -> Any:
     params.n_threads = params.n_threads_batch = usable_threads(load.n_threads)
     # Without it a GPU build computes large batches on the GPU even if no layer is there, and rounds them differently.
     params.op_offload = load.n_gpu_layers != 0
-    if load.kv_type == "q8_0":
+    if load.kv_type == Q8_0:
         params.type_k = params.type_v = llama_cpp.GGML_TYPE_Q8_0
     elif load.exact and not load.n_gpu_layers:
         # With K and V of one 16-bit type, flash attention on the CPU has three code paths, by rows, threads and place,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..wire import Load
 from .library import usable_threads
-from .memory import Need, available_bytes, open_context, too_large
+from .memory import F16, Need, available_bytes, open_context, too_large
 from .metadata import Metadata
 from .model import AbortFlag, Llama
 from .refusals import ModelError
@@ -48,7 +48,7 @@ class DraftModel:
             )
             raise ModelError(msg)
         trained = min(llama.n_ctx, llama_cpp.llama_model_n_ctx_train(self._model))
-        need = Need(Metadata(self._model).kv_bytes("auto"), 0)
+        need = Need(Metadata(self._model).kv_bytes(F16), 0)
         self._n_ctx = trained if load.n_ctx else open_context(trained, 0, need, available_bytes())
         self._ctx = self._context(load, abort)
         self._abort = abort  # keeps callback and buffer alive as long as the context

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import wire
-from .memory import available_bytes, require, work_bytes
+from .memory import F16, available_bytes, require, work_bytes
 from .metadata import Metadata
 from .refusals import PromptError
 from .rows import ABORTED, Rows
@@ -43,7 +43,7 @@ class EmbeddingContext:
             raise EmbeddingError("The device's model gives no embeddings: it rates texts (pooling type rank).")
         work = work_bytes(PIECE, n_vocab, metadata.n_embd)
         try:
-            n_bytes = work + params.n_ctx * metadata.kv_bytes("auto")
+            n_bytes = work + params.n_ctx * metadata.kv_bytes(F16)
             require(f"embeddings of {params.n_ctx} tokens", n_bytes, available_bytes())
         except MemoryError as e:
             raise EmbeddingError(str(e)) from e

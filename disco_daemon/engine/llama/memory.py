@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,10 @@ SPARE = 0.9  # of the free memory; something else may want some
 GPU_SPARE = 0.9  # of the GPU's free memory; the screen and other programs take some, and buffers are rounded up
 WORK_PER_ROW = 40  # numbers per row and embedding dimension in llama.cpp's work buffers, roughly
 GIB = 2**30
+F16, Q8_0 = "f16", "q8_0"
+# Bytes a number takes in the KV cache. Q8_0 keeps 32 numbers of a byte each with a scale of two bytes.
+KV_BYTES = {"auto": 2.0, F16: 2.0, Q8_0: 34 / 32}
+KV_BLOCK = 32  # numbers; a head of another length cannot be kept as Q8_0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,14 @@ def fitting(n_ctx: int, n_cells: int, need: Need, available: int) -> tuple[int, 
     wanted = n_cells or max(n_ctx, min(FACTOR * n_ctx, spacious))
     fit = min(max(wanted, n_ctx), room)
     return min(n_ctx, fit), fit
+
+
+def kv_type_for(fits: Callable[[str], bool]) -> str:
+    """Return how the KV cache keeps a number, where that is open: 16 bits, or q8_0 where only so all fits.
+
+    `fits` says of a type whether `fitting` gives the whole context.
+    """
+    return Q8_0 if not fits(F16) and fits(Q8_0) else F16
 
 
 def open_context(trained: int, n_cells: int, need: Need, free: int) -> int:

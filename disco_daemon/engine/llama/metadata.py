@@ -7,8 +7,7 @@ from typing import Any
 
 import llama_cpp
 
-# Bytes a number takes in the KV cache. Q8_0 keeps 32 numbers of a byte each with a scale of two bytes.
-KV_BYTES = {"auto": 2.0, "q8_0": 34 / 32}
+from .memory import KV_BLOCK, KV_BYTES
 
 
 class Metadata:
@@ -44,11 +43,20 @@ class Metadata:
         """Whether keys and values are one compressed row in the KV cache (MLA), and so of one type."""
         return self.number("attention.key_length_mla") > 0 or self._arch == "deepseek4"
 
+    @property
+    def fits_q8_0(self) -> bool:
+        """Whether heads have a length that can be kept as Q8_0."""
+        return not any(length % KV_BLOCK for length in self._head_lengths)
+
+    @property
+    def _head_lengths(self) -> tuple[int, int]:
+        """The lengths of a key and of a value of one head."""
+        size = self.n_embd // (self.number("attention.head_count") or 1)
+        return self.number("attention.key_length") or size, self.number("attention.value_length") or size
+
     def kv_bytes(self, kv_type: str) -> int:
         """Return the bytes of a token in the KV cache: a key and a value in every layer."""
         n_heads = self.number("attention.head_count") or 1
         # A list, one entry a layer, reads as nothing: then as many as there are heads, which is the most there can be.
         n_heads_kv = self.number("attention.head_count_kv") or n_heads
-        size = self.n_embd // n_heads
-        key, value = (self.number(f"attention.{part}_length") or size for part in ("key", "value"))
-        return int(self.number("block_count") * n_heads_kv * (key + value) * KV_BYTES[kv_type])
+        return int(self.number("block_count") * n_heads_kv * sum(self._head_lengths) * KV_BYTES[kv_type])

@@ -24,13 +24,16 @@ from .hidden import FloatRows, HiddenRows
 from .library import kernels, show_errors, usable_threads
 from .likelihood import likeliest, log_probabilities
 from .memory import (
+    F16,
     LEAST_CTX,
     LEAST_SEQS,
     MOST_WINDOW_SHARE,
+    Q8_0,
     WINDOW_SHARE,
     Need,
     available_bytes,
     fitting,
+    kv_type_for,
     model_bytes,
     open_cells,
     open_context,
@@ -120,7 +123,7 @@ class Llama(Sequences):
         header = Metadata(self._model)
         has_window = llama_cpp.llama_model_n_swa(self._model) > 0
         self.resumes = not has_window and header.text("general.architecture") not in ENTANGLED
-        self.bytes_per_token, self.file_type = header.kv_bytes(load.kv_type), header.text("general.file_type")
+        self.file_type = header.text("general.file_type")
         n_heads = llama_cpp.llama_model_n_layer(self._model) * llama_cpp.llama_model_n_head(self._model)
         # What a row loses on a cell that is not its own; on a GPU it is nothing.
         self.skip_s = 0.0 if load.n_gpu_layers else skip_s(kernels(), n_heads, load.n_threads)
@@ -136,7 +139,7 @@ class Llama(Sequences):
         self.hidden_out: FloatRows = np.empty((0, self.n_embd), np.float32)
         self._abort = abort  # keeps callback and buffer alive as long as the context
         try:
-            self._n_ctx, self.n_cells = self._sizes(load)
+            self._n_ctx, self.n_cells = self._fit(load)
             self.bound_texts(self._n_ctx)
             self._begin(load)
         except ModelError:
@@ -160,6 +163,7 @@ class Llama(Sequences):
         self._begin(load)
 
     def _begin(self, load: Load) -> None:
+        load = self._with_kv(load)
         params = context_params(load, Metadata(self._model))
         params.n_ctx = self.n_cells
         params.n_batch = N_BATCH
@@ -184,8 +188,44 @@ class Llama(Sequences):
         self._n_computing = load.n_threads
         self._load = load
 
+    def _fit(self, load: Load) -> tuple[int, int]:
+        """Return the sizes, and decide how the KV cache keeps a number where `load` leaves that open.
+
+        Raises ModelError.
+        """
+        kind = self.windowed, self.divisible, self.resumes, self.n_seqs
+        found = dict[str, tuple[int, int]]()
+
+        def fits(kv_type: str) -> bool:
+            found.clear()  # a model is of the kind that was found last
+            self.windowed, self.divisible, self.resumes, self.n_seqs = kind
+            found[kv_type] = self._sizes(self._with_kv(load, kv_type))
+            return found[kv_type][0] == load.n_ctx
+
+        def may_fit(kv_type: str) -> bool:
+            try:
+                return fits(kv_type)
+            except ModelError:
+                return False
+
+        self.kv_type = F16 if load.kv_type == "auto" else load.kv_type
+        if load.kv_type == "auto" and load.n_ctx and Metadata(self._model).fits_q8_0:
+            self.kv_type = kv_type_for(may_fit)
+        if self.kv_type not in found:
+            fits(self.kv_type)
+        return found[self.kv_type]
+
+    def _with_kv(self, load: Load, kv_type: str = "") -> Load:
+        """Return `load` with this type of keys and values, or the one in use; bytes need flash attention."""
+        kv_type = kv_type or self.kv_type
+        if load.kv_type != "auto":
+            return load
+        flash = None if kv_type == Q8_0 else load.flash_attn
+        return msgspec.structs.replace(load, kv_type=kv_type, flash_attn=flash)
+
     def _sizes(self, load: Load) -> tuple[int, int]:
         """Return the tokens of an answer, and of the KV cache: those wanted, or as memory allows. Raises ModelError."""
+        self.bytes_per_token = Metadata(self._model).kv_bytes(load.kv_type)
         available = available_bytes()
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
         scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
@@ -296,7 +336,7 @@ class Llama(Sequences):
         if self.layers is not None:
             raise EmbeddingError("The device has some of the model's layers only: embeddings need all of them.")
         # As for exact answers: a text's vector does not depend on how the text was cut in pieces.
-        exactly = msgspec.structs.replace(self._load, exact=True, kv_type="auto", flash_attn=None)
+        exactly = msgspec.structs.replace(self._load, exact=True, kv_type=F16, flash_attn=None)
         params = context_params(exactly, Metadata(self._model))
         params.n_ctx, params.n_threads_batch = n_ctx, usable_threads(self.n_threads_batch)
         params.abort_callback, params.abort_callback_data = self._abort.callback, self._abort.data

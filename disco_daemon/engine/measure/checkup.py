@@ -14,13 +14,17 @@ from ..llama import gpu
 from ..llama import model as llama
 from ..llama.library import FAULT
 from ..llama.memory import (
+    F16,
     FACTOR,
     FIRST_CTX,
+    KV_BYTES,
+    Q8_0,
     Footprint,
     Need,
     Placement,
     available_bytes,
     fitting,
+    kv_type_for,
     open_cells,
     open_context,
     placement,
@@ -28,7 +32,6 @@ from ..llama.memory import (
     weights_there,
     work_bytes,
 )
-from ..llama.metadata import KV_BYTES
 from .checkup_messages import Bindings, CheckupJob, CheckupRequest, Confined, Examined, Fit
 
 
@@ -41,9 +44,17 @@ def bindings() -> Bindings:
 
 def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     """Report whether a model fits, by the steps and functions of `engine.llama.model`."""
-    per_token = int(asked.kv_numbers * KV_BYTES[asked.kv_type])
     work = work_bytes(llama.N_BATCH, asked.n_vocab, asked.n_embd)
-    placed = _placement(asked, per_token, work, gpu_bytes)
+    placed = _placement(asked, int(asked.kv_numbers * KV_BYTES[asked.kv_type]), work, gpu_bytes)
+    found = {kv_type: _fit(asked, kv_type, placed, available, gpu_bytes) for kv_type in (F16, Q8_0)}
+    if asked.kv_type != "auto" or asked.is_open:
+        return found[F16 if asked.is_open and asked.kv_type == "auto" else asked.kv_type]
+    return found[kv_type_for(lambda kv_type: found[kv_type].n_ctx == asked.n_ctx)]
+
+
+def _fit(asked: CheckupRequest, kv_type: str, placed: Placement, available: int, gpu_bytes: int) -> Fit:
+    per_token = int(asked.kv_numbers * KV_BYTES[kv_type])
+    work = work_bytes(llama.N_BATCH, asked.n_vocab, asked.n_embd)
     layers = asked.n_layers if placed.n_gpu_layers < 0 else min(asked.n_layers, placed.n_gpu_layers)
     if not layers and (why := too_large(asked.n_bytes, available)):
         return Fit(available, problem=why)
@@ -63,7 +74,7 @@ def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     kv = n_cells * need.per_token
     here = asked.n_bytes - there + kv - kv * layers // asked.n_layers
     in_all = asked.n_bytes + kv + work
-    return Fit(available, here + work, n_ctx, n_cells, layers, in_all=in_all, n_cpu_moe=placed.n_cpu_moe)
+    return Fit(available, here + work, n_ctx, n_cells, layers, "", in_all, placed.n_cpu_moe, kv_type)
 
 
 def _footprint(asked: CheckupRequest, kv_bytes: int = 0) -> Footprint:

@@ -22,7 +22,7 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     kv_numbers: int
     n_ctx: int
     n_cells: int
-    kv_type: str = "auto"
+    kv_type: str = "f16"
     n_gpu_layers: int | None = 0
     is_open: bool = False
     n_cpu_moe: int | None = None
@@ -66,7 +66,7 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
     """The memory a model takes of the `available`, in bytes, and the tokens an answer and the KV cache would have.
 
     `problem` says why it cannot be loaded. `gpu_layers` would be on the GPU, without the experts of the first
-    `n_cpu_moe`, and are not in `n_bytes`; `in_all` has them, too.
+    `n_cpu_moe`, and are not in `n_bytes`; `in_all` has them, too. `kv_type` is f16 or q8_0.
     """
 
     available: int
@@ -77,6 +77,7 @@ class Fit(msgspec.Struct, tag=True, frozen=True):
     problem: str = ""
     in_all: int = 0
     n_cpu_moe: int = 0
+    kv_type: str = "f16"
 
 
 class Examined(msgspec.Struct, tag=True, frozen=True):

@@ -191,7 +191,7 @@ def tune(job: TuneJob, say: Callable[[str], None]) -> Tuned:
 
     search = Search(measure, lambda: time.perf_counter() - loaded > job.budget_s)
     # Exactness needs flash attention, and so do keys and values of one byte.
-    flash = not job.exact and job.kv_type == "auto"
+    flash = not job.exact and job.kv_type != "q8_0"
     knobs = job.start
     if job.budget_s:
         knobs = search.layout(knobs) if job.layouts and not bench.llama.n_gpu_layers else knobs

@@ -55,7 +55,8 @@ def make_fleet(
 
     `members` lend the hosts above those of this machine. Files are written when the engine starts, not here.
     """
-    whole = replace_fields(whole, n_ctx=whole.n_ctx or config.device.divided_n_ctx)
+    settings = config.device
+    whole = replace_fields(whole, n_ctx=whole.n_ctx or settings.divided_n_ctx, kv_type=settings.divided_kv_type)
     model, n = Path(whole.model_path), n_hosts(config, members)
     head, header = read_head(model)
     # An engine that has begun without another machine has perhaps computed private texts: it stays without.

@@ -156,7 +156,7 @@ def range_config(config: Config, path: Path, layers: LayerRange | None) -> wire.
         n_cpu_moe=n_cpu_moe(settings), n_cells=_n_cells(config, path, layers),
         scheduler=settings.scheduler, exact=exact,
         n_threads_batch=knobs.n_threads_batch, n_ubatch=knobs.n_ubatch, flash_attn=knobs.flash_attn,
-        kv_type=settings.kv_type, speculate=settings.speculation == "auto",
+        kv_type=settings.divided_kv_type, speculate=settings.speculation == "auto",
         layers=() if layers is None else (layers.first, layers.last, layers.of),
         max_answers=config.partner.max_sessions,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import llama_cpp
+import msgspec
 import numpy as np
 import pytest
 
@@ -342,6 +343,55 @@ def test_memory_is_reckoned_for_the_states_that_llama_cpp_makes(
         core.finish()
         assert core.said == {"alone": expected}
         llama.close()
+
+
+def test_a_context_that_is_asked_for_and_fits_only_so_is_kept_in_bytes(
+    llama: Llama, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it says is bit for bit what a model says that is set to that, however it is computed."""
+    if kind not in MODELS:
+        pytest.skip("its file is that of another kind")
+    needs = list[memory.Need]()
+    known = memory.fitting
+
+    def fitting(n_ctx: int, n_cells: int, need: memory.Need, available: int) -> tuple[int, int]:
+        needs.append(need)
+        return known(n_ctx, n_cells, need, available)
+
+    monkeypatch.setattr(model, "fitting", fitting)
+    path, n_ctx = tiny_model(tmp_path / "m.gguf", kind), 2048
+    load = wire.Load(model_path=str(path), n_ctx=n_ctx, n_threads=2, n_cells=n_ctx)
+
+    def loaded(kv_type: str, **more: object) -> Llama:
+        needs.clear()
+        return Llama(msgspec.structs.replace(load, kv_type=kv_type, **more), AbortFlag(), warm=False)
+
+    def room(kv_type: str) -> int:
+        loaded(kv_type).close()
+        return int((needs[-1].work + n_ctx * needs[-1].per_token) / memory.SPARE)
+
+    least, most = room("q8_0"), room("f16")
+    if not MODELS[kind].takes_cells:
+        assert least == most, "it has nothing that could be kept so"
+        return
+    assert least < most
+    cases = [(most + 1000, "f16"), ((least + most) // 2, "q8_0"), (least - 1000, "f16")]
+    if kind == "sliding-window":  # its windows alone take more at 16 bits than there is then
+        cases.pop()
+    for free, kv_type in cases:
+        monkeypatch.setattr(model, "available_bytes", lambda free=free: free)
+        monkeypatch.setattr(model, "too_large", lambda *_: None)
+        found = loaded("auto", flash_attn=False if kv_type == "q8_0" else None)
+        assert (found.kv_type, found.n_ctx == n_ctx) == (kv_type, free > least)
+        if kv_type == "q8_0":
+            prompt = found.vocabulary.tokenize(TEXT)
+            found.renew(msgspec.structs.replace(load, kv_type="auto"))
+            expected = said(found, prompt, 12)
+            set_so = loaded("q8_0")
+            assert said(set_so, prompt, 12) == expected
+            assert (set_so.bytes_per_token, set_so.n_seqs) == (found.bytes_per_token, found.n_seqs)
+            set_so.close()
+        found.close()
 
 
 class KnownTexts:

@@ -52,7 +52,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("fleet.policy", "paper", "fleet.policy must be one of measured, not 'paper'"),
         ("caps.usd_per_day", "many", "caps.usd_per_day must be a number or null, not 'many'"),
         ("policy.budget", "2", "policy.budget must be a number of at most 1, not '2'"),
-        ("device.kv_type", "q8", "device.kv_type must be one of auto, q8_0, not 'q8'; did you mean q8_0?"),
+        ("device.kv_type", "q8", "device.kv_type must be one of auto, f16, q8_0, not 'q8'; did you mean q8_0?"),
         ("caps.usd_per_dya", "1", "did you mean caps.usd_per_day"),
     ],
 )

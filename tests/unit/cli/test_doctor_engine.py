@@ -12,7 +12,7 @@ import pytest
 from disco_daemon.cli.doctor import engine
 from disco_daemon.cli.doctor.finding import Level
 from disco_daemon.config.schema import DeviceSettings
-from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, work_bytes
+from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, SPARE, work_bytes
 from disco_daemon.engine.llama.model import N_BATCH
 from disco_daemon.engine.measure import checkup
 from disco_daemon.engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Examined, Fit
@@ -140,6 +140,34 @@ def test_a_context_that_nobody_has_set_is_told_with_what_the_model_was_trained_f
     told = engine.memory(asked, Examined(fits=(tight,)), None)
     assert told.level is OK
     assert f"{tight.n_ctx} tokens of the {trained}" in told.found
+
+
+def test_a_number_takes_a_byte_where_a_context_that_is_set_fits_only_so() -> None:
+    asked = msgspec.structs.replace(SMALL, kv_type="auto")
+    need = SMALL.n_bytes + WORK + 4096 * 2 * 11520
+    room = int((WORK + 4096 * 2 * 11520) / SPARE)
+    at = [checkup.fit(asked, max(SMALL.n_bytes, free), 0) for free in (2 * need, room + 1, room - 4096, room // 2)]
+    assert [(one.kv_type, one.n_ctx == 4096) for one in at] == [
+        ("f16", True), ("f16", True), ("q8_0", True), ("f16", False),
+    ]  # fmt: skip
+    for kv_type in ("f16", "q8_0"):
+        one = checkup.fit(msgspec.structs.replace(SMALL, kv_type=kv_type), room - 4096, 0)
+        assert (one.kv_type, one.n_ctx == 4096) == (kv_type, kv_type == "q8_0")
+    open_ = msgspec.structs.replace(asked, is_open=True, n_ctx=131_072)
+    assert checkup.fit(open_, GIB, 0).kv_type == "f16", "as much as fits, of 16 bits"
+    said = engine.memory(asked, Examined(fits=(at[2],)), None).found
+    assert f"{at[2].n_cells} tokens kept as q8_0" in said
+
+
+def test_what_a_setting_leaves_open_needs_flash_attention_and_whole_blocks(tmp_path: Path) -> None:
+    def kv_type(**settings: Any) -> str:
+        path = gguf(tmp_path / "m.gguf", **SHAPE | {"llama__attention__key_length": settings.pop("head", 64)})
+        asked = engine.checkup_question(DeviceSettings(model=str(path), n_ctx=512, **settings), 0)
+        assert isinstance(asked, CheckupRequest)
+        return asked.kv_type
+
+    assert (kv_type(), kv_type(kv_type="f16"), kv_type(kv_type="q8_0")) == ("auto", "f16", "q8_0")
+    assert (kv_type(flash_attn="off"), kv_type(head=80)) == ("f16", "f16")
 
 
 def test_layers_go_to_a_gpu_before_a_context_that_nobody_has_set_grows() -> None:

@@ -15,6 +15,7 @@ from disco_daemon.engine.llama.memory import (
     Need,
     available_bytes,
     fitting,
+    kv_type_for,
     model_bytes,
     open_cells,
     open_context,
@@ -92,6 +93,13 @@ def test_a_context_that_nobody_has_set_is_as_long_as_half_of_what_weights_leave_
     assert open_context(10**6, 0, need, 0) == LEAST_CTX, "fitting says whether that fits"
     assert open_context(300, 0, need, 0) == 300
     assert open_context(8192, 4096, need, 10**9) == 4096, "no more than there are cells"
+
+
+@pytest.mark.parametrize(
+    ("holding", "kv_type"), [({"f16", "q8_0"}, "f16"), ({"q8_0"}, "q8_0"), ({"f16"}, "f16"), (set(), "f16")]
+)
+def test_bytes_are_kept_where_only_so_all_fits_that_is_asked_for(holding: set[str], kv_type: str) -> None:
+    assert kv_type_for(holding.__contains__) == kv_type
 
 
 def test_a_context_that_nobody_has_set_is_there_once_or_4096_tokens_twice() -> None:

@@ -135,7 +135,7 @@ def test_no_wrong_value_of_any_setting_is_answered_with_types_of_a_library(key: 
     ("document", "says"),
     [
         ({"fleet": {"policy": "paper"}}, "must be one of measured, not 'paper'"),
-        ({"device": {"kv_type": "q80"}}, "must be one of auto, q8_0, not 'q80'; did you mean q8_0?"),
+        ({"device": {"kv_type": "q80"}}, "must be one of auto, f16, q8_0, not 'q80'; did you mean q8_0?"),
         ({"api": {"aliases": {"a": 1}}}, "must be a text, not a whole number"),
         ({"caps": {"battery_floor": 1.5}}, "must be a number of at most 1"),
     ],
