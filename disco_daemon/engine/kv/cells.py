@@ -300,7 +300,10 @@ class Cells:
     # --- swapping ------------------------------------------------------------------------------------------------
 
     def swap_out(self, seq: int, recompute_s: float) -> Saved | None:
-        """Free a sequence; return what restores it, or None if to compute it again (`recompute_s`) is cheaper."""
+        """Free a sequence; return what restores it, or None if to compute it again (`recompute_s`) is cheaper.
+
+        Then it stays as a cached prefix where it can go on from a copy of its state only.
+        """
         n_past, saved = self.n_of(seq), None
         began = self._clock()
         if self.saved_bytes < self._spare_bytes and n_past:
@@ -309,7 +312,10 @@ class Cells:
         if saved is not None:
             self.saved_bytes += len(saved.data)
             self._observe_swap(2 * (self._clock() - began), len(saved.data))
-        self.free(seq)
+        if saved is None and self._copies:
+            self.leave(seq)  # it goes on from a copy, if its cells are still there
+        else:
+            self.free(seq)
         return saved
 
     def swap_in(self, saved: Saved, tokens: Sequence[int], *, private: bool = False) -> int | None:
@@ -451,10 +457,13 @@ class Cells:
                 self._free.add(seq)
 
     def _id(self) -> int | None:
-        """Return a free sequence id; without one, the least valuable cached prefix is evicted. Under the lock."""
+        """Return a free sequence id; without one, the least valuable cached prefix is evicted. Under the lock.
+
+        Where states or windows are large there are few ids: then it goes into the host cache.
+        """
         if self._free:
             return self._free.pop()
-        texts = self._cached_texts()
+        texts = self._texts_of(self._index.unpinned()) if self._copies else self._cached_texts()
         seq = self._index.evict_seq()
         if seq is not None:
             self._keep_copy(seq, texts)
@@ -504,14 +513,16 @@ class Cells:
         """Return the texts that can be evicted, by sequence, if evicted ones go to disk; else none. Under the lock."""
         if self.spill is None or not self.spill.active:
             return {}
-        public = (seq for seq in self._index.unpinned() if seq not in self._private)
-        return {seq: self._index.tokens(seq).tobytes() for seq in public}
+        return self._texts_of(seq for seq in self._index.unpinned() if seq not in self._private)
+
+    def _texts_of(self, seqs: Iterable[int]) -> dict[int, bytes]:
+        return {seq: self._index.tokens(seq).tobytes() for seq in seqs}
 
     def _keep_copy(self, seq: int, texts: dict[int, bytes]) -> None:
         """Put a sequence that is being evicted into the host cache, which writes to the disk. Under the lock."""
         key = texts.get(seq, b"")
-        if not key or self.spill is None or self.spill.has(key):
+        if not key or (self.spill is not None and self.spill.has(key)):
             return
         tokens = array("i", key)
         if self._host_cache.match(tokens) < len(tokens):
-            self._host_cache.put(tokens, self._llama.save(seq))
+            self._host_cache.put(tokens, self._llama.save(seq), private=seq in self._private)

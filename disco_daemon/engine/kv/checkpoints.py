@@ -1,14 +1,14 @@
 """Copies of what a recurrent layer carries through a text, taken at some of its tokens: from there it can go on. Pure.
 
 Keys and values have a cell for each token, and can be cut behind any of them. A recurrent state is that of all tokens
-read so far, and only goes on. So it is copied now and then, and a text is used again up to the nearest copy.
+read so far, and only goes on; so does a window, where the cells behind it are used for others. So it is copied now and then, and a text is used again up to the nearest copy.
 Copies are taken
 
 - at the end of each answer, from which the next turn goes on;
 - near the end of each prompt: for an answer that is made again, and for templates that take thoughts out of answers;
 - where a prompt parts from a text that was read before it: the next that begins so goes on from just there, as with the
   branches of Marconi (Pan et al. 2025, arXiv 2411.19379);
-- every EVERY tokens of a long prompt, and ever farther apart behind many.
+- every EVERY tokens of a long prompt, and ever farther apart behind many, where there is room for more than FEW.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..llama.state import State
 from .sorted_texts import text_key
 
 EVERY, SHARE = 256, 8  # tokens of a prompt between two copies, or an eighth of what is read where that is more
+FEW = 8  # copies: with room for fewer of the largest, none is taken within a prompt, where others would go for it
 LAST_CHUNK = 16  # tokens of a prompt behind its last copy: more than a template puts between a question and its answer
 
 
@@ -43,6 +44,7 @@ class Checkpoints:
     def __init__(self, max_bytes: int, *, every: int = EVERY, last: int = LAST_CHUNK) -> None:
         self.n_bytes = 0
         self._max_bytes = max_bytes
+        self._largest = 0  # bytes of a state
         self._every, self._last = every, last
         self._least = 2 * last  # tokens of an iteration: with fewer, a prompt is not divided for the sake of a copy
         self._kept: OrderedDict[bytes, tuple[int, State]] = OrderedDict()  # tokens read, and the state
@@ -63,6 +65,7 @@ class Checkpoints:
         self._kept[key] = len(tokens), state
         self._lengths[len(tokens)] += 1
         self.n_bytes += len(state)
+        self._largest = max(self._largest, len(state))
         while self.n_bytes > self._max_bytes:
             n, old = self._kept.popitem(last=False)[1]
             self.n_bytes -= len(old)
@@ -118,7 +121,8 @@ class Checkpoints:
         reading = self._reading[seq]
         gain = n - reading.copied
         ends = gain >= self._last and n_left <= self._least
-        due = ends or gain >= max(self._every, n // SHARE) or n == reading.fork
+        is_far = gain >= max(self._every, n // SHARE) and FEW * self._largest <= self._max_bytes
+        due = ends or is_far or n == reading.fork
         if due:
             reading.copied = n
         return due

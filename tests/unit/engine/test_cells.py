@@ -195,6 +195,34 @@ def test_states_that_were_not_used_for_longest_give_way_and_their_texts_are_comp
     assert cells.n_reused == 0
 
 
+def test_with_a_recurrent_state_an_answer_that_is_to_be_computed_again_goes_on_from_a_copy() -> None:
+    llama, cells = made(divisible=False)
+    seq = computed(llama, cells, A)
+    cells.swap_s_per_byte = 1.0
+    assert cells.swap_out(seq, 1e-9) is None
+    assert cells.n_taken == 0
+    computed(llama, cells, [*A, 9])
+    assert cells.n_reused == 40
+
+
+def test_with_a_recurrent_state_a_text_whose_id_is_given_up_comes_back_from_the_host_cache() -> None:
+    llama, cells = made(n_seqs=2, divisible=False)
+    for text in (A, B, [5] * 40):
+        cells.leave(computed(llama, cells, text))
+    for n, text in enumerate((A, B, [5] * 40), 1):
+        cells.leave(computed(llama, cells, [*text, 9]))
+        assert cells.n_reused == 40 * n
+
+
+def test_where_few_states_have_room_none_is_copied_within_a_prompt() -> None:
+    for room, is_due in ((7, False), (8, True)):
+        copies = Checkpoints(room * 100, every=20, last=2)
+        copies.put(A, bytes(100))
+        copies.begin(0, 0)
+        assert copies.is_due(0, 40, 100) is is_due
+        assert copies.is_due(0, 120, 3), "at its end in any case"
+
+
 def test_with_a_recurrent_state_cached_texts_go_to_the_host_cache_and_come_back() -> None:
     llama, cells = made(skip_s=1e-6, divisible=False)
     cells.leave(computed(llama, cells, A))
