@@ -20,8 +20,8 @@ import psutil
 from disco_daemon.engine import wire
 from disco_daemon.engine.hosts.home import Ends, HomeLlama
 from disco_daemon.engine.kv.cells import Cells
+from disco_daemon.engine.llama.memory import N_SEQS
 from disco_daemon.engine.llama.model import AbortFlag
-from disco_daemon.engine.llama.sequences import N_SEQS
 from disco_daemon.engine.serve.admission import SCHEDULERS, Admission
 from disco_daemon.engine.serve.batch import Batcher
 from disco_daemon.engine.serve.home import FleetHome

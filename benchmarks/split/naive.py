@@ -27,7 +27,8 @@ import numpy as np
 
 from disco_daemon.bench.child import LOG_TAIL, BenchError, child_env
 from disco_daemon.engine import wire
-from disco_daemon.engine.llama.model import N_BATCH, AbortFlag, Llama
+from disco_daemon.engine.llama.memory import N_BATCH
+from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.llama.refusals import refuse_to_cut
 from disco_daemon.engine.llama.rows import Row
 from disco_daemon.engine.serve.drafting import FIRST_TIMES, ExitDrafter

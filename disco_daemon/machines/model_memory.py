@@ -9,13 +9,14 @@ from ..engine.measure.checkup_messages import CheckupJob, CheckupRequest, Examin
 from ..errors import DiscoError
 from ..models.files import whole_header
 from ..models.gguf import shard_names
+from ..models.kept_numbers import kept_numbers
 from ..models.model_shape import expert_bytes, shape_of
 from ..plain import reason_of
 from ..system.job import run_job
 from .device_settings import header_of, kv_type, n_cpu_moe
 
 CHILD_TIMEOUT_S = 45.0  # importing the bindings takes 0.3 s, from a cold disk or beside a busy machine much more
-MOST_NUMBERS = 1 << 32  # in the KV cache of one token; the largest models have 2 million
+MOST_NUMBERS = 1 << 32  # in the KV cache of one token, and bytes of a state; the largest models have 2 million
 
 
 class CheckupError(DiscoError):
@@ -29,8 +30,8 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
     n_ctx = settings.n_ctx or header.number(f"{header.architecture}.context_length") or 0
     if n_ctx < 1:
         raise ValueError("its header does not tell its context_length")
-    kv_numbers = shape.layers * shape.kv_heads * 2 * shape.head_dim
-    if kv_numbers > MOST_NUMBERS:
+    kept = kept_numbers(header.keys)
+    if max(kept.per_token, kept.in_window, kept.state_bytes) > MOST_NUMBERS:
         raise ValueError("its header tells of a shape that no model has")
     return CheckupRequest(
         n_bytes=sum(path.with_name(name).stat().st_size for name in shard_names(path.name)),
@@ -38,7 +39,7 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
         n_embd=shape.hidden,
         n_vocab=shape.vocab,
         n_heads=shape.heads if settings.flash_attn == "off" else 0,
-        kv_numbers=kv_numbers,
+        kv_numbers=kept.per_token,
         n_ctx=n_ctx,
         n_cells=settings.n_cells,
         kv_type=kv_type(settings, shape.head_dim),
@@ -46,6 +47,9 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
         is_open=not settings.n_ctx,
         n_cpu_moe=n_cpu_moe(settings),
         experts=expert_bytes(header, shape.layers),
+        window=kept.window,
+        window_numbers=kept.in_window,
+        state_bytes=kept.state_bytes,
     )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from ..types import LayerRange
 from .gguf import Header, Tensor, Value
+from .kept_numbers import WINDOW_PERIODS
 from .rounding import INTERLEAVES, may_interleave
 
 FORMAT = 2  # of the segments' files; part of their names
@@ -25,12 +26,6 @@ _LAYER = re.compile(r"^blk\.(?P<layer>\d+)\.(?P<rest>.+)$")
 CALIBRATION = "disco.exit.calibration"  # key of a text in the header of a range with an exit
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _NO_VOCABULARY = "none"  # llama.cpp's tokenizer of a model without one
-# Which layers look at a window only: (period, whether the one that sees all is the first of a period). llama.cpp has
-# these numbers in its code, `load_swa_pattern` in src/models/*.cpp, and counts layers by them.
-_WINDOWS = {
-    "afmoe": (4, False), "cohere2": (4, False), "exaone4": (4, False), "gemma2": (2, False), "gemma3": (6, False),
-    "olmo2": (4, False), "gpt-oss": (2, False), "plamo3": (8, False), "smallthinker": (4, True),
-}  # fmt: skip
 # Keys of all architectures that count something else than layers, though they may be as many.
 _NO_LAYERS = ("rope.dimension_sections",)
 _SCALARS = {2: "H", 4: "I", 5: "i", 6: "f", 7: "?"}
@@ -335,7 +330,7 @@ def _counted(header: Header, layers: LayerRange) -> Iterator[tuple[str, bytes]]:
         if counts and not key.endswith(_NO_LAYERS):
             assert isinstance(values, list)
             yield key, _list(key, _own(values, layers))
-    windows, key = _WINDOWS.get(header.architecture), f"{own}attention.sliding_window_pattern"
+    windows, key = WINDOW_PERIODS.get(header.architecture), f"{own}attention.sliding_window_pattern"
     if windows is not None and f"{own}attention.sliding_window" in header.keys and key not in _arrays(header):
         period, begins_dense = header.number(key) or windows[0], windows[1]
         dense_at = 0 if begins_dense else period - 1

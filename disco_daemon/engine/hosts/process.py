@@ -32,7 +32,8 @@ from ...types import LayerRange
 from ..lent_messages import HostTerms
 from ..llama import gpu
 from ..llama.layer_states import StateFormatError, moves_states, unpacked
-from ..llama.model import N_BATCH, build, quiet
+from ..llama.memory import N_BATCH
+from ..llama.model import build, quiet
 from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel

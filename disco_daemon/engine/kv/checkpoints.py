@@ -1,8 +1,8 @@
 """Copies of what a recurrent layer carries through a text, taken at some of its tokens: from there it can go on. Pure.
 
 Keys and values have a cell for each token, and can be cut behind any of them. A recurrent state is that of all tokens
-read so far, and only goes on; so does a window, where the cells behind it are used for others. So it is copied now and then, and a text is used again up to the nearest copy.
-Copies are taken
+read so far, and only goes on; so does a window, where the cells behind it are used for others. So it is copied now and
+then, and a text is used again up to the nearest copy. Copies are taken
 
 - at the end of each answer, from which the next turn goes on;
 - near the end of each prompt: for an answer that is made again, and for templates that take thoughts out of answers;

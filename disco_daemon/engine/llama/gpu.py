@@ -9,15 +9,16 @@ from pathlib import Path
 import llama_cpp
 
 from ...models.files import whole_header
+from ...models.kept_numbers import kept_numbers
 from ...models.model_shape import EXPERTS, expert_bytes
 from ..wire import Load
 from .library import LIBRARY
-from .memory import FACTOR, FIRST_CTX, Footprint, Placement, model_bytes, placement, work_bytes
-from .metadata import Metadata
+from .memory import FIRST_CTX, N_BATCH, Footprint, Placement, kept_bytes, model_bytes, placement, work_bytes
+from .metadata import Metadata, kept_of
 
 # As in ggml-backend.h, `enum ggml_backend_dev_type`; the bindings lack these functions.
 DEVICE_GPU, DEVICE_IGPU = 1, 2
-N_ROWS = 512  # computed at once: llama.N_BATCH, which this cannot import
+HEAD_BYTES = 1 << 20  # read of a file: the numbers of a model's shape stand in the first kilobytes
 
 
 class _Override(ctypes.Structure):
@@ -30,7 +31,8 @@ def placed(load: Load) -> Placement:
     """Decide what goes on the GPU: as `load` says, or as much as fits; nothing without a GPU."""
     if load.n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload():
         return Placement(0)
-    shape, free = _shape(load), free_bytes()
+    free = free_bytes()
+    shape = _shape(load, free)
     if shape is None or not free:
         return Placement(load.n_gpu_layers or 0, (load.n_cpu_moe or 0) if load.n_gpu_layers else 0)
     return placement(*shape, free, load.n_gpu_layers, load.n_cpu_moe)
@@ -74,8 +76,11 @@ def _free(device: ctypes.c_void_p) -> int:
     return free.value
 
 
-def _shape(load: Load) -> tuple[Footprint, int] | None:
-    """Return a model's memory and that of its work, bytes, by the file's header; None if that cannot be read."""
+def _shape(load: Load, free: int) -> tuple[Footprint, int] | None:
+    """Return a model's memory and that of its work, bytes, by the file's header; None if that cannot be read.
+
+    As many states and windows are in it as `free` bytes are for.
+    """
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
@@ -84,11 +89,12 @@ def _shape(load: Load) -> tuple[Footprint, int] | None:
     try:
         header = Metadata(model)
         n_ctx = load.n_ctx or min(header.number("context_length"), load.n_cells or FIRST_CTX)
-        kv, n_layers = header.kv_bytes(load.kv_type) * max(n_ctx, load.n_cells or FACTOR * n_ctx), header.n_layers
-        experts = expert_bytes(whole_header(Path(load.model_path)), n_layers) if header.number("expert_count") else ()
+        whole, n_layers = whole_header(Path(load.model_path)), header.n_layers
+        kv = kept_bytes(kept_of(kept_numbers(whole.keys), load.kv_type), n_ctx, load.n_cells, free)
+        experts = expert_bytes(whole, n_layers) if header.number("expert_count") else ()
         footprint = Footprint(model_bytes(load.model_path), n_layers, kv, experts)
         n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        return footprint, work_bytes(N_ROWS, n_vocab, header.n_embd)
+        return footprint, work_bytes(N_BATCH, n_vocab, header.n_embd)
     except (OSError, ValueError):  # a part is missing: loading it whole will say which
         return None
     finally:

@@ -10,15 +10,19 @@ from pathlib import Path
 from ...models.gguf import shard_names
 from ...system import control_groups
 
+N_SEQS = 64  # sequences in one context: answers, and cached prefixes
+N_SPARE_SEQS = 2  # of a context beside them: for forgotten cells, and for cells that are being moved
+N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 CACHE_SHARE = 0.25  # of the free memory, for more than one answer's KV cache
 OPEN_SHARE = 0.5  # of what weights leave free, for the KV cache where device.n_ctx is not set; others want some, too
 OPEN_STEP = 256  # tokens; such a context is a multiple
 FIRST_CTX = 4096  # tokens that layers on a GPU leave room for where device.n_ctx is not set; more context comes next
 FACTOR = 2  # answers of full length in the KV cache, if there is memory
 STATES_SHARE = 1 / 16  # of the free memory, for recurrent states: llama.cpp makes one for each sequence at once
-WINDOW_SHARE = 1 / 4  # of all cells, for the windows of running answers where those have cells of their own
+WINDOW_SHARE = 1 / 16  # of all cells, for the windows of running answers where those have cells of their own
 MOST_WINDOW_SHARE = 1 / 2  # with more, all layers have all cells: then texts are shared and cut without copies
 LEAST_SEQS = 4  # answers and cached texts, however large their states
+LEAST_WINDOW = 16  # tokens; with fewer a batch would not fit beside the windows of as many sequences as there can be
 WINDOW_STEP = 256  # cells; llama.cpp makes a multiple of them
 LEAST_CTX = 512  # tokens; an answer with less is of no use
 SPARE = 0.9  # of the free memory; something else may want some
@@ -37,6 +41,33 @@ class Need:
 
     per_token: int
     work: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a model keeps of texts, bytes: a `cell` of each token, and a `state` of each sequence.
+
+    Layers with a window of `window` tokens have a `window_cell` of each token beside that, or of those in it.
+    """
+
+    cell: int
+    window: int = 0
+    window_cell: int = 0
+    state: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSizes:
+    """The tokens of an answer, cells and sequences of a context, and what is kept in it, bytes.
+
+    `windowed`: whether layers with a window have cells for that alone.
+    """
+
+    n_ctx: int
+    n_cells: int
+    n_bytes: int
+    n_seqs: int = N_SEQS
+    windowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +230,48 @@ def sequences_fitting(most: int, state_bytes: int, available: int) -> int:
     return max(LEAST_SEQS, min(most, int(STATES_SHARE * available // state_bytes)))
 
 
-def window_cells(window: int, n_seqs: int, n_ubatch: int) -> int:
-    """Return how many cells llama.cpp makes for layers that see `window` tokens, where `swa_full` is off.
+def window_sizes(window: int, n_seqs: int, n_ubatch: int) -> tuple[int, int]:
+    """Return for how many sequences a context is made whose windows have cells of their own, and how many these are.
 
-    As in llama-kv-cache-iswa.cpp; no more than other layers have, which is many more here.
+    llama.cpp makes as many as in llama-kv-cache-iswa.cpp; a batch fits beside the windows of `n_seqs` sequences.
     """
-    return -(-(window * n_seqs + n_ubatch) // WINDOW_STEP) * WINDOW_STEP
+    n_max = n_seqs + N_SPARE_SEQS + -(-(N_BATCH - n_ubatch) // window)
+    return n_max, -(-(window * n_max + n_ubatch) // WINDOW_STEP) * WINDOW_STEP
+
+
+def context_sizes(
+    kept: Kept, fit: Callable[[int, int], tuple[int, int]], available: int, n_ubatch: int = N_BATCH
+) -> ContextSizes:
+    """Return the sizes of a context in which this is kept, in so many bytes of memory.
+
+    `fit` returns the tokens of an answer, and the cells, by the bytes of a cell, and those that are taken in any case.
+    Windows have cells of their own where that is much less: as many sequences as have their windows in WINDOW_SHARE.
+    """
+
+    def sized(n_seqs: int, cell: int, fixed: int, *, windowed: bool = False) -> ContextSizes:
+        n_ctx, n_cells = fit(cell, fixed)
+        return ContextSizes(n_ctx, n_cells, n_cells * cell + fixed, n_seqs, windowed)
+
+    def apart(n_seqs: int) -> ContextSizes:
+        n_bytes = window_sizes(kept.window, n_seqs, n_ubatch)[1] * kept.window_cell
+        return sized(n_seqs, kept.cell, n_bytes, windowed=True)
+
+    if kept.state:
+        n_seqs = sequences_fitting(N_SEQS, kept.state, available)
+        return sized(n_seqs, kept.cell, (n_seqs + N_SPARE_SEQS) * kept.state)
+    if kept.window >= LEAST_WINDOW:
+        n_cells = apart(LEAST_SEQS).n_cells
+        if window_sizes(kept.window, LEAST_SEQS, n_ubatch)[1] <= MOST_WINDOW_SHARE * n_cells:
+            n_seqs = sequences_fitting(N_SEQS, kept.window * kept.window_cell, available)
+            while n_seqs > LEAST_SEQS and window_sizes(kept.window, n_seqs, n_ubatch)[1] > WINDOW_SHARE * n_cells:
+                n_seqs -= 1
+            return apart(n_seqs)
+    return sized(N_SEQS, kept.cell + kept.window_cell, 0)
+
+
+def kept_bytes(kept: Kept, n_ctx: int, n_cells: int, available: int) -> int:
+    """Return what a context takes in which an answer may have `n_ctx` tokens, with `n_cells` (0: FACTOR times that)."""
+    return context_sizes(kept, lambda *_: (n_ctx, max(n_ctx, n_cells or FACTOR * n_ctx)), available).n_bytes
 
 
 def require(what: str, n_bytes: int, available: int) -> None:

@@ -26,20 +26,20 @@ from .likelihood import likeliest, log_probabilities
 from .memory import (
     F16,
     LEAST_CTX,
-    LEAST_SEQS,
-    MOST_WINDOW_SHARE,
+    N_BATCH,
+    N_SPARE_SEQS,
     Q8_0,
-    WINDOW_SHARE,
+    Kept,
     Need,
     available_bytes,
+    context_sizes,
     fitting,
     kv_type_for,
     model_bytes,
     open_cells,
     open_context,
-    sequences_fitting,
     too_large,
-    window_cells,
+    window_sizes,
     work_bytes,
 )
 from .metadata import Metadata
@@ -48,16 +48,13 @@ from .refusals import FormatError, ModelError, PromptError, ToolsError
 from .rounding import use_extra_buffers
 from .rows import Row, Rows
 from .sampler import Sampler
-from .sequences import CARRIED, N_SEQS, N_SPARE_SEQS, Sequences
+from .sequences import CARRIED, Sequences
 from .vocabulary import Vocabulary
 
-N_BATCH = 512  # tokens per llama_decode; llama.cpp's own default micro-batch
 # What a model is thought to take before anything is measured; the first iteration sets the scale of both.
 READ_BPS = 10e9  # bytes/s of weights, for a token alone: two channels of DDR4, half used
 PREFILL_SHARE = 0.2  # of that time, for a token of a prompt: between 0.08 and 0.4 on the processors that were measured
 PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill is, and not by memory
-
-LEAST_WINDOW = 16  # tokens; with fewer a batch would not fit beside the windows of as many sequences as there can be
 
 # Whose state in llama.cpp is no thing apart from the cells; with a sliding window it is not, either.
 ENTANGLED = ("deepseek4", "glm5-next", "qwen4exp")
@@ -171,7 +168,8 @@ class Llama(Sequences):
         params.n_seq_max = self.n_seqs + N_SPARE_SEQS
         if self.windowed:
             params.swa_full = False
-            params.n_seq_max, self._n_window_cells = self._window_sizes(load, self.n_seqs)
+            window = llama_cpp.llama_model_n_swa(self._model)
+            params.n_seq_max, self._n_window_cells = window_sizes(window, self.n_seqs, params.n_ubatch)
         if self._hidden is not None:
             params.n_ubatch = N_BATCH  # llama.cpp shows the rows of one micro-batch
             self._hidden.prepare(params)
@@ -229,13 +227,22 @@ class Llama(Sequences):
         available = available_bytes()
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
         scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
+        kept = Kept(self.bytes_per_token)
         if not self.divisible and self.resumes:
-            state_bytes, self.bytes_per_token = self._weigh_state(load)
-            self.n_seqs = sequences_fitting(N_SEQS, state_bytes, available)
-            work += (self.n_seqs + N_SPARE_SEQS) * state_bytes
-        elif self._may_be_windowed(load) and (sizes := self._sizes_with_window(load, work, scores, available)):
-            return sizes
-        return self._fitting(load, Need(self.bytes_per_token + scores, work), available)
+            state, cell = self._weigh_state(load)
+            kept = Kept(cell, state=state)
+        elif self._may_be_windowed(load):
+            window_cell, cell = self._weigh_state(load)
+            kept = Kept(cell, int(llama_cpp.llama_model_n_swa(self._model)), window_cell)
+
+        def fit(cell: int, fixed: int) -> tuple[int, int]:
+            return self._fitting(load, Need(cell + scores, work + fixed), available)
+
+        sizes = context_sizes(kept, fit, available, min(N_BATCH, load.n_ubatch or N_BATCH))
+        self.n_seqs, self.bytes_per_token = sizes.n_seqs, kept.cell + kept.window_cell
+        if sizes.windowed:
+            self.windowed, self.divisible, self.resumes, self.bytes_per_token = True, False, True, kept.cell
+        return sizes.n_ctx, sizes.n_cells
 
     def _may_be_windowed(self, load: Load) -> bool:
         """Whether its layers with a window can have cells for that alone; of a range of layers nothing is copied."""
@@ -243,36 +250,10 @@ class Llama(Sequences):
         return (
             self.divisible
             and not load.layers
-            and llama_cpp.llama_model_n_swa(self._model) >= LEAST_WINDOW
+            and llama_cpp.llama_model_n_swa(self._model) > 0
             and header.text("general.architecture") not in ENTANGLED
             and header.text(f"{header.text('general.architecture')}.attention.causal") != "false"
         )
-
-    def _sizes_with_window(self, load: Load, work: int, scores: int, available: int) -> tuple[int, int] | None:
-        """Return the sizes with few cells for layers with a window, and have it so; None if that is not worth it.
-
-        As many answers run at a time as have their windows in WINDOW_SHARE of the cells. Raises ModelError.
-        """
-        one_bytes, cell_bytes = self._weigh_state(load)
-
-        def sized(n_seqs: int) -> tuple[int, int]:
-            n_bytes = self._window_sizes(load, n_seqs)[1] * one_bytes
-            return self._fitting(load, Need(cell_bytes + scores, work + n_bytes), available)
-
-        n_cells = sized(LEAST_SEQS)[1]
-        if self._window_sizes(load, LEAST_SEQS)[1] > MOST_WINDOW_SHARE * n_cells:
-            return None
-        self.n_seqs = sequences_fitting(N_SEQS, llama_cpp.llama_model_n_swa(self._model) * one_bytes, available)
-        while self.n_seqs > LEAST_SEQS and self._window_sizes(load, self.n_seqs)[1] > WINDOW_SHARE * n_cells:
-            self.n_seqs -= 1
-        self.windowed, self.divisible, self.resumes, self.bytes_per_token = True, False, True, cell_bytes
-        return sized(self.n_seqs)
-
-    def _window_sizes(self, load: Load, n_seqs: int) -> tuple[int, int]:
-        """Return for how many sequences llama.cpp makes windows so that a batch fits beside them, and their cells."""
-        window, n_ubatch = llama_cpp.llama_model_n_swa(self._model), min(N_BATCH, load.n_ubatch or N_BATCH)
-        n_max = n_seqs + N_SPARE_SEQS + -(-(N_BATCH - n_ubatch) // window)
-        return n_max, window_cells(window, n_max, n_ubatch)
 
     def _fitting(self, load: Load, need: Need, available: int) -> tuple[int, int]:
         n_ctx, n_cells = load.n_ctx, load.n_cells

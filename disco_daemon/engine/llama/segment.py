@@ -15,12 +15,12 @@ from ..wire import Load
 from .context import context_params
 from .hidden import FloatRows, HiddenRows
 from .library import usable_threads
+from .memory import N_BATCH, N_SEQS, N_SPARE_SEQS
 from .metadata import Metadata
-from .model import N_BATCH
 from .refusals import ModelError
 from .rounding import use_extra_buffers
 from .rows import Row, Rows
-from .sequences import N_SEQS, N_SPARE_SEQS, Sequences
+from .sequences import Sequences
 
 
 class SegmentModel(Sequences):

@@ -10,14 +10,13 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from .memory import N_SEQS, N_SPARE_SEQS
 from .refusals import ModelError
 from .state import State
 from .windows import Piece, joined, parted, spans
 
 CellSpan: TypeAlias = tuple[int, int, Collection[int]]  # positions from one to another, and the sequences with them
 
-N_SEQS = 64  # sequences in one context: answers, and cached prefixes
-N_SPARE_SEQS = 2  # of a context beside them: for forgotten cells, and for cells that are being moved
 CARRIED = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # what has no cells, or a window's
 FAR = 2**30  # a position that no text has
 

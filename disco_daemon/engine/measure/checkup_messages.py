@@ -9,9 +9,10 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     """A model's shape, by its header, and the settings for it.
 
     `n_bytes` is the file's size, `kv_numbers` how many numbers a token leaves in the KV cache, `n_heads` those whose
-    scores take memory (0 with flash attention), `experts` the bytes of experts in each layer. The rest is as in
-    `wire.Load`, but for `n_ctx`, which is above 0; with `is_open` it is what the model was trained for, and as much of
-    that as fits is wanted.
+    scores take memory (0 with flash attention), `experts` the bytes of experts in each layer. Layers that see a
+    `window` of tokens have `window_numbers` beside that, and recurrent ones `state_bytes` for each sequence. The rest
+    is as in `wire.Load`, but for `n_ctx`, which is above 0; with `is_open` it is what the model was trained for, and as
+    much of that as fits is wanted.
     """
 
     n_bytes: int
@@ -27,6 +28,9 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     is_open: bool = False
     n_cpu_moe: int | None = None
     experts: tuple[int, ...] = ()
+    window: int = 0
+    window_numbers: int = 0
+    state_bytes: int = 0
 
 
 class CheckupJob(msgspec.Struct, frozen=True):

@@ -19,7 +19,8 @@ from ...system.job import JobSocket
 from ...types import LayerRange
 from ..llama import gpu
 from ..llama.hidden import FloatRows
-from ..llama.model import N_BATCH, build, quiet
+from ..llama.memory import N_BATCH
+from ..llama.model import build, quiet
 from ..llama.refusals import ModelError, refuse_to_cut
 from ..llama.rows import Row
 from ..llama.segment import SegmentModel

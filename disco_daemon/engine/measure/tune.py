@@ -19,7 +19,8 @@ from ...models.gguf import with_shards
 from ...system.confine import Access, Confinement, confine
 from ...system.job import JobSocket
 from ..llama import gpu
-from ..llama.model import N_BATCH, AbortFlag, load_model
+from ..llama.memory import N_BATCH
+from ..llama.model import AbortFlag, load_model
 from ..llama.refusals import ModelError
 from ..llama.rows import Row
 from ..llama.template import TemplateError

@@ -15,7 +15,8 @@ from ...scheduler.andes import SIDE_BY_SIDE
 from ...scheduler.prompt_rows import prompt_rows, rests
 from ...scheduler.timeline import Timeline
 from .. import wire
-from ..llama.model import N_BATCH, Llama
+from ..llama.memory import N_BATCH
+from ..llama.model import Llama
 from ..llama.refusals import PromptError, PromptTooLong
 from ..llama.rows import ABORTED, NO_KV_SLOT, Row
 from ..speculation.speculate import Speculator

@@ -18,7 +18,7 @@ import pytest_asyncio
 from disco_daemon.clock import SystemClock
 from disco_daemon.engine import wire
 from disco_daemon.engine.inbox import EngineAnswer, EngineGone
-from disco_daemon.engine.llama.sequences import N_SEQS
+from disco_daemon.engine.llama.memory import N_SEQS
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.models.default import default_model_path
 from disco_daemon.types import Append, GenerationRequest, Hold, Sampling

@@ -19,8 +19,8 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.kv.checkpoints import LAST_CHUNK, Checkpoints
 from disco_daemon.engine.llama import memory, model
 from disco_daemon.engine.llama.embedder import Embeddings
-from disco_daemon.engine.llama.model import N_BATCH, AbortFlag, Llama
-from disco_daemon.engine.llama.sequences import N_SEQS, N_SPARE_SEQS
+from disco_daemon.engine.llama.memory import N_BATCH, N_SEQS, N_SPARE_SEQS
+from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.sequence import Prefill
 from disco_daemon.engine.serve.sequence import Sequence as Sequence_
 from disco_daemon.engine.speculation.speculate import Option, Speculator

@@ -14,8 +14,7 @@ import pytest
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama import memory, model
-from disco_daemon.engine.llama.model import N_BATCH, AbortFlag, Llama
-from disco_daemon.engine.llama.sequences import N_SPARE_SEQS
+from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.sequence import Sequence
 from tests.e2e.engine.test_engine_exact import Core
 from tests.e2e.engine.test_tiny_models import phrase
@@ -42,7 +41,7 @@ def llama(load: wire.Load) -> Iterator[Llama]:
 def full(load: wire.Load) -> Iterator[Llama]:
     """The same model, whose layers have all cells."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(model, "MOST_WINDOW_SHARE", 0.0)
+    patch.setattr(memory, "MOST_WINDOW_SHARE", 0.0)
     loaded = Llama(load, AbortFlag(), warm=False)
     patch.undo()
     yield loaded
@@ -53,7 +52,7 @@ def test_they_have_few_cells_where_the_context_is_long_and_all_where_it_is_short
     assert llama.windowed
     assert not llama.divisible
     assert llama.n_cells == N_CELLS
-    assert llama._n_window_cells <= memory.WINDOW_SHARE * N_CELLS
+    assert llama._n_window_cells <= N_CELLS // 4
     short = Llama(wire.Load(model_path=load.model_path, n_ctx=512, n_threads=1, n_cells=1024), AbortFlag(), warm=False)
     assert not short.windowed
     assert short.divisible
@@ -72,9 +71,9 @@ def test_their_memory_is_reckoned_and_a_quarter_of_what_it_was(
     monkeypatch.setattr(model, "fitting", fitting)
     llama = Llama(load, AbortFlag(), warm=False)
     llama.close()
-    work = memory.work_bytes(N_BATCH, llama.vocabulary.n_tokens, llama.n_embd)
+    work = memory.work_bytes(memory.N_BATCH, llama.vocabulary.n_tokens, llama.n_embd)
     reckoned = needs[-1].work - work + N_CELLS * needs[-1].per_token
-    n_window = memory.window_cells(WINDOW, llama.n_seqs + N_SPARE_SEQS, N_BATCH)
+    n_window = llama._n_window_cells
     taken = CELL_BYTES * ((N_LAYERS - N_SWA_LAYERS) * N_CELLS + N_SWA_LAYERS * n_window)
     assert reckoned == pytest.approx(taken, rel=0.03)
     assert taken < 0.4 * full.bytes_per_token * N_CELLS

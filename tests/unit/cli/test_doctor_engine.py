@@ -12,8 +12,7 @@ import pytest
 from disco_daemon.cli.doctor import engine
 from disco_daemon.cli.doctor.finding import Level
 from disco_daemon.config.schema import DeviceSettings
-from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, SPARE, work_bytes
-from disco_daemon.engine.llama.model import N_BATCH
+from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, N_BATCH, SPARE, work_bytes
 from disco_daemon.engine.measure import checkup
 from disco_daemon.engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Examined, Fit
 from disco_daemon.machines import model_memory

@@ -244,7 +244,7 @@ def test_there_is_nothing_to_override_without_experts_to_keep() -> None:
 def test_experts_are_weighed_by_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_model(tmp_path / "moe.gguf", "moe")
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
-    found = gpu._shape(Load(model_path=str(path), n_ctx=64, n_threads=1))
+    found = gpu._shape(Load(model_path=str(path), n_ctx=64, n_threads=1), 0)
     assert found is not None
     footprint, work = found
     # Three matrices of 256 x 128 in four experts, as Q4_1: 20 bytes for 32 numbers.
@@ -274,11 +274,11 @@ def test_who_decides(monkeypatch: pytest.MonkeyPatch, supported: bool, free: int
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: supported)
     monkeypatch.setattr(gpu, "free_bytes", lambda: free)
     monkeypatch.setattr(
-        gpu, "_shape", lambda load: (Footprint(30 * 590 * MIB, 30, 0), 0)
+        gpu, "_shape", lambda load, free: (Footprint(30 * 590 * MIB, 30, 0), 0)
     )  # 7,373 MiB for layers of 590
     load = Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=asked)
     assert gpu.placed(load) == Placement(n)
-    monkeypatch.setattr(gpu, "_shape", lambda load: None)
+    monkeypatch.setattr(gpu, "_shape", lambda load, free: None)
     assert gpu.placed(load) == Placement(0 if asked is None else n), "a file that cannot be read"
 
 

@@ -12,8 +12,14 @@ from disco_daemon.engine.llama import memory
 from disco_daemon.engine.llama.memory import (
     GIB,
     LEAST_CTX,
+    LEAST_SEQS,
+    N_BATCH,
+    N_SEQS,
+    ContextSizes,
+    Kept,
     Need,
     available_bytes,
+    context_sizes,
     fitting,
     kv_type_for,
     model_bytes,
@@ -21,6 +27,7 @@ from disco_daemon.engine.llama.memory import (
     open_context,
     require,
     too_large,
+    window_sizes,
 )
 
 NEED = Need(per_token=23_000, work=100 * 2**20)
@@ -111,3 +118,33 @@ def test_what_nobody_has_set_leaves_half_to_others(trained: int, n_cells: int, p
     found = open_context(trained, n_cells, Need(per_token, 10**6), free)
     assert 0 < found <= min(trained, n_cells or trained)
     assert found <= LEAST_CTX or found * per_token <= memory.OPEN_SHARE * (free - 10**6)
+
+
+def kept_at(n_cells: int, kept: Kept) -> ContextSizes:
+    return context_sizes(kept, lambda *_: (n_cells, n_cells), 32 * GIB)
+
+
+def test_windows_have_cells_of_their_own_where_that_is_much_less() -> None:
+    gemma = Kept(20 * 1024, 1024, 116 * 1024)  # Gemma 3 4B: 5 layers that see all, and 29 that see a window
+    short, long, longest = (kept_at(n, gemma) for n in (8192, 32_768, 131_072))
+    assert (short.windowed, short.n_seqs, short.n_bytes) == (False, N_SEQS, 8192 * 136 * 1024)
+    assert (long.windowed, long.n_seqs) == (True, LEAST_SEQS)
+    assert long.n_bytes < 32_768 * 136 * 1024 / 3
+    assert longest.n_bytes < 131_072 * 136 * 1024 / 4
+    assert longest.n_seqs > LEAST_SEQS
+
+
+@given(
+    st.integers(1, 4096), st.integers(1, 10**5), st.integers(1, 10**5), st.integers(LEAST_CTX, 10**6),
+    st.integers(1, N_BATCH),
+)  # fmt: skip
+def test_a_window_s_cells_hold_those_of_all_sequences_and_a_batch(
+    window: int, cell: int, window_cell: int, n_cells: int, n_ubatch: int
+) -> None:
+    kept = Kept(cell, window, window_cell)
+    sizes = context_sizes(kept, lambda *_: (n_cells, n_cells), GIB, n_ubatch)
+    assert sizes.n_bytes <= n_cells * (cell + window_cell)
+    if sizes.windowed:
+        n_max, n = window_sizes(window, sizes.n_seqs, n_ubatch)
+        assert n_max <= 256, "as many as llama.cpp has"
+        assert sizes.n_seqs * window + max(N_BATCH, window) < n <= n_cells
