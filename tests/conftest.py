@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -20,6 +21,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
+TESTS = Path(__file__).resolve().parent
 # Tests with daemons, engines and servers: a file's run in one worker, and share what they have started.
 PROCESSES = ("tests/e2e/", "tests/faults/")
 # These look at the clock, or at who was first: they run one after the other, in the first worker. All others ask what
@@ -46,10 +48,25 @@ SIMULATED = tuple(
 )
 
 
-def pytest_configure() -> None:
-    """Let the worker whose tests look at the clock go first: it gets the largest scope, and that is `clock`."""
-    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the worker whose tests look at the clock go first: it gets the largest scope, and that is `clock`.
+
+    Each worker begins to collect elsewhere, so that a test file whose assertions pytest has to rewrite, which takes
+    most of the time in a fresh checkout, is rewritten by one of them and read by the others.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    if number:
         os.nice(5)
+        if [Path(arg).resolve() for arg in config.args] == [TESTS]:
+            files = sorted(map(str, TESTS.rglob("test_*.py")))
+            begin = number * len(files) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+            config.args = files[begin:] + files[:begin]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files in one order, wherever a worker has begun: xdist wants the same list of all."""
+    items.sort(key=lambda item: item.path)
 
 
 @pytest.fixture(scope="session", autouse=True)

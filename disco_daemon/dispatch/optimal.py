@@ -216,7 +216,10 @@ class _Problem:
     def choose(self, cost: FloatArray, price: float) -> tuple[NDArray[np.intp], float]:
         """The best wait on the grid for each context and length [C, J] at that price, and the budget it spends."""
         choice = (cost + price * self.spend).argmin(axis=2)
-        return choice, float(np.take_along_axis(self.spend, choice[:, :, None], axis=2).sum())
+        begin = np.arange(0, self.spend.size, self.spend.shape[2]).reshape(choice.shape)
+        return choice, float(
+            self.spend.take(begin + choice).sum()
+        )  # as `take_along_axis` does, which takes most of the time
 
     def best_tau(self, budget: float) -> float:
         """The tau whose plans have the least mean + kappa CVaR at the budget."""
