@@ -66,6 +66,8 @@ class Device:
     continuation = Continuation.EXACT
     can_hold = True
     resumption = Resumption.ALONE
+    expected_n_ctx: int | None = None
+    """Tokens that prompt and answer will have, as far as that is known before the model is loaded."""
 
     def __init__(self, engine: Engine, name: str = "") -> None:
         self._engine = engine
@@ -158,9 +160,9 @@ class Device:
 
     @property
     def n_ctx(self) -> int | None:
-        """Tokens that prompt and answer may have; before the model is loaded as configured, None if as trained."""
+        """Tokens that prompt and answer may have; before the model is loaded as predicted, or else as configured."""
         info = self._engine.info
-        return info.n_ctx if info is not None else self._engine.config.n_ctx or None
+        return info.n_ctx if info is not None else self.expected_n_ctx or self._engine.config.n_ctx or None
 
     @property
     def prefill_tps(self) -> float | None:

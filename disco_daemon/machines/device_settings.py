@@ -14,7 +14,6 @@ from msgspec.structs import replace as replace_fields
 from ..clock import Clock
 from ..config.layers import data_path
 from ..config.schema import Config, DeviceSettings
-from ..engine.llama.memory import F16, KV_BLOCK
 from ..engine.measure.tune_messages import Knobs, Speed, Tuned, TuneJob
 from ..engine.supervisor import Engine, EngineState
 from ..errors import ConfigError
@@ -130,13 +129,9 @@ def n_cpu_moe(settings: DeviceSettings) -> int | None:
     return settings.n_cpu_moe if isinstance(settings.n_cpu_moe, int) else None
 
 
-def kv_type(settings: DeviceSettings, head_length: int = 0) -> str:
-    """Return the type of keys and values, `auto` where it may be fitted: bytes need flash attention, and whole blocks.
-
-    The engine itself knows how long a head is.
-    """
-    may_be_bytes = settings.flash_attn != "off" and not head_length % KV_BLOCK
-    return settings.kv_type if may_be_bytes or settings.kv_type != "auto" else F16
+def kv_type(settings: DeviceSettings) -> str:
+    """Return the type of keys and values; `auto` where it may be fitted: bytes need flash attention."""
+    return "f16" if settings.kv_type == "auto" and settings.flash_attn == "off" else settings.kv_type
 
 
 def profiles() -> TunedProfiles:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..config.schema import DeviceSettings
 from ..engine.measure.checkup_messages import CheckupJob, CheckupRequest, Examined
+from ..engine.measure.predicted_memory import fit, kv_type_of
 from ..errors import DiscoError
 from ..models.files import whole_header
-from ..models.gguf import shard_names
+from ..models.gguf import Header, read_header, shard_names
 from ..models.kept_numbers import kept_numbers
 from ..models.model_shape import expert_bytes, shape_of
 from ..plain import reason_of
+from ..system.control_groups import memory
 from ..system.job import run_job
-from .device_settings import header_of, kv_type, n_cpu_moe
+from ..system.smallfile import open_regular
+from .device_settings import SHAPE_BYTES, header_of, kv_type, n_cpu_moe, n_gpu_layers
 
+PROCESSOR = ("-base", "-cpu", "-blas")  # of ggml's libraries, those that need nothing but a processor
 CHILD_TIMEOUT_S = 45.0  # importing the bindings takes 0.3 s, from a cold disk or beside a busy machine much more
 MOST_NUMBERS = 1 << 32  # in the KV cache of one token, and bytes of a state; the largest models have 2 million
 
@@ -23,9 +28,14 @@ class CheckupError(DiscoError):
     """There is no result; the message says why."""
 
 
-def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | None) -> CheckupRequest:
-    """Return the checkup's request for the model at `path`. Raises OSError, or ValueError for a poor header."""
-    header = header_of(path) or whole_header(path)  # which says what is wrong with it
+def checkup_request(
+    settings: DeviceSettings, path: Path, n_gpu_layers: int | None, header: Header | None = None
+) -> CheckupRequest:
+    """Return the checkup's request for the model at `path`. Raises OSError, or ValueError for a poor header.
+
+    The beginning of the `header` does where no experts have to be told from the rest.
+    """
+    header = header or header_of(path) or whole_header(path)  # which says what is wrong with it
     shape = shape_of(header.keys)
     n_ctx = settings.n_ctx or header.number(f"{header.architecture}.context_length") or 0
     if n_ctx < 1:
@@ -42,7 +52,7 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
         kv_numbers=kept.per_token,
         n_ctx=n_ctx,
         n_cells=settings.n_cells,
-        kv_type=kv_type(settings, shape.head_dim),
+        kv_type=kv_type_of(kv_type(settings), shape.head_dim),
         n_gpu_layers=n_gpu_layers,
         is_open=not settings.n_ctx,
         n_cpu_moe=n_cpu_moe(settings),
@@ -51,6 +61,29 @@ def checkup_request(settings: DeviceSettings, path: Path, n_gpu_layers: int | No
         window_numbers=kept.in_window,
         state_bytes=kept.state_bytes,
     )
+
+
+def predicted_n_ctx(settings: DeviceSettings, path: Path) -> int | None:
+    """Return the tokens that an answer with its prompt will have once the model is loaded, as the engine reckons them.
+
+    None where that is not known: a GPU's memory counts, too, and only the engine's process may ask for it.
+    """
+    if n_gpu_layers(settings) != 0 and _is_for_gpu():
+        return None
+    try:
+        with open_regular(path) as file:
+            asked = checkup_request(settings, path, 0, read_header(file.read(SHAPE_BYTES)))
+    except (OSError, ValueError):
+        return None
+    return fit(asked, memory()[1], 0).n_ctx or None
+
+
+def _is_for_gpu() -> bool:
+    """Whether llama.cpp is built for a GPU, by the names of its libraries; also where these are not found."""
+    found = find_spec("llama_cpp")
+    folders = [Path(folder) / "lib" for folder in (found and found.submodule_search_locations) or ()]
+    parts = {name.name.split(".")[0].removeprefix("libggml") for folder in folders for name in folder.glob("libggml*")}
+    return not parts or not all(part.startswith(PROCESSOR) for part in parts if part)
 
 
 async def run_checkup(*about: CheckupRequest) -> Examined:

@@ -30,6 +30,7 @@ from .device_settings import (
     require_regular,
 )
 from .managed_device import DeviceKind, EngineDevice, Making, ManagedDevice
+from .model_memory import predicted_n_ctx
 
 log = logging.getLogger("disco.daemon")
 
@@ -74,6 +75,7 @@ class WholeKind(DeviceKind):
             whole_config(config, path), making.clock, early=making.early, keep_alive_s=config.device.keep_alive_s
         )
         device = WholeDevice(engine, name_of(path))
+        device.expected_n_ctx = predicted_n_ctx(config.device, path)
         return device if making.shape is None else ShapedDevice(device, making.shape, making.clock)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 
 import llama_cpp
 
-from ...models.files import whole_header
 from ...models.kept_numbers import kept_numbers
 from ...models.model_shape import EXPERTS, expert_bytes
 from ..wire import Load
 from .library import LIBRARY
-from .memory import FIRST_CTX, N_BATCH, Footprint, Placement, kept_bytes, model_bytes, placement, work_bytes
-from .metadata import Metadata, kept_of
+from .memory import FIRST_CTX, N_BATCH, Footprint, Placement, kept_bytes, kept_of, model_bytes, placement, work_bytes
+from .metadata import Metadata
+from .rounding import whole_header
 
 # As in ggml-backend.h, `enum ggml_backend_dev_type`; the bindings lack these functions.
 DEVICE_GPU, DEVICE_IGPU = 1, 2
@@ -89,7 +88,7 @@ def _shape(load: Load, free: int) -> tuple[Footprint, int] | None:
     try:
         header = Metadata(model)
         n_ctx = load.n_ctx or min(header.number("context_length"), load.n_cells or FIRST_CTX)
-        whole, n_layers = whole_header(Path(load.model_path)), header.n_layers
+        whole, n_layers = whole_header(load.model_path), header.n_layers
         kv = kept_bytes(kept_of(kept_numbers(whole.keys), load.kv_type), n_ctx, load.n_cells, free)
         experts = expert_bytes(whole, n_layers) if header.number("expert_count") else ()
         footprint = Footprint(model_bytes(load.model_path), n_layers, kv, experts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...models.gguf import shard_names
+from ...models.kept_numbers import KeptNumbers
 from ...system import control_groups
 
 N_SEQS = 64  # sequences in one context: answers, and cached prefixes
@@ -105,6 +106,12 @@ class Placement:
             return None
         n = self.n_gpu_layers // 2
         return replace(self, n_gpu_layers=n, n_cpu_moe=self.n_cpu_moe if n else 0)
+
+
+def kept_of(numbers: KeptNumbers, kv_type: str) -> Kept:
+    """Return in bytes what is kept."""
+    per_token, in_window = (int(n * KV_BYTES[kv_type]) for n in (numbers.per_token, numbers.in_window))
+    return Kept(max(1, per_token), numbers.window, in_window, numbers.state_bytes)
 
 
 def work_bytes(n_rows: int, n_vocab: int, n_embd: int) -> int:

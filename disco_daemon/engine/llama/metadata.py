@@ -7,14 +7,7 @@ from typing import Any
 
 import llama_cpp
 
-from ...models.kept_numbers import KeptNumbers
-from .memory import KV_BLOCK, KV_BYTES, Kept
-
-
-def kept_of(numbers: KeptNumbers, kv_type: str) -> Kept:
-    """Return in bytes what is kept."""
-    per_token, in_window = (int(n * KV_BYTES[kv_type]) for n in (numbers.per_token, numbers.in_window))
-    return Kept(max(1, per_token), numbers.window, in_window, numbers.state_bytes)
+from .memory import KV_BLOCK, KV_BYTES
 
 
 class Metadata:

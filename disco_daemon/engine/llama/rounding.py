@@ -23,12 +23,17 @@ def use_extra_buffers(load: Load) -> bool:
         return load.repack
     os.environ[TILED] = "0"
     try:
-        header = joined(map(_header, with_shards([Path(load.model_path)])))
+        header = whole_header(load.model_path)
     except (OSError, ValueError):  # llama.cpp says better what is wrong with a file
         return load.repack
     if (told := header.number(INTERLEAVES)) is not None:
         return load.repack and bool(told)
     return load.repack and may_interleave(header)
+
+
+def whole_header(path: str) -> Header:
+    """Return the header of a model's first file, with the tensors of all its parts. Raises OSError, ValueError."""
+    return joined(map(_header, with_shards([Path(path)])))
 
 
 def _header(path: Path) -> Header:

@@ -8,35 +8,14 @@ from __future__ import annotations
 
 import re
 
-from ...models.kept_numbers import KeptNumbers
 from ...system.confine import Access, confine, try_forbidden
 from ...system.job import JobSocket
 from ..llama import gpu
 from ..llama import model as llama
 from ..llama.library import FAULT
-from ..llama.memory import (
-    F16,
-    FIRST_CTX,
-    N_BATCH,
-    Q8_0,
-    Footprint,
-    Kept,
-    Need,
-    Placement,
-    available_bytes,
-    context_sizes,
-    fitting,
-    kept_bytes,
-    kv_type_for,
-    open_cells,
-    open_context,
-    placement,
-    too_large,
-    weights_there,
-    work_bytes,
-)
-from ..llama.metadata import kept_of
-from .checkup_messages import Bindings, CheckupJob, CheckupRequest, Confined, Examined, Fit
+from ..llama.memory import available_bytes
+from .checkup_messages import Bindings, CheckupJob, Confined, Examined
+from .predicted_memory import fit
 
 
 def bindings() -> Bindings:
@@ -44,62 +23,6 @@ def bindings() -> Bindings:
     version, _, system = (build := llama.build()).partition(" ")
     backends = re.findall(r"(?:^|\| )(\w+) : ", system)
     return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes(), backends, FAULT, build)
-
-
-def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
-    """Report whether a model fits, by the steps and functions of `engine.llama.model`."""
-    work = work_bytes(N_BATCH, asked.n_vocab, asked.n_embd)
-    placed = _placement(asked, _kept(asked, asked.kv_type), work, gpu_bytes)
-    found = {kv_type: _fit(asked, kv_type, placed, available, gpu_bytes) for kv_type in (F16, Q8_0)}
-    if asked.kv_type != "auto" or asked.is_open:
-        return found[F16 if asked.is_open and asked.kv_type == "auto" else asked.kv_type]
-    return found[kv_type_for(lambda kv_type: found[kv_type].n_ctx == asked.n_ctx)]
-
-
-def _kept(asked: CheckupRequest, kv_type: str) -> Kept:
-    return kept_of(KeptNumbers(asked.kv_numbers, asked.window, asked.window_numbers, asked.state_bytes), kv_type)
-
-
-def _fit(asked: CheckupRequest, kv_type: str, placed: Placement, available: int, gpu_bytes: int) -> Fit:
-    kept, work = _kept(asked, kv_type), work_bytes(N_BATCH, asked.n_vocab, asked.n_embd)
-    layers = asked.n_layers if placed.n_gpu_layers < 0 else min(asked.n_layers, placed.n_gpu_layers)
-    if not layers and (why := too_large(asked.n_bytes, available)):
-        return Fit(available, problem=why)
-    scores, there = 4 * N_BATCH * asked.n_heads, weights_there(_footprint(asked), placed)
-
-    def fit_cells(cell: int, fixed: int) -> tuple[int, int]:
-        need, wanted, cells = Need(cell + scores, work + fixed), asked.n_ctx, asked.n_cells
-        if asked.is_open:
-            wanted = open_context(wanted, asked.n_cells, need, available if layers else available - asked.n_bytes)
-            if layers:
-                needed = Need(need.per_token * layers // asked.n_layers, need.work)
-                wanted = open_context(wanted, asked.n_cells, needed, max(0, gpu_bytes - there))
-                cells = cells or wanted
-            cells = cells or open_cells(wanted)
-        return fitting(wanted, cells, need, available)
-
-    try:
-        sizes = context_sizes(kept, fit_cells, available)
-    except MemoryError as e:
-        return Fit(available, problem=str(e))
-    kv = sizes.n_bytes + sizes.n_cells * scores
-    here = asked.n_bytes - there + kv - kv * layers // asked.n_layers
-    in_all = asked.n_bytes + kv + work
-    cells = sizes.n_ctx, sizes.n_cells
-    return Fit(available, here + work, *cells, layers, "", in_all, placed.n_cpu_moe, kv_type)
-
-
-def _footprint(asked: CheckupRequest, kv_bytes: int = 0) -> Footprint:
-    return Footprint(asked.n_bytes, asked.n_layers, kv_bytes, asked.experts)
-
-
-def _placement(asked: CheckupRequest, kept: Kept, work: int, gpu_bytes: int) -> Placement:
-    """Decide what would be on the GPU, as `gpu.placed` does."""
-    if not gpu_bytes or asked.n_gpu_layers == 0:
-        return Placement(0)
-    n_ctx = min(asked.n_ctx, asked.n_cells or FIRST_CTX) if asked.is_open else asked.n_ctx
-    kv = kept_bytes(kept, n_ctx, asked.n_cells, gpu_bytes)
-    return placement(_footprint(asked, kv), work, gpu_bytes, asked.n_gpu_layers, asked.n_cpu_moe)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from disco_daemon.config.schema import DeviceSettings
 from disco_daemon.engine.llama.memory import GIB, LEAST_CTX, N_BATCH, SPARE, work_bytes
 from disco_daemon.engine.measure import checkup
 from disco_daemon.engine.measure.checkup_messages import Bindings, CheckupRequest, Confined, Examined, Fit
+from disco_daemon.engine.measure.predicted_memory import fit
 from disco_daemon.machines import model_memory
 from disco_daemon.system import process
 from tests.fixtures.gguf import gguf
@@ -118,21 +119,21 @@ WORK = work_bytes(N_BATCH, 49152, 576)
 
 
 def test_memory_is_reckoned_as_the_engine_does() -> None:
-    roomy = checkup.fit(SMALL, 16 * GIB, 0)
+    roomy = fit(SMALL, 16 * GIB, 0)
     assert (roomy.n_ctx, roomy.n_cells, roomy.problem) == (4096, 8192, "")
     assert roomy.n_bytes == SMALL.n_bytes + WORK + 8192 * 2 * 11520
-    tight = checkup.fit(SMALL, 250 * 2**20, 0)
+    tight = fit(SMALL, 250 * 2**20, 0)
     assert LEAST_CTX <= tight.n_ctx < 4096
-    assert "GiB" in checkup.fit(SMALL, 90 * 2**20, 0).problem
-    assert "context" in checkup.fit(SMALL, 120 * 2**20, 0).problem
+    assert "GiB" in fit(SMALL, 90 * 2**20, 0).problem
+    assert "context" in fit(SMALL, 120 * 2**20, 0).problem
 
 
 def test_a_context_that_nobody_has_set_is_told_with_what_the_model_was_trained_for() -> None:
     trained = 131_072
     asked = msgspec.structs.replace(SMALL, n_ctx=trained, is_open=True)
-    roomy, tight = checkup.fit(asked, 64 * GIB, 0), checkup.fit(asked, GIB, 0)
+    roomy, tight = fit(asked, 64 * GIB, 0), fit(asked, GIB, 0)
     assert (roomy.n_ctx, roomy.n_cells, roomy.problem) == (trained, trained, "")
-    default = checkup.fit(msgspec.structs.replace(asked, n_ctx=8192), 64 * GIB, 0)
+    default = fit(msgspec.structs.replace(asked, n_ctx=8192), 64 * GIB, 0)
     assert (default.n_ctx, default.n_cells) == (8192, 8192), "no more memory than two of 4,096 took"
     assert LEAST_CTX < tight.n_ctx < trained
     assert tight.n_bytes < GIB, "others get some of what is free"
@@ -145,15 +146,15 @@ def test_a_number_takes_a_byte_where_a_context_that_is_set_fits_only_so() -> Non
     asked = msgspec.structs.replace(SMALL, kv_type="auto")
     need = SMALL.n_bytes + WORK + 4096 * 2 * 11520
     room = int((WORK + 4096 * 2 * 11520) / SPARE)
-    at = [checkup.fit(asked, max(SMALL.n_bytes, free), 0) for free in (2 * need, room + 1, room - 4096, room // 2)]
+    at = [fit(asked, max(SMALL.n_bytes, free), 0) for free in (2 * need, room + 1, room - 4096, room // 2)]
     assert [(one.kv_type, one.n_ctx == 4096) for one in at] == [
         ("f16", True), ("f16", True), ("q8_0", True), ("f16", False),
     ]  # fmt: skip
     for kv_type in ("f16", "q8_0"):
-        one = checkup.fit(msgspec.structs.replace(SMALL, kv_type=kv_type), room - 4096, 0)
+        one = fit(msgspec.structs.replace(SMALL, kv_type=kv_type), room - 4096, 0)
         assert (one.kv_type, one.n_ctx == 4096) == (kv_type, kv_type == "q8_0")
     open_ = msgspec.structs.replace(asked, is_open=True, n_ctx=131_072)
-    assert checkup.fit(open_, GIB, 0).kv_type == "f16", "as much as fits, of 16 bits"
+    assert fit(open_, GIB, 0).kv_type == "f16", "as much as fits, of 16 bits"
     said = engine.memory(asked, Examined(fits=(at[2],)), None).found
     assert f"{at[2].n_cells} tokens kept as q8_0" in said
 
@@ -171,7 +172,7 @@ def test_what_a_setting_leaves_open_needs_flash_attention_and_whole_blocks(tmp_p
 
 def test_layers_go_to_a_gpu_before_a_context_that_nobody_has_set_grows() -> None:
     asked = msgspec.structs.replace(SMALL, n_ctx=131_072, is_open=True, n_gpu_layers=None)
-    found = checkup.fit(asked, 64 * GIB, GIB)
+    found = fit(asked, 64 * GIB, GIB)
     assert found.gpu_layers == 30
     assert 4096 < found.n_ctx < 131_072
     assert found.n_cells * 2 * 11520 + SMALL.n_bytes + WORK < GIB
@@ -184,12 +185,12 @@ def test_experts_that_stay_with_the_processor_are_in_main_memory(tmp_path: Path)
     experts = 3 * 4 * 256 * 128 * 20 // 32
     assert (found.experts, found.n_cpu_moe) == ((experts,) * 3, 2)
     work = work_bytes(N_BATCH, found.n_vocab, found.n_embd)
-    by_hand = checkup.fit(found, 16 * GIB, GIB)
+    by_hand = fit(found, 16 * GIB, GIB)
     assert (by_hand.gpu_layers, by_hand.n_cpu_moe, by_hand.n_bytes) == (3, 2, 2 * experts + work)
     auto = msgspec.structs.replace(found, n_cpu_moe=None)
-    assert checkup.fit(auto, 16 * GIB, GIB).n_cpu_moe == checkup.fit(found, 16 * GIB, 0).n_cpu_moe == 0
-    whole = checkup.fit(auto, 16 * GIB, GIB).in_all
-    short = checkup.fit(auto, 16 * GIB, int(whole / 0.9) - 1)
+    assert fit(auto, 16 * GIB, GIB).n_cpu_moe == fit(found, 16 * GIB, 0).n_cpu_moe == 0
+    whole = fit(auto, 16 * GIB, GIB).in_all
+    short = fit(auto, 16 * GIB, int(whole / 0.9) - 1)
     assert (short.gpu_layers, short.n_cpu_moe, short.in_all) == (3, 2, whole), "room for those that are copied, too"
     said = engine.memory(found, Examined(fits=(by_hand,)), None).found
     assert "3 layers on the GPU, without the experts of 2 with" in said
@@ -197,12 +198,12 @@ def test_experts_that_stay_with_the_processor_are_in_main_memory(tmp_path: Path)
 
 def test_layers_on_a_gpu_are_not_in_main_memory() -> None:
     wanted = CheckupRequest(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0, n_gpu_layers=None)
-    assert checkup.fit(wanted, 16 * GIB, 0).gpu_layers == 0
-    whole = checkup.fit(wanted, 16 * GIB, 8 * GIB)
+    assert fit(wanted, 16 * GIB, 0).gpu_layers == 0
+    whole = fit(wanted, 16 * GIB, 8 * GIB)
     assert (whole.gpu_layers, whole.n_bytes) == (30, WORK)
-    assert checkup.fit(SMALL, 16 * GIB, 8 * GIB).gpu_layers == 0  # n_gpu_layers = 0
+    assert fit(SMALL, 16 * GIB, 8 * GIB).gpu_layers == 0  # n_gpu_layers = 0
     half = CheckupRequest(98 * 2**20, 30, 576, 49152, 0, 11520, 4096, 0, n_gpu_layers=15)
-    assert WORK < checkup.fit(half, 16 * GIB, 8 * GIB).n_bytes < checkup.fit(SMALL, 16 * GIB, 0).n_bytes
+    assert WORK < fit(half, 16 * GIB, 8 * GIB).n_bytes < fit(SMALL, 16 * GIB, 0).n_bytes
 
 
 @pytest.mark.parametrize(

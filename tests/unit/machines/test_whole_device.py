@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from disco_daemon.config.schema import Config, DeviceSettings, ServerSettings
 from disco_daemon.daemon.endpoints import make_endpoints
 from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.engine import wire
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.measure.predicted_memory import fit
+from disco_daemon.machines import model_memory
 from disco_daemon.machines.device_settings import longest_answer
 from disco_daemon.machines.managed_device import Making
 from disco_daemon.machines.whole_device import WholeDevice
+from disco_daemon.models.default import default_model_path
 from disco_daemon.types import Side
 from tests.fixtures.clock import StoppedClock
 from tests.fixtures.gguf import gguf, header
@@ -84,3 +89,54 @@ def test_an_answer_is_bounded_as_set_or_as_the_model_was_trained(tmp_path: Path)
     assert longest_answer(DeviceSettings(model=str(tmp_path / "none"))) is None
     model.write_bytes(b"no model")
     assert longest_answer(DeviceSettings(model=str(model))) is None
+
+
+SHAPE: dict[str, Any] = {
+    "general__architecture": "llama", "llama__block_count": 30, "llama__embedding_length": 576,
+    "llama__attention__head_count": 9, "llama__attention__head_count_kv": 3, "llama__context_length": 131_072,
+    "llama__vocab_size": 49_152,
+}  # fmt: skip
+GIB = 2**30
+
+
+def test_a_context_is_known_before_the_model_is_loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf(model, **SHAPE)
+    known = dict[int, int | None]()
+    for free in (GIB, 4 * GIB, 64 * GIB):
+        monkeypatch.setattr(model_memory, "memory", lambda free=free: (64 * GIB, free))
+        made = device(model)
+        asked = model_memory.checkup_request(DeviceSettings(model=str(model)), model, 0)
+        assert made.capabilities.context_length == made.readiness().n_ctx == fit(asked, free, 0).n_ctx
+        known[free] = made.n_ctx
+        assert device(model, n_ctx=1024).n_ctx == 1024
+    assert 512 < (known[GIB] or 0) < (known[4 * GIB] or 0) < (known[64 * GIB] or 0) == 131_072
+    monkeypatch.setattr(model_memory, "memory", lambda: (GIB, GIB // 2))
+    assert 512 <= (device(model, n_ctx=100_000).n_ctx or 0) < 100_000, "as the engine will cut it"
+
+
+def test_a_context_that_only_the_engine_can_know_is_not_guessed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device(model).n_ctx is None, "the file tells nothing of its shape"
+    gguf(model, **SHAPE)
+    monkeypatch.setattr(model_memory, "memory", lambda: (64 * GIB, 64 * GIB))
+    lib = model.parent / "llama_cpp" / "lib"
+    lib.mkdir(parents=True)
+    found = SimpleNamespace(submodule_search_locations=[str(lib.parent)])
+    monkeypatch.setattr(model_memory, "find_spec", lambda _: found)
+    assert device(model).n_ctx is None, "no library that says what it is built for"
+    for name in ("libggml.so", "libggml-base.so.0", "libggml-cpu-haswell.so", "libllama.so"):
+        (lib / name).touch()
+    assert device(model).n_ctx == 131_072
+    (lib / "libggml-cuda.so").touch()
+    assert device(model).n_ctx is None, "the memory of a GPU counts, too"
+    assert device(model, n_ctx=4096).n_ctx == 4096
+    assert device(model, n_gpu_layers=0).n_ctx == 131_072
+
+
+@pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+@pytest.mark.parametrize("n_ctx", [0, 700])
+def test_what_is_predicted_is_what_is_loaded(n_ctx: int) -> None:
+    path = default_model_path()
+    load = wire.Load(model_path=str(path), n_ctx=n_ctx, n_threads=1, kv_type="auto")
+    llama = Llama(load, AbortFlag(), warm=False)
+    assert model_memory.predicted_n_ctx(DeviceSettings(n_ctx=n_ctx), path) == llama.n_ctx == (n_ctx or 8192)
+    llama.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
 from disco_daemon.config.schema import Config
-from disco_daemon.engine.measure.checkup import fit
+from disco_daemon.engine.measure.predicted_memory import fit
 from disco_daemon.errors import ConfigError
 from disco_daemon.machines.model_offers import SPARE, memory_of, request_for
 from disco_daemon.models.offered import (
