@@ -23,8 +23,9 @@ from msgspec import Meta
 from ..system.frames import BadFrameError as BadFrameError  # of messages that cannot be, too
 from ..system.frames import FrameFormat
 from ..types import AS_USUAL, Drawing
+from ..types.thought_marks import ThoughtLimit
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_HEADER = 1 << 20  # bytes of a message: the ids of a prompt of 100,000 tokens
 MAX_PAYLOAD = 16 << 20  # bytes of rows in one frame: 512 rows of 8,192 numbers of 4 bytes
 FRAMES = FrameFormat(MAX_HEADER, MAX_PAYLOAD)
@@ -83,8 +84,8 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn, as in the request; `grammar` in GBNF that every answer of it holds to, or empty.
 
-    The `min_tokens` of its `drawing` count from the answer's beginning. Where repetitions of the `prompt` count, it is
-    there.
+    The `min_tokens` of its `drawing` count from the answer's beginning, and so do the tokens of a thought that has a
+    limit. Where repetitions of the `prompt` count, it is there.
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=MAX_FACTOR)] | None = None
@@ -95,6 +96,7 @@ class DrawRules(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""
     drawing: Drawing = AS_USUAL
     prompt: Tokens = ()
+    thought: ThoughtLimit | None = None
 
 
 # --- the two relays, and each with its engine ---------------------------------------------------------------------

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,21 @@ IN_FORMATS = {
     ),
     "gemma": ThoughtMarks("<|channel>thought\n", "<channel|>"),
 }  # fmt: skip
+ALL_FAMILIES = FAMILIES | IN_FORMATS
+
+
+class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that a thought with the marks of a family may have; `is_begun`: the prompt has opened it.
+
+    It ends with its closing mark alone if it `closes_only`, else as the model would end it.
+    """
+
+    family: Annotated[str, Meta(max_length=32)]
+    n_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    is_begun: bool = False
+    closes_only: bool = False
+
+
 _KIMI_EFFORTS = {"minimal": "low", "low": "low", "medium": "high", "high": "high", "xhigh": "max", "max": "max"}
 
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ...types import LayerRange, Likelihood, ToolUse
+from ...types.thought_marks import ThoughtLimit
 from ..json_schema.reading import GrammarError
 from ..wire import Generate, Load
 from . import gpu
@@ -365,11 +366,17 @@ class Llama(Sequences):
         return Likelihood(piece(token)[n_known:], float(found[ids == token][0]), top)
 
     def sampler(
-        self, request: Generate, answer: Sequence[int] = (), grammar: str = "", prompt: Sequence[int] = ()
+        self,
+        request: Generate,
+        answer: Sequence[int] = (),
+        grammar: str = "",
+        prompt: Sequence[int] = (),
+        limit: ThoughtLimit | None = None,
     ) -> Sampler:
         """Make a sampler chain in C for an answer that has the tokens `answer` already; `grammar` is from `grammar`.
 
-        The `prompt` matters where repetitions of it count.
+        The `prompt` matters where repetitions of it count. The `limit` of a thought is the request's, unless it is
+        given, as by another machine. Raises FormatError.
         """
         vocabulary, draws = self.vocabulary, request.drawing
         return Sampler(
@@ -382,7 +389,7 @@ class Llama(Sequences):
             ends=vocabulary.end_tokens if draws.goes_on else (),
             window=self.n_ctx,
             mark=vocabulary.opening_mark(request, prompt),
-            budget=vocabulary.thought_budget(request, prompt),
+            budget=vocabulary.thought_budget(limit or vocabulary.thought_limit(request, prompt)),
         )
 
     def grammar(self, request: Generate) -> str:

@@ -20,12 +20,20 @@ import llama_cpp
 
 from ...tools.detect import detect
 from ...types import Drawing, Infill, RawPrompt
-from ...types.thought_marks import IN_FORMATS, ThoughtMarks, args_for, marks_in, marks_of_tokens
+from ...types.thought_marks import (
+    ALL_FAMILIES,
+    IN_FORMATS,
+    ThoughtLimit,
+    ThoughtMarks,
+    args_for,
+    marks_in,
+    marks_of_tokens,
+)
 from ..wire import Count, Generate
 from .calling import Calling
 from .calls import OpeningMark
 from .infill import InfillTokens
-from .refusals import DrawingError, PromptError, PromptTooLong
+from .refusals import DrawingError, FormatError, PromptError, PromptTooLong
 from .template import ChatTemplate, TemplateError
 from .text import TextStream
 from .thinking import ThinkingText, ThoughtBudget
@@ -264,18 +272,31 @@ class Vocabulary:
             return None
         return self.calling.mark(request.tools, self._thinking(prompt), self.piece_with_marks, self.answer_tokens)
 
-    def thought_budget(self, request: Generate, prompt: Sequence[int]) -> ThoughtBudget | None:
-        """Return what closes a thought that becomes too long, behind a prompt; None where there is no limit.
+    def thought_limit(self, request: Generate, prompt: Sequence[int]) -> ThoughtLimit | None:
+        """Return how long a thought may be behind a prompt; None where there is no limit.
 
         Where the answer may be a call, the model says itself what it goes on with.
         """
         marks = self.thoughts or IN_FORMATS.get(self.calling.name)
         if request.thought_budget is None or request.prompt is not None or marks is None:
             return None
-        stream = ThinkingText(inside=self.opens_thought(prompt), marks=marks)
-        closer = marks.closing if request.tools is not None and marks.leads else marks.closer
+        return ThoughtLimit(
+            family=next(name for name, known in ALL_FAMILIES.items() if known is marks),
+            n_tokens=request.thought_budget,
+            is_begun=self.opens_thought(prompt),
+            closes_only=request.tools is not None and bool(marks.leads),
+        )
+
+    def thought_budget(self, limit: ThoughtLimit | None) -> ThoughtBudget | None:
+        """Return what closes a thought that becomes too long. Raises FormatError for a family that is not known."""
+        if limit is None:
+            return None
+        if (marks := ALL_FAMILIES.get(limit.family)) is None:
+            raise FormatError(f"No thoughts are known by the name {limit.family!r}.")
+        stream = ThinkingText(inside=limit.is_begun, marks=marks)
+        closer = marks.closing if limit.closes_only else marks.closer
         whole = lambda token: self.piece(token, special=True)  # noqa: E731
-        return ThoughtBudget(stream, request.thought_budget, self._ids_of(closer), whole)
+        return ThoughtBudget(stream, limit.n_tokens, self._ids_of(closer), whole)
 
     def shown_piece(self, request: Generate, token: int) -> bytes:
         """Return the bytes of one token of an answer: where there may be calls, with their marks."""

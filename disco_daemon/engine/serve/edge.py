@@ -125,7 +125,7 @@ class SplitEdge(RemoteLayers):
 
     def _tell_rules(self, s: Sequence) -> None:
         answer = s.tokens[len(s.given.prompt) :]
-        self._tell(self._away[s].answer.begin_drawing(rules_of(s), answer, s.draw.candidates))
+        self._tell(self._away[s].answer.begin_drawing(rules_of(s, self.batcher.llama), answer, s.draw.candidates))
 
     def ended(self, s: Sequence, *, failed: bool) -> wire.SplitUsage:
         """Close an answer at the partner; return what that did for it."""

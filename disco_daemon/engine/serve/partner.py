@@ -150,7 +150,7 @@ class SplitPartner(RemoteLayers):
         s.draw.close()
         try:
             grammar = grammar_of_others(rules.grammar)
-            s.draw.sampler = self.batcher.llama.sampler(request, message.answer, grammar, rules.prompt)
+            s.draw.sampler = self.batcher.llama.sampler(request, message.answer, grammar, rules.prompt, rules.thought)
         except (FormatError, GrammarError) as e:
             self._fail_content(s, "bad_grammar", str(e), your_fault=True)
             return

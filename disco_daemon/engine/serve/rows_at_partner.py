@@ -193,7 +193,7 @@ def follow_draws(llama: Llama, s: Sequence, away: Away) -> None:
         away.counts.n_left += 1
 
 
-def rules_of(s: Sequence) -> DrawRules:
+def rules_of(s: Sequence, llama: Llama) -> DrawRules:
     """Return how the partner is to draw the tokens of an answer."""
     request = s.rules
     return DrawRules(
@@ -205,6 +205,7 @@ def rules_of(s: Sequence) -> DrawRules:
         grammar=s.grammar,
         drawing=request.drawing,
         prompt=tuple(s.given.prompt) if request.drawing.repeats else (),
+        thought=llama.vocabulary.thought_limit(request, s.given.prompt),
     )
 
 

@@ -177,6 +177,7 @@ def config(
     exit_: wire.ExitCalibration | None = None,
     n_ctx: int = N_CTX,
     codec: str = "f32",
+    chat_template: str = "",
 ) -> wire.Load:
     return wire.Load(
         model_path=str(path),
@@ -187,6 +188,7 @@ def config(
         patience_s=20.0,
         exit=exit_,
         codec=codec,
+        chat_template=chat_template,
     )
 
 
@@ -212,9 +214,12 @@ async def paired(
     codec: str = "f32",
     ranges: Sequence[LayerRange | None] = RANGES,
     n_ctx_partner: int = 0,
+    chat_template: str = "",
 ) -> AsyncIterator[Pair]:
     link, clock = Wire(n_ctx=n_ctx_partner or n_ctx), SystemClock()
-    edge = Engine(config(segments[0], ranges[0], n_edge, exit_, n_ctx, codec), clock, link.attach("edge"))
+    edge = Engine(
+        config(segments[0], ranges[0], n_edge, exit_, n_ctx, codec, chat_template), clock, link.attach("edge")
+    )
     partner = Engine(config(segments[1], ranges[1], n_partner, None, link.n_ctx), clock, link.attach("partner"))
     edge.start()
     partner.start()

@@ -18,6 +18,7 @@ from disco_daemon.engine.llama.segment import SegmentModel
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.link.protocol import (
     AnswerClosed,
+    BeginDrawing,
     CloseAnswer,
     DraftVerdict,
     JudgeDrafts,
@@ -28,6 +29,7 @@ from disco_daemon.link.protocol import (
 from disco_daemon.models.default import default_model_path
 from disco_daemon.models.segment_files import SegmentFiles
 from disco_daemon.types import GenerationRequest, SplitMode, SplitWish
+from tests.e2e.api.test_thinking import OPENS, TAUGHT
 from tests.e2e.machines.test_split_engines import N_CTX, RANGES, Pair, exit_segment, paired, question, told
 
 pytestmark = [
@@ -140,6 +142,32 @@ async def test_a_confident_answer_holds_to_its_grammar_and_its_penalties(pair: P
     exact, _, _ = await usage_of(pair.edge, plain)
     got, _, _ = await usage_of(pair.edge, replace(plain, split=SplitWish("confident", 1.0)))
     assert got == exact
+
+
+async def test_a_thought_that_the_partner_draws_is_closed_behind_its_budget(lower: Path, tmp_path: Path) -> None:
+    [upper] = SegmentFiles(tmp_path, 1 << 30).write(default_model_path(), RANGES[1:])
+    async with paired([lower, upper], exit_=SURE, chat_template=OPENS) as both:  # the partner has its own template
+        for mode, theta in (("exact", None), ("confident", 1.0), ("confident", 0.6), ("alone", None)):
+            for n_tokens in (2, 0):
+                request = replace(question("", 16), messages=tuple(TAUGHT), thinking_tokens=n_tokens)
+                thought = text = ""
+                n_thought = 0
+                async for message in both.edge.open(replace(request, split=SplitWish(mode, theta))):
+                    match message:
+                        case wire.TextPiece(thought=True):
+                            thought += message.text
+                            n_thought += message.n_tokens
+                        case wire.TextPiece():
+                            text += message.text
+                        case wire.Failed() as failed:
+                            raise AssertionError(failed)
+                assert n_thought <= n_tokens + 1, (mode, theta, thought)
+                assert thought == "The word"[: 8 if n_tokens else 0] or mode != "exact", (mode, theta, thought)
+                assert text, (mode, theta)
+        drawn = [message for message in await both.wire.settle() if isinstance(message, BeginDrawing)]
+        limits = [one.sampling.thought for one in drawn if one.sampling.thought is not None]
+        told = {(one.n_tokens, one.is_begun) for one in limits}
+        assert told == {(2, True), (0, False)}, "without any the prompt has closed the thought"
 
 
 async def cut_in_mid_answer(pair: Pair) -> tuple[list[wire.TextPiece], wire.SplitUsage, int, list[PeerFrame]]:
