@@ -66,8 +66,6 @@ class Device:
     continuation = Continuation.EXACT
     can_hold = True
     resumption = Resumption.ALONE
-    expected_n_ctx: int | None = None
-    """Tokens that prompt and answer will have, as far as that is known before the model is loaded."""
 
     def __init__(self, engine: Engine, name: str = "") -> None:
         self._engine = engine
@@ -75,6 +73,8 @@ class Device:
         self.known_since = _written_at(engine)
         self.last_error: str | None = None
         self._still_s: Callable[[], float] = _at_once
+        # Tokens that prompt and answer will have, as far as that is known before the model is loaded.
+        self.expected_n_ctx: Callable[[], int | None] = _unknown
 
     @property
     def adapters(self) -> dict[str, str]:
@@ -162,7 +162,7 @@ class Device:
     def n_ctx(self) -> int | None:
         """Tokens that prompt and answer may have; before the model is loaded as predicted, or else as configured."""
         info = self._engine.info
-        return info.n_ctx if info is not None else self.expected_n_ctx or self._engine.config.n_ctx or None
+        return info.n_ctx if info is not None else self.expected_n_ctx() or self._engine.config.n_ctx or None
 
     @property
     def prefill_tps(self) -> float | None:
@@ -333,6 +333,10 @@ def _written_at(engine: Engine) -> float:
         return Path(engine.config.model_path).stat().st_mtime
     except OSError:
         return engine.clock.wall()
+
+
+def _unknown() -> None:
+    """Know nothing before the model is loaded."""
 
 
 def _at_once() -> float:

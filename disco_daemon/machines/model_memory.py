@@ -14,7 +14,6 @@ from ..models.gguf import Header, read_header, shard_names
 from ..models.kept_numbers import kept_numbers
 from ..models.model_shape import expert_bytes, shape_of
 from ..plain import reason_of
-from ..system.control_groups import memory
 from ..system.job import run_job
 from ..system.smallfile import open_regular
 from .device_settings import SHAPE_BYTES, header_of, kv_type, n_cpu_moe, n_gpu_layers
@@ -63,10 +62,11 @@ def checkup_request(
     )
 
 
-def predicted_n_ctx(settings: DeviceSettings, path: Path) -> int | None:
+def predicted_n_ctx(settings: DeviceSettings, path: Path, available: int) -> int | None:
     """Return the tokens that an answer with its prompt will have once the model is loaded, as the engine reckons them.
 
-    None where that is not known: a GPU's memory counts, too, and only the engine's process may ask for it.
+    `available` bytes of memory are free before. None where it is not known: a GPU's memory counts, too, and only the
+    engine's process may ask for it.
     """
     if n_gpu_layers(settings) != 0 and _is_for_gpu():
         return None
@@ -75,7 +75,7 @@ def predicted_n_ctx(settings: DeviceSettings, path: Path) -> int | None:
             asked = checkup_request(settings, path, 0, read_header(file.read(SHAPE_BYTES)))
     except (OSError, ValueError):
         return None
-    return fit(asked, memory()[1], 0).n_ctx or None
+    return fit(asked, available, 0).n_ctx or None
 
 
 def _is_for_gpu() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from ..clock import Clock
@@ -17,6 +18,7 @@ from ..models import places
 from ..profiling.autotuner import Autotuner
 from ..profiling.saved import Measured
 from ..system import smallfile
+from ..system.control_groups import memory
 from .device_settings import (
     is_exact,
     is_exact_but_for_rounding,
@@ -30,7 +32,6 @@ from .device_settings import (
     require_regular,
 )
 from .managed_device import DeviceKind, EngineDevice, Making, ManagedDevice
-from .model_memory import predicted_n_ctx
 
 log = logging.getLogger("disco.daemon")
 
@@ -75,8 +76,24 @@ class WholeKind(DeviceKind):
             whole_config(config, path), making.clock, early=making.early, keep_alive_s=config.device.keep_alive_s
         )
         device = WholeDevice(engine, name_of(path))
-        device.expected_n_ctx = predicted_n_ctx(config.device, path)
+        device.expected_n_ctx = expected_n_ctx(config.device, path)
         return device if making.shape is None else ShapedDevice(device, making.shape, making.clock)
+
+
+def expected_n_ctx(settings: DeviceSettings, path: Path) -> Callable[[], int | None]:
+    """Return what predicts the context of a model by the memory that is free now, once and when it is first asked.
+
+    A start waits for none of that: mostly the model is in memory before anybody asks.
+    """
+    available = memory()[1]
+
+    @cache
+    def predicted() -> int | None:
+        from .model_memory import predicted_n_ctx  # where somebody asks so early
+
+        return predicted_n_ctx(settings, path, available)
+
+    return predicted
 
 
 def whole_config(config: Config, path: Path) -> wire.Load:

@@ -14,11 +14,12 @@ from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.measure.predicted_memory import fit
-from disco_daemon.machines import model_memory
+from disco_daemon.machines import model_memory, whole_device
 from disco_daemon.machines.device_settings import longest_answer
 from disco_daemon.machines.managed_device import Making
 from disco_daemon.machines.whole_device import WholeDevice
 from disco_daemon.models.default import default_model_path
+from disco_daemon.system.control_groups import memory
 from disco_daemon.types import Side
 from tests.fixtures.clock import StoppedClock
 from tests.fixtures.gguf import gguf, header
@@ -103,21 +104,21 @@ def test_a_context_is_known_before_the_model_is_loaded(model: Path, monkeypatch:
     gguf(model, **SHAPE)
     known = dict[int, int | None]()
     for free in (GIB, 4 * GIB, 64 * GIB):
-        monkeypatch.setattr(model_memory, "memory", lambda free=free: (64 * GIB, free))
+        monkeypatch.setattr(whole_device, "memory", lambda free=free: (64 * GIB, free))
         made = device(model)
         asked = model_memory.checkup_request(DeviceSettings(model=str(model)), model, 0)
         assert made.capabilities.context_length == made.readiness().n_ctx == fit(asked, free, 0).n_ctx
         known[free] = made.n_ctx
         assert device(model, n_ctx=1024).n_ctx == 1024
     assert 512 < (known[GIB] or 0) < (known[4 * GIB] or 0) < (known[64 * GIB] or 0) == 131_072
-    monkeypatch.setattr(model_memory, "memory", lambda: (GIB, GIB // 2))
+    monkeypatch.setattr(whole_device, "memory", lambda: (GIB, GIB // 2))
     assert 512 <= (device(model, n_ctx=100_000).n_ctx or 0) < 100_000, "as the engine will cut it"
 
 
 def test_a_context_that_only_the_engine_can_know_is_not_guessed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert device(model).n_ctx is None, "the file tells nothing of its shape"
     gguf(model, **SHAPE)
-    monkeypatch.setattr(model_memory, "memory", lambda: (64 * GIB, 64 * GIB))
+    monkeypatch.setattr(whole_device, "memory", lambda: (64 * GIB, 64 * GIB))
     lib = model.parent / "llama_cpp" / "lib"
     lib.mkdir(parents=True)
     found = SimpleNamespace(submodule_search_locations=[str(lib.parent)])
@@ -138,5 +139,7 @@ def test_what_is_predicted_is_what_is_loaded(n_ctx: int) -> None:
     path = default_model_path()
     load = wire.Load(model_path=str(path), n_ctx=n_ctx, n_threads=1, kv_type="auto")
     llama = Llama(load, AbortFlag(), warm=False)
-    assert model_memory.predicted_n_ctx(DeviceSettings(n_ctx=n_ctx), path) == llama.n_ctx == (n_ctx or 8192)
+    assert (
+        model_memory.predicted_n_ctx(DeviceSettings(n_ctx=n_ctx), path, memory()[1]) == llama.n_ctx == (n_ctx or 8192)
+    )
     llama.close()
