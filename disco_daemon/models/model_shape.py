@@ -33,7 +33,8 @@ class ModelShape:
 def shape_of(metadata: Mapping[str, Value | list[Value]]) -> ModelShape:
     """Return the shape in a GGUF file's keys (github.com/ggml-org/ggml, docs/gguf.md), as `read_header` has them.
 
-    Where layers differ (a list of values), their mean counts. Raises ValueError that names what is missing.
+    Where layers differ (a list of values), their mean counts, and one head where none attends. Raises ValueError that
+    names what is missing.
     """
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str):
@@ -46,12 +47,13 @@ def shape_of(metadata: Mapping[str, Value | list[Value]]) -> ModelShape:
             raise ValueError(f"{arch}.{key} is missing")
         return round(sum(numbers) / len(numbers))
 
-    hidden, heads = number("embedding_length"), number("attention.head_count")
+    hidden, is_recurrent = number("embedding_length"), f"{arch}.ssm.state_size" in metadata
+    heads = max(number("attention.head_count", 1), 1) if is_recurrent else number("attention.head_count")
     return ModelShape(
         layers=number("block_count"),
         hidden=hidden,
         heads=heads,
-        kv_heads=number("attention.head_count_kv", heads),
+        kv_heads=number("attention.head_count_kv", heads) or int(is_recurrent),
         head_dim=number("attention.key_length", hidden // max(1, heads)),
         vocab=_vocabulary(metadata, arch),
     )

@@ -98,3 +98,10 @@ def test_experts_are_weighed_layer_by_layer() -> None:
     assert expert_bytes(read_header(header(tensors=[tensor("blk.0.ffn_up.weight", (64, 4))])), 2) == ()
     unknown = read_header(header(tensors=[tensor("blk.0.ffn_up_exps.weight", (64, 4), 99)]))
     assert expert_bytes(unknown, 2) == (), "a packing newer than this program"
+
+
+def test_a_recurrent_model_without_heads_has_a_shape() -> None:
+    keys: dict[str, Any] = {"block_count": 3, "embedding_length": 64, "vocab_size": 100, "ssm.state_size": 16}
+    for heads in ({}, {"attention.head_count": 0, "attention.head_count_kv": 0}):
+        header = {"general.architecture": "mamba2"} | {f"mamba2.{key}": n for key, n in (keys | heads).items()}
+        assert shape_of(header) == ModelShape(3, 64, 1, 1, 64, 100)
