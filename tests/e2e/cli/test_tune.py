@@ -206,7 +206,7 @@ def _saved(llama: Llama) -> memoryview:
 
 def test_a_file_s_header_tells_how_many_layers_fit() -> None:
     load = wire.Load(model_path=str(default_model_path()), n_ctx=4096, n_threads=1, n_gpu_layers=None, n_cells=8192)
-    shape = gpu._shape(load)
+    shape = gpu._shape(load, 10**9)
     assert shape is not None
     counts = [placement(*shape, free).n_gpu_layers for free in (0, 10**8, 3 * 10**8, 10**9)]
     assert counts[0] == counts[1] == 0 < counts[2] < 30 < counts[3] == 31

@@ -147,12 +147,13 @@ async def test_a_confident_answer_holds_to_its_grammar_and_its_penalties(pair: P
 async def test_a_thought_that_the_partner_draws_is_closed_behind_its_budget(lower: Path, tmp_path: Path) -> None:
     [upper] = SegmentFiles(tmp_path, 1 << 30).write(default_model_path(), RANGES[1:])
     async with paired([lower, upper], exit_=SURE, chat_template=OPENS) as both:  # the partner has its own template
-        for mode, theta in (("exact", None), ("confident", 1.0), ("confident", 0.6), ("alone", None)):
+        modes = (SplitWish("exact"), SplitWish("confident", 1.0), SplitWish("confident", 0.6), SplitWish("alone"))
+        for wish in modes:
             for n_tokens in (2, 0):
                 request = replace(question("", 16), messages=tuple(TAUGHT), thinking_tokens=n_tokens)
                 thought = text = ""
                 n_thought = 0
-                async for message in both.edge.open(replace(request, split=SplitWish(mode, theta))):
+                async for message in both.edge.open(replace(request, split=wish)):
                     match message:
                         case wire.TextPiece(thought=True):
                             thought += message.text
@@ -161,9 +162,9 @@ async def test_a_thought_that_the_partner_draws_is_closed_behind_its_budget(lowe
                             text += message.text
                         case wire.Failed() as failed:
                             raise AssertionError(failed)
-                assert n_thought <= n_tokens + 1, (mode, theta, thought)
-                assert thought == "The word"[: 8 if n_tokens else 0] or mode != "exact", (mode, theta, thought)
-                assert text, (mode, theta)
+                assert n_thought <= n_tokens + 1, (wish, thought)
+                assert thought == "The word"[: 8 if n_tokens else 0] or wish.mode != "exact", (wish, thought)
+                assert text, wish
         drawn = [message for message in await both.wire.settle() if isinstance(message, BeginDrawing)]
         limits = [one.sampling.thought for one in drawn if one.sampling.thought is not None]
         told = {(one.n_tokens, one.is_begun) for one in limits}
