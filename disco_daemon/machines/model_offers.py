@@ -85,7 +85,8 @@ def request_for(model: OfferedModel, config: Config) -> CheckupRequest:
     n_ctx = min(model.context, max(CONTEXT, settings.n_ctx))
     return CheckupRequest(
         model.n_bytes, model.layers, model.hidden, model.vocab, 0, model.kv_numbers, n_ctx,
-        max(n_ctx, settings.n_cells), settings.divided_kv_type, n_gpu_layers(settings),
+        max(n_ctx, settings.n_cells), settings.divided_kv_type, n_gpu_layers(settings), window=model.window,
+        window_numbers=model.window_numbers, state_bytes=model.state_bytes,
     )  # fmt: skip
 
 

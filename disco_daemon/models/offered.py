@@ -33,7 +33,8 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
     """A model in one file at the Hugging Face Hub, with what its memory and its speed depend on.
 
     `parameters` and `active` (of those, the ones that a token uses; 0 = all) are in billions. `thinks`: it writes a
-    long thought before its answer. `quality` is a published figure, None where there is none; more is better.
+    long thought before its answer. `quality` is a published figure, None where there is none; more is better. Where not
+    all layers have cells for each token, `attending` have: others see a `window`, or carry `state_bytes` in all.
     """
 
     name: str
@@ -54,11 +55,19 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
     active: float = 0.0
     thinks: bool = False
     quality: float | None = None
+    attending: int = 0
+    window: int = 0
+    state_bytes: int = 0
 
     @property
     def kv_numbers(self) -> int:
-        """The numbers that a token leaves in the KV cache."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        """The numbers that each token leaves in layers that see all of them."""
+        return 2 * (self.attending or self.layers) * self.kv_heads * self.head_dim
+
+    @property
+    def window_numbers(self) -> int:
+        """The numbers that a token leaves in layers that see a window."""
+        return 2 * (self.layers - self.attending) * self.kv_heads * self.head_dim if self.window else 0
 
     @property
     def active_bytes(self) -> float:

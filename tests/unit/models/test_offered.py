@@ -15,6 +15,7 @@ from disco_daemon.config.schema import Config
 from disco_daemon.engine.measure.predicted_memory import fit
 from disco_daemon.errors import ConfigError
 from disco_daemon.machines.model_offers import SPARE, memory_of, request_for
+from disco_daemon.models.kept_numbers import KeptNumbers, kept_numbers
 from disco_daemon.models.offered import (
     CONTEXT,
     READING_TPS,
@@ -33,6 +34,7 @@ from disco_daemon.models.quants import bits
 GIB = 2**30
 HERE = MeasuredSpeed("SmolLM2-135M-Instruct.Q4_1.gguf", 98e6, 134.5e6, 800.0, 180.0)
 RECURRENT = {"qwen35", "qwen35moe", "qwen3next", "granitehybrid", "lfm2", "mamba2", "nemotron_h", "falcon-h1"}
+WINDOWED = {"gemma3", "gpt-oss"}
 LICENCES = {"Apache-2.0", "MIT", "Llama 3.2 Community", "Gemma terms"}
 
 
@@ -63,10 +65,19 @@ def test_an_entry_is_of_one_piece(model: OfferedModel) -> None:
 
 
 @pytest.mark.parametrize("model", shipped(), ids=lambda model: model.name)
-def test_the_engine_knows_the_architecture_and_can_reuse_its_prompts(model: OfferedModel) -> None:
+def test_the_engine_knows_the_architecture_and_the_entry_what_it_keeps_of_a_text(model: OfferedModel) -> None:
     library = next(Path(llama_cpp.__file__).parent.joinpath("lib").glob("libllama.*"))
     assert b"\0" + model.architecture.encode() + b"\0" in library.read_bytes()
-    assert model.architecture not in RECURRENT
+    assert (model.state_bytes > 0) is (model.architecture in RECURRENT), "memory is reckoned by it"
+    assert (model.window > 0 and 0 < model.attending < model.layers) is (model.architecture in WINDOWED)
+    if model.architecture in WINDOWED:
+        own = f"{model.architecture}."
+        kept = kept_numbers({
+            "general.architecture": model.architecture, f"{own}block_count": model.layers,
+            f"{own}attention.head_count": model.kv_heads, f"{own}attention.key_length": model.head_dim,
+            f"{own}attention.value_length": model.head_dim, f"{own}attention.sliding_window": model.window,
+        })  # fmt: skip
+        assert kept == KeptNumbers(model.kv_numbers, model.window, model.window_numbers)
 
 
 def test_the_best_published_one_that_keeps_up_with_its_reader_comes_first() -> None:
