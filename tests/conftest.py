@@ -41,11 +41,15 @@ CLOCKED = tuple(
         "faults/test_kept_connections", "faults/test_thoughts", "faults/test_tui_store_kill",
     )
 )  # fmt: skip
-# Each has a simulation as its fixture, which takes longer than its tests.
-SIMULATED = tuple(
-    f"tests/unit/benchmarks/test_{name}.py"
-    for name in ("chats", "report", "simulate", "simulate_handoff", "simulate_scheduler")
-)
+# Each has a simulation or a compiled library as its fixture, which takes longer than its tests.
+PREPARED = tuple(
+    f"tests/unit/{name}.py"
+    for name in (
+        "benchmarks/test_chats", "benchmarks/test_report", "benchmarks/test_simulate",
+        "benchmarks/test_simulate_handoff", "benchmarks/test_simulate_scheduler", "native/test_exact_attention",
+        "native/test_products",
+    )
+)  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,8 +95,8 @@ class OneAtATime(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(CLOCKED):
             return "clock"
-        if nodeid.startswith((*PROCESSES, *SIMULATED)):
-            return nodeid.partition("::")[0]  # a model is loaded once, or a simulation run
+        if nodeid.startswith((*PROCESSES, *PREPARED)):
+            return nodeid.partition("::")[0]  # a model is loaded once, a simulation run, a library compiled
         return nodeid
 
 

@@ -5,6 +5,7 @@ It is longer than other files, and may grow: all settings are one table, in one 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -427,6 +428,7 @@ FOR_LIFE = ("api.", "history.")  # settings that hold for the life of a daemon's
 HOSTING = ("partner.", "peer.", "fleet.listen", "fleet.ray")
 
 
-def keys() -> list[str]:
-    """Return all settings as `section.name`."""
-    return [f"{section}.{name}" for section, cls in SECTIONS.items() for name in cls.__struct_fields__]
+@cache
+def keys() -> tuple[str, ...]:
+    """Return all settings as `section.name`; a reload asks for them four hundred times."""
+    return tuple(f"{section}.{name}" for section, cls in SECTIONS.items() for name in cls.__struct_fields__)
