@@ -6,6 +6,7 @@ That chats are answered as if each prompt came first is shown in test_tiny_model
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator
 
 import llama_cpp
@@ -142,3 +143,22 @@ def test_what_was_cancelled_and_what_is_shared_is_gone_on_with_from_a_copy(llama
     again = core.ask("again", prompt, max_tokens=4)
     core.finish()
     assert again.prefill.n_cached > again.prefill.n_prompt - 2 * WINDOW
+
+
+def test_a_text_on_disk_goes_on_in_a_new_process(llama: Llama) -> None:
+    prompt = phrase(random.Random(5), 150, 150)
+    core = Core(llama)
+    s = core.ask("it", prompt, max_tokens=12)
+    core.finish()
+    tokens = s.key(0, s.n_past)
+    on_disk = core.cells.copy(array("i", tokens).tobytes())
+    assert on_disk is not None
+    expected, data = core.said["it"], bytes(on_disk)
+    core = Core(llama)
+    cells = core.cells._without_states(tokens, data)
+    assert cells is not None
+    assert core.cells._put_back(tokens, cells, private=False)
+    again = core.ask("it", prompt, max_tokens=12)
+    core.finish()
+    assert again.prefill.n_cached > again.prefill.n_prompt - 2 * WINDOW
+    assert core.said["it"] == expected
