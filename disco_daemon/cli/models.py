@@ -235,12 +235,14 @@ def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str
     from ..models.files import CHAT_TEMPLATE, thoughts_of
     from ..models.gguf import shard
     from ..models.segments import state_of
+    from ..system.smallfile import read_text
     from ..tools.formats import GENERIC
 
     header, n_parameters = file.header, file.n_parameters
     source, where = header.text(CHAT_TEMPLATE), "metadata"
     if settings.chat_template:
-        source, where = _template_file(settings.chat_template), "device.chat_template"
+        path_of_it, where = _path_of(settings.chat_template), "device.chat_template"
+        source = read_text(path_of_it, f"{where} ", hidden=0o002)
     tools = _tool_format(source)
     return {
         "path": str(path),
@@ -263,12 +265,6 @@ def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str
         "memory": None if file.problem else _memory(path, settings),
         "problem": file.problem or None,
     }
-
-
-def _template_file(name: str) -> str:
-    from ..system.smallfile import read_text
-
-    return read_text(_path_of(name), "device.chat_template ", hidden=0o002)
 
 
 def _tool_format(source: str) -> str | None:

@@ -231,9 +231,9 @@ class Sequences:
         llama.cpp has no function for that, and passes over a state without cells. So the window becomes one of a single
         cell, at a position where nothing else is, and that is removed.
         """
-        if not self._restore(seq, self._no_state, CARRIED):
+        is_replaced = self._restore(seq, self._no_state, CARRIED)
+        if not is_replaced or not llama_cpp.llama_memory_seq_rm(self._memory, seq, FAR, -1):
             raise ModelError("llama.cpp does not take an empty window")
-        llama_cpp.llama_memory_seq_rm(self._memory, seq, FAR, -1)
 
     def _save(self, seq: int, flags: int = 0) -> memoryview:
         # Neither zeroed before nor copied after: either takes many times as long as llama.cpp does to fill it.
