@@ -20,10 +20,9 @@ import psutil
 
 from disco_daemon.config.schema import DeviceSettings
 from disco_daemon.engine import wire
-from disco_daemon.engine.llama.memory import N_BATCH, available_bytes, kept_bytes
-from disco_daemon.engine.llama.metadata import kept_of
+from disco_daemon.engine.llama.memory import N_BATCH, available_bytes, kept_bytes, kept_of
 from disco_daemon.engine.llama.model import AbortFlag, Llama
-from disco_daemon.engine.measure.checkup import fit
+from disco_daemon.engine.measure.predicted_memory import fit
 from disco_daemon.machines.model_memory import checkup_request
 from disco_daemon.models.files import whole_header
 from disco_daemon.models.kept_numbers import kept_numbers

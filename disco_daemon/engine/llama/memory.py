@@ -20,7 +20,7 @@ OPEN_STEP = 256  # tokens; such a context is a multiple
 FIRST_CTX = 4096  # tokens that layers on a GPU leave room for where device.n_ctx is not set; more context comes next
 FACTOR = 2  # answers of full length in the KV cache, if there is memory
 STATES_SHARE = 1 / 16  # of the free memory, for recurrent states: llama.cpp makes one for each sequence at once
-WINDOW_SHARE = 1 / 16  # of all cells, for the windows of running answers where those have cells of their own
+WINDOW_SHARE = 1 / 4  # of what all other cells take, for the windows of more than LEAST_SEQS running answers
 MOST_WINDOW_SHARE = 1 / 2  # with more, all layers have all cells: then texts are shared and cut without copies
 LEAST_SEQS = 4  # answers and cached texts, however large their states
 LEAST_WINDOW = 16  # tokens; with fewer a batch would not fit beside the windows of as many sequences as there can be
@@ -270,7 +270,8 @@ def context_sizes(
         n_cells = apart(LEAST_SEQS).n_cells
         if window_sizes(kept.window, LEAST_SEQS, n_ubatch)[1] <= MOST_WINDOW_SHARE * n_cells:
             n_seqs = sequences_fitting(N_SEQS, kept.window * kept.window_cell, available)
-            while n_seqs > LEAST_SEQS and window_sizes(kept.window, n_seqs, n_ubatch)[1] > WINDOW_SHARE * n_cells:
+            room = n_cells * min(MOST_WINDOW_SHARE, WINDOW_SHARE * kept.cell / kept.window_cell)
+            while n_seqs > LEAST_SEQS and window_sizes(kept.window, n_seqs, n_ubatch)[1] > room:
                 n_seqs -= 1
             return apart(n_seqs)
     return sized(N_SEQS, kept.cell + kept.window_cell, 0)
