@@ -149,7 +149,8 @@ class HalfLlama(FakeLlama):
     def bound_texts(self, n_ctx: int) -> None:
         assert n_ctx >= self.n_ctx
 
-    def sampler(self, request: Any, answer: Any, grammar: str, prompt: Any) -> FakeSampler:
+    def sampler(self, request: Any, answer: Any, grammar: str, prompt: Any, limit: Any = None) -> FakeSampler:
+        assert limit is None or limit.n_tokens >= 0
         sampler = FollowingSampler()
         for tokens in (answer, prompt):
             sampler.follow(tokens)

@@ -101,6 +101,9 @@ class FakeVocabulary:
     def stream(self, request: wire.Generate, prompt: Sequence[int], answer: str) -> TextStream:
         return TextStream(request.stop)
 
+    def thought_limit(self, request: wire.Generate, prompt: Sequence[int]) -> None:
+        assert request.thought_budget is None
+
     def close_thought(self, prompt: list[int], text: str) -> list[int]:
         return prompt
 
