@@ -10,11 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from disco_daemon.engine import framing, wire
+from disco_daemon.engine.llama.refusals import FormatError
 from disco_daemon.engine.llama.template import ChatTemplate, TemplateError
 from disco_daemon.engine.llama.thinking import ThinkingText, ThoughtBudget
+from disco_daemon.engine.llama.vocabulary import Vocabulary
 from disco_daemon.system.frames import HEADER
 from disco_daemon.types import GenerationRequest, Sampling
-from disco_daemon.types.thought_marks import IN_FORMATS, KNOWN, THINK, ThoughtMarks, args_for, marks_in
+from disco_daemon.types.thought_marks import IN_FORMATS, KNOWN, THINK, ThoughtLimit, ThoughtMarks, args_for, marks_in
 
 TEMPLATES = Path(__file__).parent.parent.parent / "fixtures" / "templates"
 QWEN3, R1 = ((TEMPLATES / f"{name}.jinja").read_text("utf-8") for name in ("qwen3", "deepseek-r1"))
@@ -381,3 +383,11 @@ def test_what_a_partial_answer_is(text: str, answer: bool, thinks: bool) -> None
 def test_pieces_of_a_thought_survive_the_wire() -> None:
     piece = wire.TextPiece(id="g1", text="Well", n_tokens=2, thought=True)
     assert wire.decode_from_engine(framing.frame(piece)[HEADER.size :]) == piece
+
+
+def test_a_limit_of_thoughts_that_nobody_has_is_refused(vocabulary: Vocabulary) -> None:
+    """Another machine names the family."""
+    assert vocabulary.thought_budget(None) is None
+    assert vocabulary.thought_budget(ThoughtLimit(family="think", n_tokens=3)) is not None
+    with pytest.raises(FormatError, match="No thoughts are known by the name 'nobody'"):
+        vocabulary.thought_budget(ThoughtLimit(family="nobody", n_tokens=3))
