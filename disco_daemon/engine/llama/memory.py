@@ -45,7 +45,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptBytes:
     """What a model keeps of texts, bytes: a `cell` of each token, and a `state` of each sequence.
 
     Layers with a window of `window` tokens have a `window_cell` of each token beside that, or of those in it.
@@ -108,10 +108,10 @@ class Placement:
         return replace(self, n_gpu_layers=n, n_cpu_moe=self.n_cpu_moe if n else 0)
 
 
-def kept_of(numbers: KeptNumbers, kv_type: str) -> Kept:
+def kept_of(numbers: KeptNumbers, kv_type: str) -> KeptBytes:
     """Return in bytes what is kept."""
     per_token, in_window = (int(n * KV_BYTES[kv_type]) for n in (numbers.per_token, numbers.in_window))
-    return Kept(max(1, per_token), numbers.window, in_window, numbers.state_bytes)
+    return KeptBytes(max(1, per_token), numbers.window, in_window, numbers.state_bytes)
 
 
 def work_bytes(n_rows: int, n_vocab: int, n_embd: int) -> int:
@@ -247,7 +247,7 @@ def window_sizes(window: int, n_seqs: int, n_ubatch: int) -> tuple[int, int]:
 
 
 def context_sizes(
-    kept: Kept, fit: Callable[[int, int], tuple[int, int]], available: int, n_ubatch: int = N_BATCH
+    kept: KeptBytes, fit: Callable[[int, int], tuple[int, int]], available: int, n_ubatch: int = N_BATCH
 ) -> ContextSizes:
     """Return the sizes of a context in which this is kept, in so many bytes of memory.
 
@@ -277,7 +277,7 @@ def context_sizes(
     return sized(N_SEQS, kept.cell + kept.window_cell, 0)
 
 
-def kept_bytes(kept: Kept, n_ctx: int, n_cells: int, available: int) -> int:
+def kept_bytes(kept: KeptBytes, n_ctx: int, n_cells: int, available: int) -> int:
     """Return what a context takes in which an answer may have `n_ctx` tokens, with `n_cells` (0: FACTOR times that)."""
     return context_sizes(kept, lambda *_: (n_ctx, max(n_ctx, n_cells or FACTOR * n_ctx)), available).n_bytes
 

@@ -30,7 +30,7 @@ from .memory import (
     N_BATCH,
     N_SPARE_SEQS,
     Q8_0,
-    Kept,
+    KeptBytes,
     Need,
     available_bytes,
     context_sizes,
@@ -228,13 +228,13 @@ class Llama(Sequences):
         available = available_bytes()
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
         scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
-        kept = Kept(self.bytes_per_token)
+        kept = KeptBytes(self.bytes_per_token)
         if not self.divisible and self.resumes:
             state, cell = self._weigh_state(load)
-            kept = Kept(cell, state=state)
+            kept = KeptBytes(cell, state=state)
         elif self._may_be_windowed(load):
             window_cell, cell = self._weigh_state(load)
-            kept = Kept(cell, int(llama_cpp.llama_model_n_swa(self._model)), window_cell)
+            kept = KeptBytes(cell, int(llama_cpp.llama_model_n_swa(self._model)), window_cell)
 
         def fit(cell: int, fixed: int) -> tuple[int, int]:
             return self._fitting(load, Need(cell + scores, work + fixed), available)

@@ -10,7 +10,7 @@ from ..llama.memory import (
     N_BATCH,
     Q8_0,
     Footprint,
-    Kept,
+    KeptBytes,
     Need,
     Placement,
     context_sizes,
@@ -43,7 +43,7 @@ def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     return found[kv_type_for(lambda kv_type: found[kv_type].n_ctx == asked.n_ctx)]
 
 
-def _kept(asked: CheckupRequest, kv_type: str) -> Kept:
+def _kept(asked: CheckupRequest, kv_type: str) -> KeptBytes:
     return kept_of(KeptNumbers(asked.kv_numbers, asked.window, asked.window_numbers, asked.state_bytes), kv_type)
 
 
@@ -80,7 +80,7 @@ def _footprint(asked: CheckupRequest, kv_bytes: int = 0) -> Footprint:
     return Footprint(asked.n_bytes, asked.n_layers, kv_bytes, asked.experts)
 
 
-def _placement(asked: CheckupRequest, kept: Kept, work: int, gpu_bytes: int) -> Placement:
+def _placement(asked: CheckupRequest, kept: KeptBytes, work: int, gpu_bytes: int) -> Placement:
     """Decide what would be on the GPU, as `gpu.placed` does."""
     if not gpu_bytes or asked.n_gpu_layers == 0:
         return Placement(0)

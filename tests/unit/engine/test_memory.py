@@ -16,7 +16,7 @@ from disco_daemon.engine.llama.memory import (
     N_BATCH,
     N_SEQS,
     ContextSizes,
-    Kept,
+    KeptBytes,
     Need,
     available_bytes,
     context_sizes,
@@ -120,18 +120,18 @@ def test_what_nobody_has_set_leaves_half_to_others(trained: int, n_cells: int, p
     assert found <= LEAST_CTX or found * per_token <= memory.OPEN_SHARE * (free - 10**6)
 
 
-def kept_at(n_cells: int, kept: Kept) -> ContextSizes:
+def kept_at(n_cells: int, kept: KeptBytes) -> ContextSizes:
     return context_sizes(kept, lambda *_: (n_cells, n_cells), 32 * GIB)
 
 
 def test_windows_have_cells_of_their_own_where_that_is_much_less() -> None:
-    gemma = Kept(20 * 1024, 1024, 116 * 1024)  # Gemma 3 4B: 5 layers that see all, and 29 that see a window
+    gemma = KeptBytes(20 * 1024, 1024, 116 * 1024)  # Gemma 3 4B: 5 layers that see all, and 29 that see a window
     short, long, longest = (kept_at(n, gemma) for n in (8192, 32_768, 131_072))
     assert (short.windowed, short.n_seqs, short.n_bytes) == (False, N_SEQS, 8192 * 136 * 1024)
     assert (long.windowed, long.n_seqs) == (True, LEAST_SEQS)
     assert long.n_bytes < 32_768 * 136 * 1024 / 3
     assert longest.n_bytes < 131_072 * 136 * 1024 / 4
-    gpt_oss = kept_at(32_768, Kept(24 * 1024, 128, 24 * 1024))
+    gpt_oss = kept_at(32_768, KeptBytes(24 * 1024, 128, 24 * 1024))
     assert gpt_oss.n_seqs > 8 * LEAST_SEQS, "a small window is of little weight"
     assert gpt_oss.n_bytes < 32_768 * 48 * 1024 * 0.65
 
@@ -143,7 +143,7 @@ def test_windows_have_cells_of_their_own_where_that_is_much_less() -> None:
 def test_a_window_s_cells_hold_those_of_all_sequences_and_a_batch(
     window: int, cell: int, window_cell: int, n_cells: int, n_ubatch: int
 ) -> None:
-    kept = Kept(cell, window, window_cell)
+    kept = KeptBytes(cell, window, window_cell)
     sizes = context_sizes(kept, lambda *_: (n_cells, n_cells), GIB, n_ubatch)
     assert sizes.n_bytes <= n_cells * (cell + window_cell)
     if sizes.windowed:
