@@ -11,7 +11,7 @@ from ...models.kept_numbers import kept_numbers
 from ...models.model_shape import EXPERTS, expert_bytes
 from ..wire import Load
 from .library import LIBRARY
-from .memory import FIRST_CTX, N_BATCH, Footprint, Placement, kept_bytes, kept_of, model_bytes, placement, work_bytes
+from .memory import FIRST_CTX, N_BATCH, Footprint, GpuPlacement, kept_bytes, kept_of, model_bytes, placement, work_bytes
 from .metadata import Metadata
 from .rounding import whole_header
 
@@ -26,14 +26,14 @@ class _Override(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
-def placed(load: Load) -> Placement:
+def placed(load: Load) -> GpuPlacement:
     """Decide what goes on the GPU: as `load` says, or as much as fits; nothing without a GPU."""
     if load.n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload():
-        return Placement(0)
+        return GpuPlacement(0)
     free = free_bytes()
     shape = _shape(load, free)
     if shape is None or not free:
-        return Placement(load.n_gpu_layers or 0, (load.n_cpu_moe or 0) if load.n_gpu_layers else 0)
+        return GpuPlacement(load.n_gpu_layers or 0, (load.n_cpu_moe or 0) if load.n_gpu_layers else 0)
     return placement(*shape, free, load.n_gpu_layers, load.n_cpu_moe)
 
 

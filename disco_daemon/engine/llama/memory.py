@@ -85,7 +85,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class GpuPlacement:
     """How many layers are on the GPU, the last ones (-1 = all), and from how many, the first ones, experts are not.
 
     Those stay with the processor. Of `n_moe` layers they could.
@@ -95,7 +95,7 @@ class Placement:
     n_cpu_moe: int = 0
     n_moe: int = 0
 
-    def smaller(self, n_gpu_layers: int | None, n_cpu_moe: int | None) -> Placement | None:
+    def smaller(self, n_gpu_layers: int | None, n_cpu_moe: int | None) -> GpuPlacement | None:
         """Return one that takes less of the GPU, if this did not fit; None where settings leave nothing else to try.
 
         A number in the settings is meant. All experts go before any layer does.
@@ -137,7 +137,7 @@ def gpu_layers(model: Footprint, work: int, free: int, n_cpu_moe: int = 0) -> in
 
 def placement(
     model: Footprint, work: int, free: int, n_gpu_layers: int | None = None, n_cpu_moe: int | None = None
-) -> Placement:
+) -> GpuPlacement:
     """Decide what goes on a GPU with `free` bytes, beside `work` bytes, where settings leave it open (None).
 
     A token needs few of the experts, and all of the rest: so all layers go there, and as few experts as that asks for
@@ -153,10 +153,10 @@ def placement(
         enough = (n for n in range(n_moe) if gpu_layers(model, work, free, n) >= wanted)
         n_cpu_moe = next(enough, n_moe)
     n = gpu_layers(model, work, free, n_cpu_moe) if n_gpu_layers is None else n_gpu_layers
-    return Placement(n, n_cpu_moe if n else 0, n_moe)
+    return GpuPlacement(n, n_cpu_moe if n else 0, n_moe)
 
 
-def weights_there(model: Footprint, placed: Placement) -> int:
+def weights_there(model: Footprint, placed: GpuPlacement) -> int:
     """Return the bytes of weights that are on the GPU."""
     n = model.n_layers if placed.n_gpu_layers < 0 else min(model.n_layers, placed.n_gpu_layers)
     others = (model.n_bytes - sum(model.experts)) * n // model.n_layers

@@ -10,9 +10,9 @@ from ..llama.memory import (
     N_BATCH,
     Q8_0,
     Footprint,
+    GpuPlacement,
     KeptBytes,
     Need,
-    Placement,
     context_sizes,
     fitting,
     kept_bytes,
@@ -47,7 +47,7 @@ def _kept(asked: CheckupRequest, kv_type: str) -> KeptBytes:
     return kept_of(KeptNumbers(asked.kv_numbers, asked.window, asked.window_numbers, asked.state_bytes), kv_type)
 
 
-def _fit(asked: CheckupRequest, kv_type: str, placed: Placement, available: int, gpu_bytes: int) -> Fit:
+def _fit(asked: CheckupRequest, kv_type: str, placed: GpuPlacement, available: int, gpu_bytes: int) -> Fit:
     kept, work = _kept(asked, kv_type), work_bytes(N_BATCH, asked.n_vocab, asked.n_embd)
     layers = asked.n_layers if placed.n_gpu_layers < 0 else min(asked.n_layers, placed.n_gpu_layers)
     if not layers and (why := too_large(asked.n_bytes, available)):
@@ -80,10 +80,10 @@ def _footprint(asked: CheckupRequest, kv_bytes: int = 0) -> Footprint:
     return Footprint(asked.n_bytes, asked.n_layers, kv_bytes, asked.experts)
 
 
-def _placement(asked: CheckupRequest, kept: KeptBytes, work: int, gpu_bytes: int) -> Placement:
+def _placement(asked: CheckupRequest, kept: KeptBytes, work: int, gpu_bytes: int) -> GpuPlacement:
     """Decide what would be on the GPU, as `gpu.placed` does."""
     if not gpu_bytes or asked.n_gpu_layers == 0:
-        return Placement(0)
+        return GpuPlacement(0)
     n_ctx = min(asked.n_ctx, asked.n_cells or FIRST_CTX) if asked.is_open else asked.n_ctx
     kv = kept_bytes(kept, n_ctx, asked.n_cells, gpu_bytes)
     return placement(_footprint(asked, kv), work, gpu_bytes, asked.n_gpu_layers, asked.n_cpu_moe)

@@ -18,7 +18,7 @@ from disco_daemon.engine.llama.memory import (
     GIB,
     GPU_SPARE,
     Footprint,
-    Placement,
+    GpuPlacement,
     gpu_layers,
     placement,
     weights_there,
@@ -93,7 +93,9 @@ class Crowded:
 def crowded(monkeypatch: pytest.MonkeyPatch) -> type[Crowded]:
     monkeypatch.setattr(Crowded, "tried", [])
     monkeypatch.setattr(llama, "Llama", Crowded)
-    monkeypatch.setattr(gpu, "placed", lambda load: Placement(31 if load.n_gpu_layers is None else load.n_gpu_layers))
+    monkeypatch.setattr(
+        gpu, "placed", lambda load: GpuPlacement(31 if load.n_gpu_layers is None else load.n_gpu_layers)
+    )
     return Crowded
 
 
@@ -117,16 +119,16 @@ def test_a_number_in_the_settings_is_meant(crowded: type[Crowded]) -> None:
 
 def test_experts_leave_the_gpu_before_any_layer_does() -> None:
     found = list[tuple[int, int]]()
-    placed: Placement | None = Placement(49, 0, 48)
+    placed: GpuPlacement | None = GpuPlacement(49, 0, 48)
     while placed is not None:
         found.append((placed.n_gpu_layers, placed.n_cpu_moe))
         placed = placed.smaller(None, None)
     assert found == [(49, 0), (49, 48), (24, 48), (12, 48), (6, 48), (3, 48), (1, 48), (0, 0)]
-    assert Placement(49, 7, 48).smaller(49, 7) is None
-    assert Placement(-1, 7, 48).smaller(-1, None) == Placement(-1, 48, 48)
-    assert Placement(-1, 48, 48).smaller(-1, None) is None
-    assert Placement(49, 7, 48).smaller(None, 7) == Placement(24, 7, 48)
-    assert Placement(49, -1, 48).smaller(None, -1) == Placement(24, -1, 48)
+    assert GpuPlacement(49, 7, 48).smaller(49, 7) is None
+    assert GpuPlacement(-1, 7, 48).smaller(-1, None) == GpuPlacement(-1, 48, 48)
+    assert GpuPlacement(-1, 48, 48).smaller(-1, None) is None
+    assert GpuPlacement(49, 7, 48).smaller(None, 7) == GpuPlacement(24, 7, 48)
+    assert GpuPlacement(49, -1, 48).smaller(None, -1) == GpuPlacement(24, -1, 48)
 
 
 # Qwen3-30B-A3B Q4_K_M: 48 layers, of whose 17.7 GiB experts are 16.6; a KV cache of 8,192 cells.
@@ -166,7 +168,7 @@ def test_experts_stay_with_the_processor_where_they_do_not_fit(
 
 
 def test_a_model_without_experts_is_placed_by_layers_alone() -> None:
-    assert placement(LARGE, 300 * MIB, 6 * GIB) == placement(LARGE, 300 * MIB, 6 * GIB, None, -1) == Placement(28)
+    assert placement(LARGE, 300 * MIB, 6 * GIB) == placement(LARGE, 300 * MIB, 6 * GIB, None, -1) == GpuPlacement(28)
 
 
 @given(
@@ -185,7 +187,7 @@ def test_what_of_experts_is_put_there_fits(sizes: list[int], others: int, kv: in
         room = (GPU_SPARE * free - work - copied) * (1 + 1e-9) + 1
         assert weights_there(model, found) + kv * on_gpu // n <= room
     if found.n_cpu_moe and found.n_gpu_layers > n:
-        fewer = Placement(found.n_gpu_layers, found.n_cpu_moe - 1)
+        fewer = GpuPlacement(found.n_gpu_layers, found.n_cpu_moe - 1)
         copied = max(sizes[: fewer.n_cpu_moe], default=0)
         assert weights_there(model, fewer) + kv > (GPU_SPARE * free - work - copied) * (1 - 1e-9) - 1
     assert found.n_cpu_moe in range(n + 1)
@@ -194,9 +196,9 @@ def test_what_of_experts_is_put_there_fits(sizes: list[int], others: int, kv: in
 
 def test_weights_on_the_gpu_are_those_of_its_layers() -> None:
     model = Footprint(1_000, 4, 0, (100, 200, 100, 200))
-    assert [weights_there(model, Placement(n)) for n in (0, 1, 2, 4, 5, -1)] == [0, 300, 500, 1000, 1000, 1000]
-    assert [weights_there(model, Placement(5, n)) for n in (0, 1, 3, 4)] == [1000, 900, 600, 400]
-    assert weights_there(model, Placement(2, 3)) == 200 + 200
+    assert [weights_there(model, GpuPlacement(n)) for n in (0, 1, 2, 4, 5, -1)] == [0, 300, 500, 1000, 1000, 1000]
+    assert [weights_there(model, GpuPlacement(5, n)) for n in (0, 1, 3, 4)] == [1000, 900, 600, 400]
+    assert weights_there(model, GpuPlacement(2, 3)) == 200 + 200
 
 
 @pytest.mark.parametrize("n_cpu_moe", [1, 2, -1])
@@ -253,9 +255,9 @@ def test_experts_are_weighed_by_the_file(tmp_path: Path, monkeypatch: pytest.Mon
     free = int((others + work + 2.5 * footprint.experts[0]) / GPU_SPARE)  # one layer's, beside those that are copied
     monkeypatch.setattr(gpu, "free_bytes", lambda: free)
     load = Load(model_path=str(path), n_ctx=64, n_threads=1, n_gpu_layers=None)
-    assert gpu.placed(load) == Placement(4, 2, 3)
+    assert gpu.placed(load) == GpuPlacement(4, 2, 3)
     by_hand = Load(model_path=str(path), n_ctx=64, n_threads=1, n_gpu_layers=-1, n_cpu_moe=1)
-    assert gpu.placed(by_hand) == Placement(-1, 1, 3)
+    assert gpu.placed(by_hand) == GpuPlacement(-1, 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -277,9 +279,9 @@ def test_who_decides(monkeypatch: pytest.MonkeyPatch, supported: bool, free: int
         gpu, "_shape", lambda load, free: (Footprint(30 * 590 * MIB, 30, 0), 0)
     )  # 7,373 MiB for layers of 590
     load = Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=asked)
-    assert gpu.placed(load) == Placement(n)
+    assert gpu.placed(load) == GpuPlacement(n)
     monkeypatch.setattr(gpu, "_shape", lambda load, free: None)
-    assert gpu.placed(load) == Placement(0 if asked is None else n), "a file that cannot be read"
+    assert gpu.placed(load) == GpuPlacement(0 if asked is None else n), "a file that cannot be read"
 
 
 def test_this_build_says_what_devices_there_are() -> None:
