@@ -2,6 +2,8 @@
 
 What is typed here, the shapes of answers only write. What nobody can read and says nothing is left out; what cannot be
 read and may say something is an error, which names the server. Pure.
+
+It is longer than other files: what a chunk may mean is told by those before it, so one place has to read all of it.
 """
 
 from __future__ import annotations
