@@ -32,7 +32,7 @@ from .kv.spill import Spill, fingerprint_of
 from .llama import gpu
 from .llama.draft import DraftModel
 from .llama.embedder import Embeddings
-from .llama.memory import available_bytes
+from .llama.memory import COPIES_SHARE, available_bytes
 from .llama.model import AbortFlag, Llama, build
 from .llama.refusals import ModelError
 from .llama.template import TemplateError
@@ -50,7 +50,6 @@ from .speculation.speculate import Speculator
 
 LAST_S = 8.0  # for writing to disk when the daemon has gone; after supervisor.STOP_TIMEOUT_S we are killed
 SLACK_S = 0.3  # until the decode in flight is stopped, and the process is gone
-SPARE_SHARE = 0.1  # of the free memory, for what is swapped out, and as much again for cached prefixes
 
 
 class Worker:
@@ -117,7 +116,7 @@ class Worker:
             return
         latency = IterationLatency(llama.latency_prior)
         spill = self._spill = _spill(load, llama)
-        spare_bytes = int(SPARE_SHARE * available_bytes())
+        spare_bytes = int(COPIES_SHARE * available_bytes())
         cells = self._cells = Cells(llama, llama.n_seqs, llama.n_cells, spare_bytes=spare_bytes, spill=spill)
         admission = Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
         send_frame = None if self._relay is None else self._relay.send

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from ..profiling.autotuner import BUDGET_S, Autotuner
 from ..profiling.saved import DeviceFigures, Measured, load
 from ..profiling.tuned_profile import ProfileKey, TunedProfiles, Wanted, choose_knobs, key_of
 from ..system.control_groups import n_processors
-from ..system.processors import has_avx2, n_cores
+from ..system.processors import has_amx, has_avx2, n_cores
 from ..system.program import is_binary
 from ..system.smallfile import open_regular
 
 log = logging.getLogger("disco.tune")
 
 SHAPE_BYTES = 1 << 16  # of a model's file: its shape stands in front of its vocabulary
+PROCESSOR = ("-base", "-cpu", "-blas")  # of ggml's libraries, those that need nothing but a processor
 FOREGROUND, BACKGROUND = 5, 19  # niceness: as the engine's, and below all others
 
 
@@ -80,12 +82,15 @@ def require_regular(key: str, path: Path) -> None:
 def is_exact(config: Config, path: Path) -> bool:
     """Whether answers must be continued to the bit; that needs flash attention, which rounds in one way only.
 
-    If it was left to us, they are where a server may go on with them, and where it slows no prompt down.
+    If it was left to us, they are where a server may go on with them, and where it slows no prompt down. Layers on a
+    GPU are not, and AMX reads K weights faster than our products, which would take its place.
     """
     settings = config.device
     if settings.flash_attn == "off" or settings.rounding != "auto":
         return settings.flash_attn != "off" and settings.rounding == "exact"
-    return bool(config.server.base_url) and _header_is(_by_our_products(is_free), path)
+    if not config.server.base_url or (n_gpu_layers(settings) != 0 and is_for_gpu()):
+        return False
+    return _header_is(lambda header: is_free(header, has_products=has_avx2() and not has_amx()), path)
 
 
 def is_exact_but_for_rounding(config: Config, path: Path) -> bool:
@@ -110,6 +115,14 @@ def _header_is(check: Callable[[Header], bool], path: Path) -> bool:
 
 def _by_our_products(check: Callable[..., bool]) -> Callable[[Header], bool]:
     return lambda header: check(header, has_products=has_avx2())
+
+
+def is_for_gpu() -> bool:
+    """Whether llama.cpp is built for a GPU, by the names of its libraries; also where these are not found."""
+    found = find_spec("llama_cpp")
+    folders = [Path(folder) / "lib" for folder in (found and found.submodule_search_locations) or ()]
+    parts = {name.name.split(".")[0].removeprefix("libggml") for folder in folders for name in folder.glob("libggml*")}
+    return not parts or not all(part.startswith(PROCESSOR) for part in parts if part)
 
 
 @lru_cache(maxsize=4)

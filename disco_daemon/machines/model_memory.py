@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from ..config.schema import DeviceSettings
@@ -11,14 +10,13 @@ from ..engine.measure.predicted_memory import fit, kv_type_of
 from ..errors import DiscoError
 from ..models.files import whole_header
 from ..models.gguf import Header, read_header, shard_names
-from ..models.kept_numbers import kept_numbers
+from ..models.kept_numbers import MOST_LAYERS, kept_numbers
 from ..models.model_shape import expert_bytes, shape_of
 from ..plain import reason_of
 from ..system.job import run_job
 from ..system.smallfile import open_regular
-from .device_settings import SHAPE_BYTES, header_of, kv_type, n_cpu_moe, n_gpu_layers
+from .device_settings import SHAPE_BYTES, header_of, is_for_gpu, kv_type, n_cpu_moe, n_gpu_layers
 
-PROCESSOR = ("-base", "-cpu", "-blas")  # of ggml's libraries, those that need nothing but a processor
 CHILD_TIMEOUT_S = 45.0  # importing the bindings takes 0.3 s, from a cold disk or beside a busy machine much more
 MOST_NUMBERS = 1 << 32  # in the KV cache of one token, and bytes of a state; the largest models have 2 million
 
@@ -36,6 +34,8 @@ def checkup_request(
     """
     header = header or header_of(path) or whole_header(path)  # which says what is wrong with it
     shape = shape_of(header.keys)
+    if shape.layers > MOST_LAYERS:
+        raise ValueError("its header tells of a shape that no model has")
     n_ctx = settings.n_ctx or header.number(f"{header.architecture}.context_length") or 0
     if n_ctx < 1:
         raise ValueError("its header does not tell its context_length")
@@ -68,7 +68,7 @@ def predicted_n_ctx(settings: DeviceSettings, path: Path, available: int) -> int
     `available` bytes of memory are free before. None where it is not known: a GPU's memory counts, too, and only the
     engine's process may ask for it.
     """
-    if n_gpu_layers(settings) != 0 and _is_for_gpu():
+    if n_gpu_layers(settings) != 0 and is_for_gpu():
         return None
     try:
         with open_regular(path) as file:
@@ -76,14 +76,6 @@ def predicted_n_ctx(settings: DeviceSettings, path: Path, available: int) -> int
     except (OSError, ValueError):
         return None
     return fit(asked, available, 0).n_ctx or None
-
-
-def _is_for_gpu() -> bool:
-    """Whether llama.cpp is built for a GPU, by the names of its libraries; also where these are not found."""
-    found = find_spec("llama_cpp")
-    folders = [Path(folder) / "lib" for folder in (found and found.submodule_search_locations) or ()]
-    parts = {name.name.split(".")[0].removeprefix("libggml") for folder in folders for name in folder.glob("libggml*")}
-    return not parts or not all(part.startswith(PROCESSOR) for part in parts if part)
 
 
 async def run_checkup(*about: CheckupRequest) -> Examined:

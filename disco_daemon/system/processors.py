@@ -75,10 +75,20 @@ def n_cores() -> int:
 
 def has_avx2(cpuinfo: Path = CPUINFO) -> bool:
     """Whether this processor has AVX2 and what came with it, as our products of weights need (`native/products.h`)."""
+    return _flags(cpuinfo) >= AVX2
+
+
+def has_amx(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this processor multiplies tiles of whole numbers itself, as Intel's Xeons do since 2023."""
+    return "amx_int8" in _flags(cpuinfo)
+
+
+def _flags(cpuinfo: Path) -> set[str]:
+    """Return the names of what this processor can, as the kernel has them."""
     names = ("features", "leaf7_features")
     found = " ".join(_sysctl(f"machdep.cpu.{name}") for name in names) if sys.platform == "darwin" else _text(cpuinfo)
     flags = re.search(r"^flags\s*:(.*)$", found, re.MULTILINE)
-    return set((flags[1] if flags else found).lower().split()) >= AVX2
+    return set((flags[1] if flags else found).lower().split())
 
 
 def node_for(n_threads: int, found: Collection[Core]) -> list[int] | None:

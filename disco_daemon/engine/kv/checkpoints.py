@@ -57,7 +57,9 @@ class Checkpoints:
     # --- what is kept --------------------------------------------------------------------------------------------
 
     def put(self, tokens: Sequence[int], state: State) -> None:
-        """Keep the state of just these tokens."""
+        """Keep the state of just these tokens; one for which there is no room at all costs none of the others."""
+        if len(state) > self._max_bytes:
+            return
         key = blake2b(text_key(tokens)).digest()
         if key in self._kept:
             self._kept.move_to_end(key)

@@ -22,6 +22,8 @@ FACTOR = 2  # answers of full length in the KV cache, if there is memory
 STATES_SHARE = 1 / 16  # of the free memory, for recurrent states: llama.cpp makes one for each sequence at once
 WINDOW_SHARE = 1 / 4  # of what all other cells take, for the windows of more than LEAST_SEQS running answers
 MOST_WINDOW_SHARE = 1 / 2  # with more, all layers have all cells: then texts are shared and cut without copies
+COPIES_SHARE = 0.1  # of the free memory, for texts and states that are put away, and as much again for cached prefixes
+COPIES = 2  # of a window, at least: of a chat's last answer, and of its prompt that is read now
 LEAST_SEQS = 4  # answers and cached texts, however large their states
 LEAST_WINDOW = 16  # tokens; with fewer a batch would not fit beside the windows of as many sequences as there can be
 WINDOW_STEP = 256  # cells; llama.cpp makes a multiple of them
@@ -252,7 +254,8 @@ def context_sizes(
     """Return the sizes of a context in which this is kept, in so many bytes of memory.
 
     `fit` returns the tokens of an answer, and the cells, by the bytes of a cell, and those that are taken in any case.
-    Windows have cells of their own where that is much less: as many sequences as have their windows in WINDOW_SHARE.
+    Windows have cells of their own where that is much less, and COPIES of one fit beside them. Then there are as many
+    sequences as have their windows in WINDOW_SHARE.
     """
 
     def sized(n_seqs: int, cell: int, fixed: int, *, windowed: bool = False) -> ContextSizes:
@@ -266,7 +269,8 @@ def context_sizes(
     if kept.state:
         n_seqs = sequences_fitting(N_SEQS, kept.state, available)
         return sized(n_seqs, kept.cell, (n_seqs + N_SPARE_SEQS) * kept.state)
-    if kept.window >= LEAST_WINDOW:
+    copies = COPIES * kept.window * kept.window_cell
+    if kept.window >= LEAST_WINDOW and copies <= COPIES_SHARE * available:
         n_cells = apart(LEAST_SEQS).n_cells
         if window_sizes(kept.window, LEAST_SEQS, n_ubatch)[1] <= MOST_WINDOW_SHARE * n_cells:
             n_seqs = sequences_fitting(N_SEQS, kept.window * kept.window_cell, available)

@@ -11,6 +11,7 @@ import llama_cpp
 import msgspec
 import numpy as np
 
+from ...models.kept_numbers import kept_numbers
 from ...types import LayerRange, Likelihood, ToolUse
 from ...types.thought_marks import ThoughtLimit
 from ..json_schema.reading import GrammarError
@@ -35,6 +36,7 @@ from .memory import (
     available_bytes,
     context_sizes,
     fitting,
+    kept_of,
     kv_type_for,
     model_bytes,
     open_cells,
@@ -46,7 +48,7 @@ from .memory import (
 from .metadata import Metadata
 from .numa import use_nodes
 from .refusals import FormatError, ModelError, PromptError, ToolsError
-from .rounding import use_extra_buffers
+from .rounding import use_extra_buffers, whole_header
 from .rows import Row, Rows
 from .sampler import Sampler
 from .sequences import CARRIED, Sequences
@@ -224,7 +226,7 @@ class Llama(Sequences):
 
     def _sizes(self, load: Load) -> tuple[int, int]:
         """Return the tokens of an answer, and of the KV cache: those wanted, or as memory allows. Raises ModelError."""
-        self.bytes_per_token = Metadata(self._model).kv_bytes(load.kv_type)
+        self.bytes_per_token = self._cell_bytes(load)
         available = available_bytes()
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
         scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
@@ -234,27 +236,44 @@ class Llama(Sequences):
             kept = KeptBytes(cell, state=state)
         elif self._may_be_windowed(load):
             window_cell, cell = self._weigh_state(load)
-            kept = KeptBytes(cell, int(llama_cpp.llama_model_n_swa(self._model)), window_cell)
+            if cell > 1:  # else llama.cpp makes no cells for windows alone, whatever the header says of one
+                kept = KeptBytes(cell, int(llama_cpp.llama_model_n_swa(self._model)), window_cell)
 
         def fit(cell: int, fixed: int) -> tuple[int, int]:
             return self._fitting(load, Need(cell + scores, work + fixed), available)
 
-        sizes = context_sizes(kept, fit, available, min(N_BATCH, load.n_ubatch or N_BATCH))
+        for_states = min(available, gpu.free_bytes()) if load.n_gpu_layers else available
+        sizes = context_sizes(kept, fit, for_states, min(N_BATCH, load.n_ubatch or N_BATCH))
         self.n_seqs, self.bytes_per_token = sizes.n_seqs, kept.cell + kept.window_cell
         if sizes.windowed:
             self.windowed, self.divisible, self.resumes, self.bytes_per_token = True, False, True, kept.cell
         return sizes.n_ctx, sizes.n_cells
 
     def _may_be_windowed(self, load: Load) -> bool:
-        """Whether its layers with a window can have cells for that alone; of a range of layers nothing is copied."""
+        """Whether its layers with a window can have cells for that alone.
+
+        Where another machine has layers, or verifies, a text is cut anywhere, and of a range nothing is copied.
+        """
         header = Metadata(self._model)
         return (
             self.divisible
-            and not load.layers
+            and not (load.layers or load.ranges)
+            and load.exit is None
             and llama_cpp.llama_model_n_swa(self._model) > 0
             and header.text("general.architecture") not in ENTANGLED
             and header.text(f"{header.text('general.architecture')}.attention.causal") != "false"
         )
+
+    def _cell_bytes(self, load: Load) -> int:
+        """Return the bytes of a token in the KV cache, by the header; llama.cpp keeps no list of heads by layer."""
+        header = Metadata(self._model)
+        if header.number("attention.head_count") or load.layers:
+            return header.kv_bytes(load.kv_type)
+        try:
+            kept = kept_of(kept_numbers(whole_header(load.model_path).keys), load.kv_type)
+        except (OSError, ValueError):
+            return header.kv_bytes(load.kv_type)
+        return kept.cell + kept.window_cell
 
     def _fitting(self, load: Load, need: Need, available: int) -> tuple[int, int]:
         n_ctx, n_cells = load.n_ctx, load.n_cells

@@ -66,7 +66,7 @@ def _fit(asked: CheckupRequest, kv_type: str, placed: GpuPlacement, available: i
         return fitting(wanted, cells, need, available)
 
     try:
-        sizes = context_sizes(kept, fit_cells, available)
+        sizes = context_sizes(kept, fit_cells, min(available, max(0, gpu_bytes - there)) if layers else available)
     except MemoryError as e:
         return Fit(available, problem=str(e))
     kv = sizes.n_bytes + sizes.n_cells * scores

@@ -230,7 +230,7 @@ class Batcher:
 
     def spare(self) -> int:
         """How many rows of a prompt, or of other work, go beside the running answers by what readers have in hand."""
-        self.single_prompt = len(self.admission.sequences) == 1 and not self.llama.exact and self.llama.divisible
+        self.single_prompt = len(self.admission.sequences) == 1 and not self.llama.exact and self.llama.retracts
         decoding = self._awaited([s for s in self.admission.resident if s.is_running and not s.is_prefilling])
         if not decoding:
             return wire.SINGLE_PROMPT_CHUNK if self.single_prompt else wire.PREFILL_CHUNK

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator
 
 import llama_cpp
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from disco_daemon.engine import wire
 from disco_daemon.engine.llama import memory, model
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.serve.sequence import Sequence
+from disco_daemon.machines.split.drafter import own_certainty
 from tests.e2e.engine.test_engine_exact import Core
 from tests.e2e.engine.test_tiny_models import phrase
 from tests.fixtures.tiny_models import WINDOW, tiny_model
@@ -58,6 +60,12 @@ def test_they_have_few_cells_where_the_context_is_long_and_all_where_it_is_short
     assert not short.windowed
     assert short.divisible
     short.close()
+
+
+def test_a_model_that_drafts_for_another_machine_has_all_cells_since_its_text_is_cut_anywhere(load: wire.Load) -> None:
+    drafter = Llama(msgspec.structs.replace(load, exit=own_certainty()), AbortFlag(), warm=False)
+    assert (drafter.windowed, drafter.divisible) == (False, True)
+    drafter.close()
 
 
 def test_their_memory_is_reckoned_and_a_quarter_of_what_it_was(

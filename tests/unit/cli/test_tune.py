@@ -279,8 +279,9 @@ def test_what_is_exact_computes_on_the_cpu_and_with_flash_attention(at_home: Pat
     assert n_gpu_layers(some.device) == 7
 
 
-def with_avx2(monkeypatch: pytest.MonkeyPatch, *, there: bool) -> None:
+def with_avx2(monkeypatch: pytest.MonkeyPatch, *, there: bool, amx: bool = False) -> None:
     monkeypatch.setattr("disco_daemon.machines.device_settings.has_avx2", lambda: there)
+    monkeypatch.setattr("disco_daemon.machines.device_settings.has_amx", lambda: amx)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +331,27 @@ def test_answers_are_exact_by_themselves_where_that_slows_no_prompt_down(
     wanted = configured("[device]\nrounding = 'exact'\n", at_home)
     assert is_exact(wanted, at_home / "m.gguf")
     assert is_exact_but_for_rounding(wanted, at_home / "m.gguf") is but_for_rounding
+
+
+@pytest.mark.parametrize(("packing", "auto"), [(2, True), (12, False)])
+def test_with_amx_weights_that_it_reads_faster_are_not_exact_by_themselves(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch, packing: int, auto: bool
+) -> None:
+    with_avx2(monkeypatch, there=True, amx=True)
+    (at_home / "m.gguf").write_bytes(header(tensors=[tensor("blk.0.ffn_up.weight", (256, 256), packing)]))
+    settings = configured("[server]\nbase_url = 'http://h/v1'\nmodel = 'm'\n", at_home)
+    assert is_exact(settings, at_home / "m.gguf") is auto
+
+
+@pytest.mark.parametrize(("gpu", "layers", "auto"), [(True, '"auto"', False), (True, "0", True), (False, "-1", True)])
+def test_what_a_gpu_may_compute_is_not_exact_by_itself(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool, layers: str, auto: bool
+) -> None:
+    monkeypatch.setattr("disco_daemon.machines.device_settings.is_for_gpu", lambda: gpu)
+    (at_home / "m.gguf").write_bytes(header(tensors=[tensor("blk.0.ffn_up.weight", (256, 256), 8)]))
+    server = "[server]\nbase_url = 'http://h/v1'\nmodel = 'm'\n"
+    settings = configured(f"{server}[device]\nn_gpu_layers = {layers}\n", at_home)
+    assert is_exact(settings, at_home / "m.gguf") is auto
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,13 @@ def test_states_that_were_not_used_for_longest_give_way_and_their_texts_are_comp
     assert cells.n_reused == 0
 
 
+def test_a_state_for_which_there_is_no_room_at_all_costs_none_of_the_others() -> None:
+    copies = Checkpoints(100)
+    copies.put(A, bytes(60))
+    copies.put(B, bytes(101))
+    assert (copies.reach(A, len(A)), copies.reach(B, len(B)), copies.n_bytes) == (len(A), 0, 60)
+
+
 def test_with_a_recurrent_state_an_answer_that_is_to_be_computed_again_goes_on_from_a_copy() -> None:
     llama, cells = made(divisible=False)
     seq = computed(llama, cells, A)

@@ -131,6 +131,8 @@ def test_windows_have_cells_of_their_own_where_that_is_much_less() -> None:
     assert (long.windowed, long.n_seqs) == (True, LEAST_SEQS)
     assert long.n_bytes < 32_768 * 136 * 1024 / 3
     assert longest.n_bytes < 131_072 * 136 * 1024 / 4
+    little = context_sizes(gemma, lambda *_: (32_768, 32_768), 2 * GIB)
+    assert not little.windowed, "there would be no room for copies of a window, and each turn would be computed anew"
     gpt_oss = kept_at(32_768, KeptBytes(24 * 1024, 128, 24 * 1024))
     assert gpt_oss.n_seqs > 8 * LEAST_SEQS, "a small window is of little weight"
     assert gpt_oss.n_bytes < 32_768 * 48 * 1024 * 0.65

@@ -14,7 +14,7 @@ from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.measure.predicted_memory import fit
-from disco_daemon.machines import model_memory, whole_device
+from disco_daemon.machines import device_settings, model_memory, whole_device
 from disco_daemon.machines.device_settings import longest_answer
 from disco_daemon.machines.managed_device import Making
 from disco_daemon.machines.whole_device import WholeDevice
@@ -115,6 +115,16 @@ def test_a_context_is_known_before_the_model_is_loaded(model: Path, monkeypatch:
     assert 512 <= (device(model, n_ctx=100_000).n_ctx or 0) < 100_000, "as the engine will cut it"
 
 
+@pytest.mark.parametrize("layers", [5000, 10**9, 2**31])
+def test_a_header_that_tells_of_more_layers_than_any_model_has_is_no_more_than_unknown(
+    model: Path, layers: int
+) -> None:
+    gguf(model, **SHAPE | {"llama__block_count": layers})
+    with pytest.raises(ValueError, match=r"layers|shape|block_count"):
+        model_memory.checkup_request(DeviceSettings(model=str(model)), model, 0)
+    assert device(model).n_ctx is None
+
+
 def test_a_context_that_only_the_engine_can_know_is_not_guessed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert device(model).n_ctx is None, "the file tells nothing of its shape"
     gguf(model, **SHAPE)
@@ -122,7 +132,7 @@ def test_a_context_that_only_the_engine_can_know_is_not_guessed(model: Path, mon
     lib = model.parent / "llama_cpp" / "lib"
     lib.mkdir(parents=True)
     found = SimpleNamespace(submodule_search_locations=[str(lib.parent)])
-    monkeypatch.setattr(model_memory, "find_spec", lambda _: found)
+    monkeypatch.setattr(device_settings, "find_spec", lambda _: found)
     assert device(model).n_ctx is None, "no library that says what it is built for"
     for name in ("libggml.so", "libggml-base.so.0", "libggml-cpu-haswell.so", "libllama.so"):
         (lib / name).touch()
