@@ -25,6 +25,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}  # templates write v
 MAX_PYTHON = 64 * 1024  # characters of a value that is read as Python writes it
 _TAG = re.compile(r"<[^<>\s][^<>]{0,80}>")
 CDATA, CDATA_END = "<![CDATA[", "]]>"
+_BESIDE_CDATA = ("", "\n", " ")  # white space between a section and the tags around it, which is not the value's
 _MARKUP = re.compile(r"[<&\n]")
 _SPACE_BETWEEN = re.compile(r"(?<=>)\s+(?=<)")
 
@@ -235,8 +236,8 @@ class _TaggedReader(MarkedReader):
         if tags.keyed.endswith("\n"):
             yield from self.try_take("\n")
         ends = self._value_tags
-        if tags.cdata and (yield from self.try_take(CDATA)):
-            ends = tuple(CDATA_END + tag for tag in ends)
+        if tags.cdata and (yield from self.try_take(*(space + CDATA for space in _BESIDE_CDATA))):
+            ends = tuple(CDATA_END + space + tag for tag in ends for space in _BESIDE_CDATA)
         if types == {"string"}:
             self.argue('"')
             yield from self._text_of_argument(self._string_read, ends)

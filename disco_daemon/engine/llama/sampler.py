@@ -281,7 +281,10 @@ class Sampler:
     @property
     def forced(self) -> int | None:
         """The token that has to come next, None for any."""
-        return None if self._budget is None else self._budget.forced
+        token = None if self._budget is None else self._budget.forced
+        if token is not None and self._constraint is not None and not self._allows(self._constraint, token):
+            self._budget = token = None  # the grammar has no room for a thought, and llama.cpp would end the process
+        return token
 
     def count(self, token: int) -> None:
         """Count a token of the answer that may be part of a thought."""

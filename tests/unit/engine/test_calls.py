@@ -29,6 +29,7 @@ from disco_daemon.tools.detect import TemplateTools, detect
 from disco_daemon.tools.format import Tool, WrittenCall, tools_of
 from disco_daemon.tools.formats import BY_NAME, GENERIC
 from disco_daemon.types import ToolUse
+from disco_daemon.types.thought_marks import ThoughtLimit
 from tests.fixtures.gbnf import Language
 
 TEMPLATES = Path(__file__).parents[2] / "fixtures/templates/tools"
@@ -133,6 +134,19 @@ def test_a_call_begins_at_its_mark_and_not_within_a_thought(vocabulary: Vocabula
 def test_some_marks_count_at_the_begin_only(vocabulary: Vocabulary) -> None:
     assert len(opened(mark(vocabulary, "generic"), vocabulary, '\n{"name": "look')) == 1
     assert opened(mark(vocabulary, "generic"), vocabulary, 'It is {"name": "look') == []
+
+
+def test_a_grammar_that_has_no_room_for_a_thought_ends_its_budget_and_no_process(vocabulary: Vocabulary) -> None:
+    """Whoever asks for both: a client, or a paired machine that sends both in one message."""
+    budget = vocabulary.thought_budget(ThoughtLimit(family="think", n_tokens=0, is_begun=True))
+    assert budget is not None
+    assert budget.forced is not None
+    request = wire.Generate(id="r", messages=[])
+    held = Sampler(request, vocabulary.n_tokens, vocab=vocabulary.handle, grammar='root ::= "a"+', budget=budget)
+    assert held.forced is None
+    assert allows(held, vocabulary, "a")
+    assert not allows(held, vocabulary, "nonsense")
+    held.close()
 
 
 def lazy(vocabulary: Vocabulary, answer: str = "") -> Sampler:

@@ -228,6 +228,16 @@ def test_a_forced_call_begins_as_the_template_writes_it(name: str) -> None:
     assert "".join(written_by(name, CALLS[0]).split()).startswith(begun)
 
 
+@pytest.mark.parametrize("before", ["", "\n", " "])
+@pytest.mark.parametrize("behind", ["", "\n", " "])
+def test_white_space_beside_a_section_of_text_is_no_part_of_it(before: str, behind: str) -> None:
+    form, texts = found_in("openbmb-MiniCPM5-1B")[1], [written_by("openbmb-MiniCPM5-1B", calls) for calls in CALLS]
+    written = next(text for text in texts if "<![CDATA[" in text)
+    whole = said(read(form, [written]))
+    spaced = written.replace("<![CDATA[", f"{before}<![CDATA[").replace("]]>", f"]]>{behind}")
+    assert said(read(form, [spaced])) == said(read(form, list(spaced))) == whole
+
+
 def test_a_template_that_escapes_some_texts_has_no_tagged_format() -> None:
     source = (FOLDERS[0] / "openbmb-MiniCPM5-1B.jinja").read_text("utf-8").replace("<![CDATA[", "<![TEXT[")
     template = ChatTemplate(source, "<s>", "</s>")
