@@ -9,7 +9,7 @@ It is longer than other files: what a chunk may mean is told by those before it,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from msgspec import structs
 
@@ -18,14 +18,15 @@ from ..plain import writable_text
 from ..types import CallForm, Delta, Finish, FinishReason, Json, Token
 from .calls import Calls
 from .finish_reasons import ENDS, REPEATED, failed, word
-from .leading_thought import LeadingThought
+from .leading_thought import LeadingThought, Tags
 from .writable import Halves, writable
 
 LEAST_LOGPROB = -9999.0  # OpenAI's word for a token that is all but impossible: JSON has no infinity
 MAX_PIECE = 4096  # characters of one text that are taken at a time, where a whole answer comes in one chunk
 MAX_ALTERNATIVES = 64  # beside one token; nobody tells more than twenty
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a thought: the first one that has any counts
-_KNOWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", *_THOUGHTS})
+_BEHIND = frozenset({"refusal", "tool_calls", "function_call"})  # what stands behind all text before it
+_KNOWN = frozenset({"role", "content", *_BEHIND, *_THOUGHTS})
 _STOPS = ("stop_reason", "matched_stop")  # the stop string that ended a choice, as vLLM and SGLang name it
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 
@@ -37,11 +38,15 @@ class CutError(Exception):
 class _Choice:
     """One choice of the answer: what of it has begun and is not said yet, and the server's word for its end."""
 
-    __slots__ = ("_calls", "_name", "has_begun", "has_deltas", "leading", "reason", "stop", "text", "thought")
+    __slots__ = (
+        "_calls", "_name", "has_begun", "has_deltas", "is_held", "kept", "leading", "reason", "stop", "text", "thought",
+    )  # fmt: skip
 
-    def __init__(self, name: str, *, may_think: bool) -> None:
+    def __init__(self, name: str, tags: Tags) -> None:
         self._name = name
-        self.leading = LeadingThought() if may_think else None  # until it is known that none comes any more
+        self.leading = LeadingThought(tags) if tags else None  # until it is known that none comes any more
+        self.is_held = False  # whether the last chunk has said something of which nothing could be given out
+        self.kept: list[Json] = []  # log-probabilities of what is held
         self._calls: Calls | None = None
         self.text, self.thought = Halves(), Halves()
         self.reason = ""
@@ -73,13 +78,24 @@ class _Choice:
             self.leading = None
         return text, thought
 
+    def undivided(self, text: str, thought: str) -> tuple[str, str]:
+        """Return both with what was held back behind them: no thought begins, or goes on, from here on."""
+        if self.leading is None:
+            return text, thought
+        (more, unsaid), self.leading = self.leading.rest(), None
+        return text + more, thought + unsaid
+
+    def likely(self, told: Json | None) -> Json | None:
+        """Return log-probabilities behind those that were kept, which are given out by it."""
+        if not self.kept:
+            return told
+        kept, self.kept = self.kept, []
+        return {"content": kept + told["content"] if told else kept}
+
     def end(self) -> tuple[Delta | None, str, FinishReason]:
         """Return what was held back, in a delta and as text, and why the choice ended. Raises CutError, TypeError."""
         reason = self._reason()
-        text, thought = self.divided(self.text.rest(), self.thought.rest())
-        if self.leading is not None:
-            more, unsaid = self.leading.rest()
-            text, thought = text + more, thought + unsaid
+        text, thought = self.undivided(*self.divided(self.text.rest(), self.thought.rest()))
         is_cut = reason in (FinishReason.LENGTH, FinishReason.CONTENT_FILTER)
         calls = () if self._calls is None else tuple(self._calls.end(is_cut=is_cut))
         return (Delta(thought, calls=calls) if thought or calls else None), text, reason
@@ -101,19 +117,20 @@ class Reader:
 
     How many tokens it has by now, their ids or log-probabilities tell, or a usage block that comes with it; else its
     text, however that is cut: a chunk may count none. `n_tokens` were given out so far. Of `n_choices` each has an
-    index; a choice that nobody asked for is left out. Calls without an id get one made of `name`. Where they
-    `may_think`, a thought that begins a text is told from it.
+    index; a choice that nobody asked for is left out. Calls without an id get one made of `name`. A thought
+    between `tags` that begins a text is told from it.
     """
 
-    def __init__(self, *, ids_back: bool = False, n_choices: int = 1, name: str = "", may_think: bool = False) -> None:
+    def __init__(self, *, ids_back: bool = False, n_choices: int = 1, name: str = "", tags: Tags = ()) -> None:
         self._is_one = n_choices == 1
         self._is_plain = n_choices == 1 and not ids_back
         names = [name] if n_choices == 1 else [f"{name}_{i}" for i in range(n_choices)]
-        self._choices = [_Choice(one, may_think=may_think) for one in names]
+        self._choices = [_Choice(one, tags) for one in names]
         self._one = self._choices[0]
         self._ended: list[_Choice] = []  # those that have told a reason for an end, in order
         self._ids_back = ids_back
-        self._ids: tuple[int, ...] = ()  # of chunks whose text is still to come: a character cut in two
+        self._ids: tuple[int, ...] = ()  # of chunks whose text is still to come: it is held, or half a character
+        self._held_ids: tuple[int, ...] = ()  # those of them up to the last chunk that has said anything
         self._unnamed = 0  # tokens given out since the last ids
         self._names = False  # it has told ids: what comes without is a part of the next ones' text
         self.n_tokens = 0
@@ -194,7 +211,7 @@ class Reader:
             return None
         found = self._said(choice, state)
         if self._ids_back:
-            found = self._with_ids(found, choice)
+            found = self._with_ids(found, _ids(choice), is_held=state.is_held)
         if choice.get("finish_reason"):
             self._note_end(choice, state)
         if found is None:
@@ -212,19 +229,30 @@ class Reader:
         """
         begun = [*self._ended, *(one for one in self._choices if one.has_begun and not one.reason)] or [self._one]
         for one in begun:
-            if not one.reason and not (is_done and self.n_tokens):
+            if not one.reason and not (is_done and one.has_begun):
                 raise CutError("the server ended its stream without a finish_reason: the answer was cut")
         found: list[Token | Finish] = []
         for one in begun:
-            delta, text, reason = one.end()
-            last = one is begun[-1]
+            rest, reason = self._rest(one)
             if not self._is_one:
-                ended = None if last else reason.value
-                found.append(Token(text, 0, delta or Delta(), index=self._choices.index(one), ended=ended))
-            elif delta or text:
-                found.append(Token(text, 0, delta))
+                ended = None if one is begun[-1] else reason.value
+                found.append(structs.replace(self._numbered(rest, one), ended=ended))
+            elif rest.delta or rest.text or rest.logprobs or rest.ids:
+                found.append(rest)
         stop = begun[-1].stop if reason is FinishReason.STOP else None
         return [*found, Finish(reason.value, stop=stop, repeated=begun[-1].reason == REPEATED)]
+
+    def _rest(self, one: _Choice) -> tuple[Token, FinishReason]:
+        """Return what was held back of a choice, counted if it says anything, and why it ended. Raises as `_Choice`."""
+        delta, text, reason = one.end()
+        thought, likely = Delta(delta.thought) if delta else None, one.likely(None)
+        n_tokens = self._count(text, thought, likely, one) if text or thought or likely else 0
+        found = Token(text, n_tokens, delta, likely)
+        if self._held_ids:
+            self._ids = ()  # what came behind them has said nothing: the end's own mark
+            found = self._with_ids(found, self._held_ids)
+        self.n_tokens += found.n_tokens
+        return found, reason
 
     # --- one chunk -----------------------------------------------------------------------------------------------
 
@@ -251,7 +279,7 @@ class Reader:
             state.stop = next((told for key in _STOPS if isinstance(told := choice.get(key), str)), None)
 
     def _said(self, choice: dict[str, Any], state: _Choice) -> Token | None:
-        told = _delta_of(choice, state)
+        told, state.is_held = _delta_of(choice, state), False
         found = None if told is None else _read(told, choice.get("logprobs"), state)
         if found is None:
             return None
@@ -271,12 +299,19 @@ class Reader:
         n = max(self._n_by_text, self._n_by_name)
         return n - self.n_tokens if n > self.n_tokens else int(not self.n_tokens)
 
-    def _with_ids(self, found: Token | None, choice: dict[str, Any]) -> Token | None:
+    @overload
+    def _with_ids(self, found: Token, ids: tuple[int, ...]) -> Token: ...
+
+    @overload
+    def _with_ids(self, found: Token | None, ids: tuple[int, ...], *, is_held: bool) -> Token | None: ...
+
+    def _with_ids(self, found: Token | None, ids: tuple[int, ...], *, is_held: bool = False) -> Token | None:
         """The same with its ids."""
-        self._ids += _ids(choice)
+        self._ids += ids
         if found is None:
+            self._held_ids = self._ids if is_held else self._held_ids
             return None
-        ids, self._ids = self._ids, ()
+        ids, self._ids, self._held_ids = self._ids, (), ()
         self._names = self._names or bool(ids)
         n_tokens = found.n_tokens
         if self._names:  # of a text whose ids are still to come at least one token has begun
@@ -317,23 +352,34 @@ def _read(told: dict[str, Any], logprobs: object, state: _Choice) -> tuple[str, 
     """Return what a delta says: text, what is beside it, and log-probabilities. Raises TypeError."""
     text, thought = _content(told.get("content"))
     named = next((told[key] for key in _THOUGHTS if told.get(key)), "")
+    is_said = bool(text or thought or named)
+    state.has_begun = state.has_begun or is_said
     text = state.text.joined(text)
     thought = state.thought.joined(thought + named if isinstance(named, str) else thought)
     text, thought = state.divided(text, thought)
     likely = _logprobs(logprobs) if logprobs else None
     rest = {k: v for k, v in told.items() if k not in ("content", "role") and v not in _NOTHING}
-    if not (rest or thought):
-        return (text, None, likely) if text else None
+    if not _BEHIND.isdisjoint(rest):
+        text, thought = state.undivided(text, thought)
+    delta = _beside(rest, thought, state) if rest or thought else None
+    is_told = delta is not None and (state.is_waiting or (bool(state.kept) and state.leading is None))
+    if text or delta or is_told:
+        return text, delta, state.likely(likely)
+    state.is_held = is_said
+    if likely and is_said:
+        state.kept += likely["content"]
+    return None
+
+
+def _beside(rest: dict[str, Any], thought: str, state: _Choice) -> Delta:
+    """Return what a delta says beside its text. Raises TypeError."""
     refusal = rest.get("refusal")
     calls = state.calls.take(rest["tool_calls"]) if "tool_calls" in rest else []
     if "function_call" in rest:
         calls += state.calls.take_old(rest["function_call"])
     others = {writable_text(k): writable(v) for k, v in rest.items() if k not in _KNOWN}
     said = writable_text(refusal) if isinstance(refusal, str) else ""
-    delta = Delta(thought, said, tuple(calls), others or None)
-    if text or delta or state.is_waiting:
-        return text, delta, likely
-    return None
+    return Delta(thought, said, tuple(calls), others or None)
 
 
 def _spoken(delta: Delta) -> dict[str, Any]:

@@ -1,23 +1,43 @@
 """A thought that a server without a reasoning parser writes into its text, told from the answer. Pure.
 
 As the device does (`engine.llama.thinking`): a thought is one only where it begins the answer, the marks belong to
-neither, nor does white space around the thought. Marks by which only a template can be known are not looked for.
+neither, nor does white space around the thought. Marks by which only a template can be known are not looked for, nor
+are those that agents ask any model for and read themselves.
 """
 
 from __future__ import annotations
 
-from ..types.thought_marks import TAGS
+from collections.abc import Sequence
 
-MAX_SPACE = 256  # characters of white space in front of a thought
+from ..types import GenerationRequest
+from ..types.content import text_of
+from ..types.thought_marks import EXAONE_DEEP, MAX_SPACE, MISTRAL, TAGS
+
+Tags = Sequence[tuple[str, str]]  # marks that open a thought, each with the one that closes it
+
+_PROMPTED = (EXAONE_DEEP.opening, MISTRAL.opening)
+_OWN = tuple(tags for tags in TAGS if tags[0] not in _PROMPTED)
+
+
+def tags_for(request: GenerationRequest) -> Tags:
+    """Return the marks of a thought that may begin the answer to a request, none that its messages mention.
+
+    The rest of an answer, and the answer to a raw prompt, are text whatever they begin with.
+    """
+    if request.prompt is not None or request.answer_so_far or request.extra.get("reasoning_format") == "none":
+        return ()
+    texts = [text_of(message.get("content")) for message in request.messages]
+    return [tags for tags in _OWN if not any(tags[0] in text for text in texts)]
 
 
 class LeadingThought:
     """Divides the text of one answer, in pieces; `is_over` once all that comes is the answer's."""
 
-    __slots__ = ("_closing", "_has_begun", "_held", "_is_closed", "_space", "is_over")
+    __slots__ = ("_closing", "_has_begun", "_held", "_is_closed", "_space", "_tags", "is_over")
 
-    def __init__(self) -> None:
+    def __init__(self, tags: Tags) -> None:
         self.is_over = False
+        self._tags = tags
         self._held = ""  # what may be a mark, or a part of one
         self._closing = ""  # the mark behind the thought that has begun
         self._has_begun = self._is_closed = False
@@ -39,11 +59,12 @@ class LeadingThought:
 
     def _before(self) -> tuple[str, str]:
         text = self._held.lstrip()
-        found = next((tags for tags in TAGS if text.startswith(tags[0])), None)
+        tags = self._tags if len(self._held) - len(text) <= MAX_SPACE else ()
+        found = next((pair for pair in tags if text.startswith(pair[0])), None)
         if found is not None:
             self._held, self._closing = text[len(found[0]) :], found[1]
             return self._within()
-        if len(self._held) - len(text) <= MAX_SPACE and any(opening.startswith(text) for opening, _ in TAGS):
+        if any(opening.startswith(text) for opening, _ in tags):
             return "", ""
         return self._answer(self._held)
 
@@ -68,6 +89,8 @@ class LeadingThought:
     def _thought(self, text: str) -> str:
         text = self._space + (text if self._has_begun else text.lstrip())
         said = text.rstrip()
+        if len(text) - len(said) > MAX_SPACE:  # held longer, it would be looked at with each piece
+            said = text
         self._space = text[len(said) :]
         self._has_begun = self._has_begun or bool(said)
         return said

@@ -38,6 +38,7 @@ from .chunks import Reader
 from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
 from .gaps import fill, refuses_gap
 from .hedge import ServerEvents, hedged
+from .leading_thought import tags_for
 from .plainhttp import NotPrivateError
 from .server_answer import LARGE, ServerAnswer
 from .server_capabilities import ServerCapabilities
@@ -294,9 +295,8 @@ class Server:
                     chunks = await stack.enter_async_context(aclosing(stream.objects()))
                     bill = Bill(usage, asked.body, limit)
                     ids_back, n = "return_token_ids" in asked.body, n_choices(request.extra)
-                    may_think = request.prompt is None and not request.answer_so_far
-                    may_think = may_think and request.extra.get("reasoning_format") != "none"
-                    reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id, may_think=may_think)
+                    tags = tags_for(request)
+                    reader = Reader(ids_back=ids_back, n_choices=n, name=request.request_id, tags=tags)
                     answer = ServerAnswer(stream, reader, bill, self._errors, self._clock, began)
                     async for chunk in chunks:
                         if self._errors.failing is not None or not self._errors.is_tried:
@@ -324,6 +324,8 @@ class Server:
                         if event == Finish("length") and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
                             text = "the server cut an answer without a limit to its own default"
                             raise self._errors.error("cut", text)
+                        if isinstance(event, Token) and event.n_tokens:
+                            bill.count_token(event, reader.n_tokens, counted=usage.told)
                         told = isinstance(event, Finish) and usage.told
                         yield replace(event, n_tokens=usage.completion_tokens) if told else event
         except EndpointError as e:

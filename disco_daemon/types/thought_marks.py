@@ -95,6 +95,7 @@ FAMILIES = {
 KNOWN = tuple(FAMILIES.values())
 
 TAGS = tuple((marks.opening, marks.closing) for marks in KNOWN if not marks.signs)  # those that nothing else says
+MAX_SPACE = 256  # characters of white space in front of a thought, or within one, that are held back
 
 # Formats of calls that take their thoughts apart themselves (`tools`): for a budget these marks are counted by.
 IN_FORMATS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from ...types.thought_marks import THINK, ThoughtMarks
+from ...types.thought_marks import MAX_SPACE, THINK, ThoughtMarks
 from .text import TextStream
 
 
@@ -118,6 +118,8 @@ class ThinkingText(TextStream):
         """Add to the thought. White space at its end is held back: it may be the end of the thought."""
         text = self._space + (text if self._begun else text.lstrip())
         kept = text.rstrip()
+        if len(text) - len(kept) > MAX_SPACE:  # held longer, it would be looked at with each token
+            kept = text
         self._space = text[len(kept) :]
         self._thought += kept
         self._begun = self._begun or bool(kept)
