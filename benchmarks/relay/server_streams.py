@@ -92,14 +92,14 @@ class _Wire:
             yield piece
 
 
-async def read(pieces: Sequence[bytes], n: int = 1) -> Answer:
-    """Return what the endpoint of a server makes of a body that comes in pieces."""
+async def read(pieces: Sequence[bytes], n: int = 1, usage: Usage | None = None) -> Answer:
+    """Return what the endpoint of a server makes of a body that comes in pieces; it is billed in `usage`."""
     server = Server(ServerConfig("http://127.0.0.1:9/v1", "m", ""))
     server._client = _Wire(pieces)  # type: ignore[assignment]
     request = GenerationRequest("r", ({"role": "user", "content": "Hi"},), extra={"n": n} if n > 1 else {})
     tokens: list[Token] = []
     try:
-        async for event in server.generate(request, Usage()):
+        async for event in server.generate(request, Usage() if usage is None else usage):
             if isinstance(event, Finish):
                 return Answer(tuple(tokens), event.reason)
             if isinstance(event, Token):

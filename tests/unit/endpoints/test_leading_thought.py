@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.relay.server_streams import read as read_body
+from disco_daemon.api.openai.shapes import ChatShape
 from disco_daemon.endpoints.chunks import CutError, Reader
 from disco_daemon.endpoints.leading_thought import LeadingThought, tags_for
 from disco_daemon.engine.llama.thinking import ThinkingText
-from disco_daemon.types import Finish, Token
+from disco_daemon.types import Finish, Token, Usage
 from disco_daemon.types.thought_marks import KNOWN, MAX_SPACE, TAGS
 from tests.unit.types.test_fields import asked
 
@@ -251,6 +254,18 @@ def test_an_answer_that_is_held_whole_is_an_answer(written: str) -> None:
         assert token.logprobs is not None
         assert [one["token"] for one in token.logprobs["content"]] == [written]
         assert ends == [Finish("stop")]
+
+
+@pytest.mark.parametrize("written", ["[", "<", "\n", "<think>"])
+async def test_an_answer_that_is_held_whole_is_billed_and_shown(written: str) -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": written}, "logprobs": likelihood(written)}]}
+    usage = Usage()
+    answer = await read_body([b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"], usage=usage)
+    (token,) = answer.tokens
+    assert (usage.completion_tokens, token.n_tokens, answer.finish) == (1, 1, "stop")
+    sent = json.loads(ChatShape("r", 1, "m").token(token, None, first=True).removeprefix(b"data: "))["choices"][0]
+    assert [one["token"] for one in sent["logprobs"]["content"]] == [written]
+    assert (sent["delta"].get("content") or "") == token.text
 
 
 def test_of_two_choices_one_that_is_held_whole_does_not_vanish() -> None:
