@@ -9,8 +9,14 @@ are far above the needs of templates: that of Llama 3.1 takes 30 steps a message
 from __future__ import annotations
 
 import json
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import islice
+from string import Formatter
+from types import MethodType
 from typing import Any, cast
 
 import jinja2
@@ -18,9 +24,9 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Cycler, Namespace, pass_context
+from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 RENDER_S = 1.0  # of processor time for one conversation; common templates take 10 µs a message
@@ -30,7 +36,12 @@ MAX_ITEMS = 200_000  # of a list, those inside it counted too
 MAX_NUMBER = 100_000  # given to a function or filter: a width, a count
 MAX_BITS = 4096  # of an integer
 MAX_SOURCE = 256 * 1024  # characters of a template; the longest known ones have 30,000
-_LOOK_EVERY = 64  # steps; the clock takes as long as one
+MAX_MADE = 256 << 20  # bytes of all texts and lists that are made of others, since variables may keep each of them
+MAX_PASSED = 1 << 20  # characters given to a filter that looks at each word in Python
+MAX_FIELDS = 10_000  # conversions of a format
+MAX_SAID = 1000  # characters of an error's message
+_LOOK_AFTER = 64 << 10  # of weight, in characters; the clock takes as long as a step
+_STEP_WEIGHT = 1024  # of a step that handles nothing large
 
 # Operators that make a long text of two shorter ones, or of a text and a number.
 _GROWS = frozenset({
@@ -41,10 +52,28 @@ _GROWS = frozenset({
 _LIGHT = frozenset({
     "attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "reverse", "slice",
 })  # fmt: skip
-# What compares the values that it is given, each perhaps with each: lists may hold one long text many times.
-_COMPARE = frozenset({"count", "index", "remove", "reject", "rejectattr", "select", "selectattr"})
-_KEEPERS = (dict, Namespace, Cycler)  # they hold what they are given
-_UNWANTED = ("urlize", "xmlattr", "random", "pprint", "wordwrap")  # filters for web pages
+# Filters that go through what they are given: all at once, or item by item, each of which is then a step.
+_AT_ONCE = frozenset({
+    "groupby", "join", "list", "max", "min", "reverse", "slice", "sort", "string", "tojson",
+})  # fmt: skip
+_ONE_BY_ONE = frozenset({"batch", "map", "reject", "rejectattr", "select", "selectattr", "sum", "unique"})
+_SLOW = frozenset({"indent", "title", "truncate", "urlencode", "wordcount"})
+_PASS_ON = frozenset({"attr", "d", "default", "first", "get", "last", "max", "min", "pop"})  # they make nothing new
+# Methods that compare with all that their owner holds: lists may hold one long text many times.
+_COMPARE = frozenset({"count", "index", "remove"})
+# Tests that look at what a value is, not at what it holds.
+_GLANCES = frozenset({
+    "boolean", "callable", "defined", "divisibleby", "escaped", "even", "false", "filter", "float", "integer",
+    "iterable", "mapping", "none", "number", "odd", "sameas", "sequence", "string", "test", "true", "undefined",
+})  # fmt: skip
+_UNWANTED = ("urlize", "xmlattr", "random", "pprint", "wordwrap", "striptags")  # filters for web pages
+# Methods that make bytes, which nothing here counts, or that no step bounds.
+_UNSAFE = frozenset({"encode", "escape", "fromkeys", "isdisjoint", "striptags", "to_bytes", "unescape"})
+_LINE_END = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_WORD = re.compile(r"\S+")
+# A conversion of `%` with a width or precision of more than 3 digits, or one that is given beside it.
+_WIDE = re.compile(r"%%|(%\([^()]*\(|%(?:\([^)]*\))?[#0\- +]*(?:\*|\d{4}|\d*\.(?:\*|\d{4})))")
+_HOLDERS = (list, tuple, dict, Namespace, MethodType, *(type(view) for view in ({}.items(), {}.keys(), {}.values())))
 
 
 class TooMuch(jinja2.TemplateRuntimeError):
@@ -75,7 +104,7 @@ class Generation(Extension):
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with a budget for each rendering; `begin` fills it. For one thread at a time."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "**", "%"})
 
     def __init__(self) -> None:
         super().__init__(
@@ -88,15 +117,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: self._as_step(name, run) for name, run in self.filters.items()}
         self.filters |= {
             "_each": _hook(self._each), "_join": _hook(self._join), "_text": _hook(str),
-            "_check_literal": _hook(self._check_literal), "_weighed": _hook(_weighed),
+            "_check_literal": _hook(self._check_literal), "_weighed": _hook(self._weighed),
+            "_sliced": _hook(self._made),
         }  # fmt: skip
+        self.tests = {k: run if k in _GLANCES else self._as_watched(run) for k, run in self.tests.items()}
         del self.globals["lipsum"]
         self.begin()
 
     def begin(self) -> None:
         """Begin a new rendering, with a full budget."""
         self._steps = 0
-        self._characters = self._appended = 0
+        self._characters = self._appended = self._made_bytes = self._unseen = 0
         self._until = time.thread_time() + RENDER_S
 
     # --- what a template does ------------------------------------------------------------------------------------
@@ -111,16 +142,29 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function or method."""
         self._step()
+        if not self.is_safe_callable(__obj):
+            raise SecurityError("it calls what it may not")  # Jinja's own message shows the value, however large
         name, given = getattr(__obj, "__name__", ""), (*args, *kwargs.values())
+        name = name if type(name) is str else ""
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja puts a function of its own round `format`
-        self._affordable(name, (owner := getattr(method, "__self__", None), *given))
-        if __obj in _KEEPERS:
-            _weigh(given)
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str | list | tuple | dict):
+            self._spend(len(owner))
+        if args and (isinstance(__obj, LoopContext) or (__obj is dict and not isinstance(args[0], Mapping))):
+            args = (self._each(args[0]), *args[1:])
+        elif name == "join" and args and isinstance(args[0], Iterator):
+            args = given = (list(self._each(args[0])),)
+        self._affordable(name, (owner, *given))
+        if not isinstance(__obj, Macro | LoopContext):  # those are the template's own, and watched inside
+            self._weigh(list(given))
         if type(owner) is _OwnList and name == "append":
             self._appendable(owner, args)
         elif isinstance(owner, list | tuple) and name in _COMPARE:
-            _weigh([owner, *given])
-        return self._check_size(super().call(__context, __obj, *args, **kwargs))
+            self._weigh([owner, *given])
+        elif isinstance(owner, str) and name in ("split", "rsplit", "splitlines"):
+            self._few_pieces(owner, name, args, kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        return self._check_size(result) if name in _PASS_ON else self._made(result)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Apply an operator that can make a large value of small ones."""
@@ -131,13 +175,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TooMuch("it computes too large a power")
         elif operator == "%" and isinstance(left, str):
             self._affordable("%", (left, right))
+        elif operator == "-" and isinstance(left, AbstractSet):
+            raise SecurityError("it may subtract only numbers")
         elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
             self._room(left, len(left) + len(right))
-        return self._check_size(super().call_binop(context, operator, left, right))
+        return self._made(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template may have this; of what changes a value, only two methods of its own lists."""
-        return (type(obj) is _OwnList and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
+        own = type(obj) is _OwnList and attr in ("append", "pop")
+        return own or (attr not in _UNSAFE and super().is_safe_attribute(obj, attr, value))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """`a.b`."""
@@ -145,8 +192,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """`a[b]`."""
+        """`a[b]`; nothing is at a list or the like, of which a failure's message would show all."""
         self._step()
+        if not isinstance(argument, str | int | float | Undefined | None):
+            return self.undefined(obj=obj, name=f"at a {type(argument).__name__}")
         return super().getitem(obj, argument)
 
     def _as_step(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,20 +204,41 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         def step(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
             self._step()
-            if name in ("join", "list", "sum", "sort", "unique", "string", "tojson") and isinstance(value, Iterator):
+            given = [*args, *kwargs.values()]
+            if name in _AT_ONCE and isinstance(value, Iterator):
                 value = list(self._each(value))
-            self._affordable(name, (value, *args, *kwargs.values()))
-            if name not in _LIGHT:
-                _weigh([value, *args, *kwargs.values()] if name in _COMPARE else value)
+            if name in _AT_ONCE | _ONE_BY_ONE and name not in ("string", "tojson") and hasattr(value, "__len__"):
+                self._room([], len(value))
+            if name in _SLOW and isinstance(value, str) and len(value) > MAX_PASSED:
+                raise TooMuch(f"it gives {name} more than {MAX_PASSED} characters")
+            self._affordable(name, (value, *given))
+            if name not in ("d", "default"):
+                self._weigh(given if name in _LIGHT else [value, *given])
+            if name in _ONE_BY_ONE and value:
+                value = self._each(value, watched=name != "map")
             first = {"context": (context,), "eval_context": (context.eval_ctx,), "environment": (self,)}.get(kind, ())
-            return self._check_size(run(*first, value, *args, **kwargs))
+            result = run(*first, value, *args, **kwargs)
+            return self._check_size(result) if result is value or name in _PASS_ON else self._made(result)
 
         return pass_context(step)
 
-    def _each(self, items: Any) -> Iterator[Any]:
-        """Yield the items of a loop, each as a step."""
+    def _as_watched(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a test a step that weighs what it is given; `select` and the like take it too."""
+        kind = getattr(getattr(run, "jinja_pass_arg", None), "name", "")
+
+        def step(context: Context, *given: Any, **named: Any) -> Any:
+            self._step()
+            self._weigh([*given, *named.values()])
+            return run(*((self,) if kind == "environment" else ()), *given, **named)
+
+        return pass_context(step)
+
+    def _each(self, items: Any, watched: bool = False) -> Iterator[Any]:
+        """Yield the items of a loop, each as a step; a watched one is weighed."""
         for item in items:
             self._step()
+            if watched:
+                self._weigh(item)
             yield item
 
     def _join(self, parts: list[Any]) -> str:
@@ -176,12 +246,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._step()
         texts = [_text(part) for part in parts]
         self._room("", sum(map(len, texts)))
-        return "".join(texts)
+        return cast(str, self._made("".join(texts)))
 
     def _check_literal(self, value: Any) -> Any:
         """Check a list or dictionary literal: it may hold others, and those others."""
         self._step()
-        _weigh(value)
+        self._weigh(value)
         return _OwnList(value) if type(value) is list else value
 
     def _count_output(self, value: Any) -> str:
@@ -189,6 +259,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._step()
         text = _text(value)
         self._characters += len(text)
+        self._spend(len(text))
         self._room("", self._characters)
         return text
 
@@ -197,17 +268,58 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if not all(isinstance(value, str | int | float | None) for value in given):
             raise SecurityError("it may append only texts and numbers to its lists")
         self._room([], len(owner) + 1)
-        self._appended += _weigh(given)
+        self._appended += self._weigh(given)
         self._room("", self._appended)
 
     # --- what that costs -----------------------------------------------------------------------------------------
 
     def _step(self) -> None:
         self._steps += 1
-        if self._steps % _LOOK_EVERY == 0 and time.thread_time() > self._until:
-            raise TooMuch(f"it takes more than {RENDER_S:g} s")
         if self._steps > MAX_STEPS:
             raise TooMuch(f"it takes more than {MAX_STEPS} steps")
+        self._spend(_STEP_WEIGHT)
+
+    def _spend(self, weight: int) -> None:
+        """Look at the clock if much has been handled since: what is heavy itself makes the next step look again."""
+        self._unseen += weight
+        if self._unseen > _LOOK_AFTER:
+            self._unseen = weight
+            if time.thread_time() > self._until:
+                raise TooMuch(f"it takes more than {RENDER_S:g} s")
+
+    def _weigh(self, value: Any) -> int:
+        weight = weigh(value)
+        self._spend(weight)
+        return weight
+
+    def _weighed(self, value: Any) -> Any:
+        """Return a value that is to be compared. Raises TooMuch if it holds too much."""
+        self._step()
+        self._weigh(value)
+        return value
+
+    def _made(self, value: Any) -> Any:
+        """Return what is made of other values, unless it is too much beside all that was made before."""
+        if isinstance(value, str | list | tuple | dict):
+            size = sys.getsizeof(value)
+            self._made_bytes += size
+            if self._made_bytes > MAX_MADE:
+                raise TooMuch(f"it makes texts and lists of more than {MAX_MADE} bytes in all")
+            self._spend(size)
+        return self._check_size(value)
+
+    def _few_pieces(self, text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse to split a text into more pieces than a list may have."""
+        separator = args[0] if args else kwargs.get("sep")
+        most = args[1] if len(args) > 1 else kwargs.get("maxsplit", -1)
+        if name != "splitlines" and isinstance(most, int) and most >= 0:
+            return
+        if name != "splitlines" and isinstance(separator, str) and separator:
+            n = text.count(separator)
+        else:
+            found = (_LINE_END if name == "splitlines" else _WORD).finditer(text)
+            n = sum(1 for _ in islice(found, MAX_ITEMS + 1))
+        self._room([], n)
 
     def _affordable(self, name: str, given: tuple[Any, ...]) -> None:
         """Refuse a call that can make too much of its arguments. Raises TooMuch."""
@@ -216,11 +328,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 raise TooMuch(f"it asks for {name or 'something'} of more than {MAX_NUMBER}")
         if name not in _GROWS:
             return
-        if name in ("%", "format", "format_map") and isinstance(given[0], str) and _is_wide(given[0]):
+        if name in ("%", "format", "format_map") and isinstance(given[0], str) and _is_wide(name, given[0]):
             raise TooMuch(f"it asks for {name} of a width beyond all bounds")
-        sizes = sorted((_weigh(value) for value in given), reverse=True)[:2]
+        sizes = sorted((self._weigh(value) for value in given), reverse=True)[:2]
         if len(sizes) == 2 and sizes[0] * max(1, sizes[1]) > 8 * MAX_TEXT:
             raise TooMuch(f"it makes too long a text by {name}")
+        if name == "translate" and sizes[0] > MAX_PASSED:
+            raise TooMuch(f"it translates more than {MAX_PASSED} characters")
 
     def _times(self, left: Any, right: Any) -> None:
         """`left * right`."""
@@ -281,13 +395,10 @@ class _Watched(NodeTransformer):
             operand.expr = _through("_weighed", operand.expr)
         return node
 
-    def visit_Test(self, node: nodes.Test) -> nodes.Test:  # noqa: N802
-        """`a is eq b`: as a comparison. One without a second value compares nothing."""
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
+        """`a[b:c]`, which makes a copy."""
         self.generic_visit(node)
-        if node.args:
-            node.node = _through("_weighed", node.node)
-            node.args = [_through("_weighed", arg) for arg in node.args]
-        return node
+        return _through("_sliced", node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Filter:  # noqa: N802
         """Text outside of all braces."""
@@ -317,27 +428,29 @@ def _through(name: str, node: nodes.Node) -> nodes.Filter:
     return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
 
 
-def _weighed(value: Any) -> Any:
-    """Return a value that is to be compared. Raises TooMuch if it holds too much."""
-    if not isinstance(value, str | int):
-        _weigh(value)
-    return value
-
-
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    _weigh(value)
+    weigh(value)
     return str(value)
 
 
-def _weigh(value: Any) -> int:
+def said(value: object) -> str:
+    """Return the words of an error, or of what a template raises, cut to `MAX_SAID`; they may hold foreign values."""
+    try:
+        weigh(list(value.args) if isinstance(value, Exception) else value)
+    except TooMuch:
+        return f"a {type(value).__name__} too long to be shown"
+    return str(value)[:MAX_SAID]
+
+
+def weigh(value: Any) -> int:
     """Estimate how long a value is as text. Raises TooMuch if it holds too much, such as lists of lists of lists."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, int):
         return min(abs(value), MAX_NUMBER)
-    if not isinstance(value, list | tuple | dict | Namespace):
+    if not isinstance(value, _HOLDERS):
         return 1
     total, n = 0, 0
     waiting: list[Any] = [value]
@@ -346,7 +459,7 @@ def _weigh(value: Any) -> int:
         n += 1
         if isinstance(inner, str | bytes):
             total += len(inner)
-        elif isinstance(inner, list | tuple | dict | Namespace):
+        elif isinstance(inner, _HOLDERS):
             waiting += _parts(inner)
         else:
             total += 8
@@ -359,6 +472,8 @@ def _parts(value: Any) -> list[Any]:
     kind: type = type(value)
     if kind is Namespace:
         return list(object.__getattribute__(value, "_Namespace__attrs").values())
+    if kind is MethodType:
+        return [value.__self__]  # as text it shows whose it is
     return [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
 
 
@@ -366,21 +481,10 @@ def _bits(value: Any) -> int:
     return value.bit_length() if isinstance(value, int) else 0
 
 
-def _is_wide(text: str) -> bool:
-    """Whether a format may have a width of more than 3 digits, or one that is given beside it."""
-    digits = 0
-    after = False  # within a conversion
-    for c in text:
-        if c in "%{":
-            after, digits = True, 0
-        elif after and c == "*":
-            return True
-        elif after and c.isdigit():
-            digits += 1
-            if digits > 3:
-                return True
-        elif c.isspace() or c == "}":
-            after = False
-        else:
-            digits = 0
-    return False
+def _is_wide(name: str, text: str) -> bool:
+    """Whether a format may have a width of more than 3 digits, one given beside it, or too many conversions."""
+    if text.count("{") + text.count("%") > MAX_FIELDS:
+        return True
+    if name == "%":
+        return any(found[1] for found in _WIDE.finditer(text))
+    return any(spec and ("{" in spec or re.search(r"\d{4}", spec)) for _, _, spec, _ in Formatter().parse(text))

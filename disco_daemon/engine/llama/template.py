@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from ...plain import writable_text
-from .sandbox import Sandbox, TooMuch
+from .sandbox import Sandbox, TooMuch, said
 from .turns import has_all, orders
 
 # Used for a model without a template, such as a base model: plain roles, readable by any model.
@@ -61,7 +61,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source or PLAIN_TEMPLATE)
         except _FAULTS as e:
-            raise TemplateUnfit(f"the model's chat template does not compile: {writable_text(str(e))}") from e
+            raise TemplateUnfit(f"the model's chat template does not compile: {writable_text(said(e))}") from e
         self._bos, self._eos = bos, eos
 
     def render(self, messages: Messages, args: Mapping[str, Any] = _NO_ARGS, tools: Tools = None) -> str:
@@ -106,10 +106,10 @@ class ChatTemplate:
                 text = self._template.render(given | ({"tools": tools} if tools else {}), add_generation_prompt=True)
                 return writable_text(text)  # a template may spell halves of characters
         except TooMuch as e:
-            msg = f"the model's chat template refuses these messages, for it takes more than it may: {e}"
+            msg = f"the model's chat template refuses these messages, for it takes more than it may: {said(e)}"
             raise TemplateUnfit(msg) from e
         except _FAULTS as e:
-            raise TemplateError(f"the model's chat template refuses these messages: {writable_text(str(e))}") from e
+            raise TemplateError(f"the model's chat template refuses these messages: {writable_text(said(e))}") from e
 
     def try_out(self) -> None:
         """Render two messages. Raises TemplateUnfit if that takes too much; a template may refuse them."""
@@ -198,5 +198,5 @@ def _texts(value: object) -> Iterator[str]:
         yield from (text for item in value for text in _texts(item))
 
 
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _raise(message: object) -> None:
+    raise jinja2.TemplateError(said(message))

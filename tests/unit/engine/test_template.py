@@ -20,6 +20,8 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+LONG = "{% set a = 'x' * 30000000 %}MORE"
+DEEP = LONG.replace("MORE", "{% set l = [a] * 199999 %}{{ MORE }}")
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -174,6 +176,11 @@ def test_the_callers_messages_are_left_alone() -> None:
         "{% set own = {} %}{{ own.update(a=1) }}",
         "{{ messages[0].update(content='x') }}",
         "{{ range(10 ** 9) | list }}",
+        "{{ 'a'.encode() }}",
+        "{{ (5).to_bytes(9) }}",
+        "{{ {}.fromkeys([1]) }}",
+        "{{ {1: 2}.keys() - [1] }}",
+        "{{ ('<b>' | e).striptags() }}",
         "{% include '/etc/passwd' %}",
     ],
 )
@@ -208,6 +215,59 @@ def test_a_template_may_say_why_it_refuses() -> None:
 @pytest.mark.parametrize(
     "source",
     [
+        DEEP.replace("MORE", "raise_exception(l)"),
+        LONG.replace("MORE", "{{ raise_exception(a) }}"),
+        DEEP.replace("MORE", "{}[l].x"),
+        DEEP.replace("MORE", "{}[l:].x"),
+        DEEP.replace("MORE", "{}[(1, a)].x"),
+        LONG.replace("MORE", "{{ {}[a].x }}"),
+        LONG.replace("MORE", "{{ messages[a]() }}"),
+        LONG.replace("MORE", "{{ '{a}'.format_map({})[a] }}"),
+        LONG.replace("MORE", "{{ [].index(a) }}"),
+        DEEP.replace("MORE", "3[0]()").replace(
+            "{{", "{% set ns = namespace(unsafe_callable=1) %}{% set ns.x = l %}{{ ns() }}{{"
+        ),
+        "{{ messages | map('" + "x" * 9000 + "') | list }}",
+    ],
+)
+def test_what_a_failing_template_says_is_short(source: str) -> None:
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+    with pytest.raises(TemplateError, match="refuses these messages") as refused:
+        render(source)
+    assert len(str(refused.value)) < 1200
+    assert time.thread_time() - began < 3 * RENDER_S
+    kib = 1024 if sys.platform == "darwin" else 1
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / kib < 300_000, "of KiB"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ messages | selectattr('role', 'in', ['user']) | map(attribute='content') | join }}", "Hi"),
+        (
+            "{{ ['a', 'B'] | select('lower') | list }}{{ 'a' is in ['a'] }}{{ none | map('upper') | list }}",
+            "['a']True[]",
+        ),
+        ("{{ [3, 1, 3] | unique | list }}{{ [[1], [2]] | sum(start=[]) }}{{ {'a': 1}[nothing] }}", "[3, 1][1, 2]"),
+        (
+            "{{ '%s 100%% 2024 %5.2f' % ('a', 1) }}{{ '{{{:>4}}} {}'.format('b', 2024) }}",
+            "a 100% 2024  1.00{   b} 2024",
+        ),
+        (
+            "{{ 'a b  c'.split() }}{{ 'a,b,c'.split(',', 1)[-1] }}{{ messages[0:][0].content[1:] }}",
+            "['a', 'b', 'c']b,ci",
+        ),
+        ("{{ ('<' | safe) ~ ('a b' | wordcount) ~ ('a b' | title) }}{{ dict([('a', 1)]) }}", "<2A B{'a': 1}"),
+        ("{% for x in [1, [2]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}", "12"),
+    ],
+)
+def test_a_bounded_operation_says_what_it_says_elsewhere(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
         "{% for m in messages %}",
         "{{ 'x' | nope }}",
         "{{",
@@ -225,6 +285,7 @@ def test_a_template_that_does_not_compile_says_so(source: str) -> None:
 DOUBLED = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = MORE %}{% endfor %}{{ ns.x | string }}"
 # Equal texts that are not the same one: to compare two such lists takes minutes.
 SAME = "{% set a = ['a' * 1000000] * 99999 %}{% set b = ['a' * 1000000] * 99999 %}{{ MORE }}"
+ITEMS = "{% set l = [0] * 190000 %}MORE"
 OWN = (
     "{% set own = [] %}{% set all = [own] * 99999 %}{% for i in range(99) %}{% set _ = own.append(i) %}{% endfor %}MORE"
 )
@@ -269,6 +330,46 @@ BOMBS = [
     SAME.replace("MORE", "(a + b) | max | length"),
     SAME.replace("MORE", "(a + b) | unique | list | length"),
     SAME.replace("MORE", "a | select('eq', b[0]) | list | length"),
+    # What is compared, again and again.
+    ITEMS.replace("MORE", "{% set x = l != l %}" * 200),
+    ITEMS.replace("MORE", "{% set x = l is ne l %}" * 200),
+    LONG.replace("MORE", "{% set b = 'x' * 30000000 %}" + "{% set x = a != b %}" * 800),
+    LONG.replace("MORE", "{% set x = a is lower %}" * 800),
+    SAME.replace("MORE", "{1: a}.items() == {1: b}.items()"),
+    "{{ ([-1] * 99000) | select('in', [0] * 99000) | list }}",
+    "{{ ([-1] * 99000) | reject('in', [0] * 99000) | list }}",
+    "{{ ([{'a': -1}] * 40000) | selectattr('a', 'in', [0] * 99000) | list }}",
+    "{{ ([{'a': -1}] * 40000) | rejectattr('a', 'in', [0] * 99000) | list }}",
+    "{{ (['b'] * 99000) | map('upper') | select('in', 'a' * 30000000) | list }}",
+    "{{ (['b'] * 199000) | select('in', 'a' * 30000000) | list }}",
+    "{{ ([[0]] * 99999) | sum(start=[]) | length }}",
+    "{% for x in [0] * 9999 recursive %}{% if not x %}{{ loop(range(1, 99999)) }}{% endif %}{% endfor %}",
+    # What is shown of values, in messages too.
+    DEEP.replace("MORE", "l is lower"),
+    DEEP.replace("MORE", "messages | attr(l)"),
+    DEEP.replace("MORE", "range(3).index(l)"),
+    DEEP.replace("MORE", "([{1: a}.items()] * 199999) | string"),
+    DEEP.replace("MORE", "([(a | e).upper] * 199999) | string"),
+    # One operation that is large of itself.
+    "{{ '{:{}}'.format('a', '300000000') }}",
+    "{{ '{: 1000000000}'.format(1) }}",
+    "{{ '%  1000000000d' % 1 }}",
+    "{{ '%(a(b))1000000000d' % {'a(b)': 1} }}",
+    "{{ ('{0}' * 9000000).format('') }}",
+    "{{ ('aa ' * 4000000) | wordcount }}",
+    "{{ ('a' * 30000000) | list }}",
+    "{{ ('aa ' * 10000000).split() }}",
+    "{{ ('aa ' * 10000000).split(' ') }}",
+    "{{ ('aa\\r' * 10000000).splitlines() }}",
+    LONG.replace("MORE", "".join("{% set x = a.upper() %}" for _ in range(300))),
+    # What many variables hold.
+    *(
+        LONG.replace("MORE", "".join("{% set b" + f"{i} = {made}" + " %}" for i in range(300)))
+        for made in ("a ~ 1", "a + 'b'", "a[1:]", "a | replace('x', 'y')", "a.lower()", "'%s' % a", "([0] * 190000)")
+    ),
+    LONG.replace(
+        "MORE", "{% macro f() %}{{ a }}{% endmacro %}" + "".join("{% set b" + f"{i} = f() %}}" for i in range(30))
+    ),
 ]
 
 
