@@ -405,6 +405,15 @@ class _Watched(NodeTransformer):
         self.generic_visit(node)
         return _through("_sliced", node) if isinstance(node.arg, nodes.Slice) else node
 
+    def visit_ScopedEvalContextModifier(  # noqa: N802
+        self, node: nodes.ScopedEvalContextModifier
+    ) -> nodes.ScopedEvalContextModifier:
+        """`{% autoescape true %}` makes five characters of one after all have been counted; a prompt is no web page."""
+        if any(not isinstance(option.value, nodes.Const) or option.value.value for option in node.options):
+            raise SecurityError("a prompt is not escaped as a web page is")
+        self.generic_visit(node)
+        return node
+
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Filter:  # noqa: N802
         """Text outside of all braces."""
         return _through("_text", nodes.Const(node.data, lineno=node.lineno))

@@ -258,6 +258,7 @@ def test_what_a_failing_template_says_is_short(source: str) -> None:
             "['a', 'b', 'c']b,ci",
         ),
         ("{{ ('<' | safe) ~ ('a b' | wordcount) ~ ('a b' | title) }}{{ dict([('a', 1)]) }}", "<2A B{'a': 1}"),
+        ("{% autoescape false %}{{ '&' }}{% endautoescape %}", "&"),
         ("{% for x in [1, [2]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}", "12"),
     ],
 )
@@ -270,6 +271,8 @@ def test_a_bounded_operation_says_what_it_says_elsewhere(source: str, expected: 
     [
         "{% for m in messages %}",
         "{{ 'x' | nope }}",
+        "{% autoescape true %}{{ '&' }}{% endautoescape %}",
+        "{% autoescape messages %}{{ '&' }}{% endautoescape %}",
         "{{",
         "{% break %}",
         "{{ f(x=1, x=2) }}",
