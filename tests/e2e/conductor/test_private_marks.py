@@ -159,6 +159,9 @@ async def test_whatever_is_asked_of_whom_nothing_private_is_written_or_sent(tmp_
         ) as daemon,
     ):
         await daemon.device_ready()
+        asked_openly = {"model": "disco", "messages": [{"role": "user", "content": OPEN}]}  # by somebody who stays
+        async with daemon.session.post(f"{daemon.root}/v1/chat/completions", json=asked_openly) as response:
+            assert response.status == 200
         for step in range(40):
             private = rng.random() < 0.7
             asked = any_request(daemon, rng, SECRET if private else OPEN, private=private)
