@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ..types import GenerationRequest
 from ..types.content import text_of
-from ..types.thought_marks import EXAONE_DEEP, MAX_SPACE, MISTRAL, TAGS
+from ..types.thought_marks import EXAONE_DEEP, MAX_SPACE, MISTRAL, TAGS, ThoughtText
 
 Tags = Sequence[tuple[str, str]]  # marks that open a thought, each with the one that closes it
 
@@ -33,15 +33,15 @@ def tags_for(request: GenerationRequest) -> Tags:
 class LeadingThought:
     """Divides the text of one answer, in pieces; `is_over` once all that comes is the answer's."""
 
-    __slots__ = ("_closing", "_has_begun", "_held", "_is_closed", "_space", "_tags", "is_over")
+    __slots__ = ("_closing", "_held", "_is_closed", "_tags", "_thought", "is_over")
 
     def __init__(self, tags: Tags) -> None:
         self.is_over = False
         self._tags = tags
         self._held = ""  # what may be a mark, or a part of one
         self._closing = ""  # the mark behind the thought that has begun
-        self._has_begun = self._is_closed = False
-        self._space = ""  # behind what is said of the thought: none of it, if that ends here
+        self._is_closed = False
+        self._thought = ThoughtText()
 
     def divided(self, piece: str) -> tuple[str, str]:
         """Take the next piece; return what is known by it of the answer's text, and of the thought's."""
@@ -54,7 +54,7 @@ class LeadingThought:
         """Return what was held back, of both, where the answer ends."""
         held, self._held, self.is_over = self._held, "", True
         if self._closing and not self._is_closed:
-            return "", self._thought(held)
+            return "", self._thought.add(held)
         return held, ""
 
     def _before(self) -> tuple[str, str]:
@@ -71,12 +71,12 @@ class LeadingThought:
     def _within(self) -> tuple[str, str]:
         text, mark = self._held, self._closing
         if (at := text.find(mark)) >= 0:
-            thought = self._thought(text[:at])
+            thought = self._thought.add(text[:at])
             self._is_closed, self._held = True, text[at + len(mark) :]
             return self._behind()[0], thought
         n_held = next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
         self._held = text[len(text) - n_held :]
-        return "", self._thought(text[: len(text) - n_held])
+        return "", self._thought.add(text[: len(text) - n_held])
 
     def _behind(self) -> tuple[str, str]:
         self._held = self._held.lstrip()
@@ -85,12 +85,3 @@ class LeadingThought:
     def _answer(self, text: str) -> tuple[str, str]:
         self._held, self.is_over = "", True
         return text, ""
-
-    def _thought(self, text: str) -> str:
-        text = self._space + (text if self._has_begun else text.lstrip())
-        said = text.rstrip()
-        if len(text) - len(said) > MAX_SPACE:  # held longer, it would be looked at with each piece
-            said = text
-        self._space = text[len(said) :]
-        self._has_begun = self._has_begun or bool(said)
-        return said

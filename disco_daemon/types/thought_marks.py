@@ -12,6 +12,28 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+MAX_SPACE = 256  # characters of white space in front of a thought, or within one, that are held back
+
+
+class ThoughtText:
+    """The text of one thought, in pieces, without the white space around it."""
+
+    __slots__ = ("_has_begun", "_space")
+
+    def __init__(self) -> None:
+        self._has_begun = False
+        self._space = ""  # behind what was returned: none of the thought, if that ends here
+
+    def add(self, text: str) -> str:
+        """Take the next piece; return what is known by it to be of the thought."""
+        text = self._space + (text if self._has_begun else text.lstrip())
+        said = text.rstrip()
+        if len(text) - len(said) > MAX_SPACE:  # held longer, it would be looked at with each piece
+            said = text
+        self._space = text[len(said) :]
+        self._has_begun = self._has_begun or bool(said)
+        return said
+
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
@@ -95,7 +117,6 @@ FAMILIES = {
 KNOWN = tuple(FAMILIES.values())
 
 TAGS = tuple((marks.opening, marks.closing) for marks in KNOWN if not marks.signs)  # those that nothing else says
-MAX_SPACE = 256  # characters of white space in front of a thought, or within one, that are held back
 
 # Formats of calls that take their thoughts apart themselves (`tools`): for a budget these marks are counted by.
 IN_FORMATS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from ...types.thought_marks import MAX_SPACE, THINK, ThoughtMarks
+from ...types.thought_marks import THINK, ThoughtMarks, ThoughtText
 from .text import TextStream
 
 
@@ -38,8 +38,7 @@ class ThinkingText(TextStream):
         self._thinking = TextStream([marks.closing])
         self._wrapped = TextStream([marks.ending]) if marks.ending else None  # an answer that a mark may end
         self._is_marked = inside  # whether something is left out
-        self._thought = self._space = ""
-        self._begun = False  # the thought, behind its leading white space
+        self._thought, self._trimmed = "", ThoughtText()
 
     @property
     def whole(self) -> bool:
@@ -115,14 +114,7 @@ class ThinkingText(TextStream):
         return self._begin(self._thinking.left[len(self._closing) :])
 
     def _note(self, text: str) -> None:
-        """Add to the thought. White space at its end is held back: it may be the end of the thought."""
-        text = self._space + (text if self._begun else text.lstrip())
-        kept = text.rstrip()
-        if len(text) - len(kept) > MAX_SPACE:  # held longer, it would be looked at with each token
-            kept = text
-        self._space = text[len(kept) :]
-        self._thought += kept
-        self._begun = self._begun or bool(kept)
+        self._thought += self._trimmed.add(text)
 
     def _say(self, piece: bytes) -> str:
         if self._is_marked and self._wrapped is not None:
