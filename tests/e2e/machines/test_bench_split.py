@@ -49,7 +49,10 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
         draft = rows[data, "draft"]
         assert (draft["equal"], draft["cut"], draft["codec"]) == (1.0, 0, "ids")
         assert draft["mb_up"] * 8 < exact["mb_up"]
-        assert draft["request_rate"] < 1
+        # The clock decides whether a draft pays (`scheduler.draft_length`). On a machine so busy that a row takes far
+        # longer than the round trip none does, and each token is asked for; what is drafted is right, and saves that.
+        # `test_split_draft` has a way that is always worth it.
+        assert draft["request_rate"] < 1 or (draft["request_rate"], draft["wasted_drafts"]) == (1.0, 0.0)
         assert rows[data, "alone"]["equal"] == 1.0, "the drafting model is the large one itself"
     cuts = figures["cuts"]
     assert (cuts["n"], cuts["lost"], cuts["changed"], cuts["doubled"]) == (1, 0, 0, 0)
