@@ -206,7 +206,8 @@ class Talk:
         if words := fallback_words(record or {}):
             print(f"({words}; `disco doctor` looks for the cause)", file=sys.stderr)
         if record and record.get("stopped"):
-            print("(stopped: it was repeating itself; ask again for another answer)", file=sys.stderr)
+            let = "`disco config set delivery.stop_repetition false` lets it"
+            print(f"(stopped: it was repeating itself; ask again for another answer; {let})", file=sys.stderr)
 
 
 def _converse(talk: Talk, runner: asyncio.Runner) -> int:

@@ -111,11 +111,13 @@ def side_health(endpoint: Json, *, is_private: bool = False, is_capped: bool = F
 def fallback_words(record: Json) -> str:
     """Return why this machine wrote an answer that a server was to write, from the answer's `disco` object; else ""."""
     server, tokens = (record.get("endpoints") or {}).get("server") or {}, record.get("tokens") or {}
-    if not (server.get("error") and tokens.get("device")):
+    if not tokens.get("device"):
         return ""
-    return (
-        f"the server: {reason_words(server['error'])}; this machine {'went on' if tokens.get('server') else 'answered'}"
-    )
+    if server.get("error"):
+        does = "went on" if tokens.get("server") else "answered"
+        return f"the server: {reason_words(server['error'])}; this machine {does}"
+    is_stand_in = (record.get("stand_in") or {}).get("side") == "device" and record.get("reason") == "only"
+    return "the server could not be asked for this; this machine's stand-in answered" if is_stand_in else ""
 
 
 def sides_of(state: Json) -> dict[str, SideHealth]:
@@ -124,7 +126,7 @@ def sides_of(state: Json) -> dict[str, SideHealth]:
 
     def is_capped(kind: str) -> bool:
         used = [cap for name, cap in caps.items() if name.startswith(kind) and cap.get("limit") is not None]
-        return any(cap["spent"] >= cap["limit"] for cap in used)
+        return any(cap["spent"] + cap["reserved"] >= cap["limit"] for cap in used)
 
     endpoints, found = state.get("endpoints") or {}, {}
     if "device" in endpoints:

@@ -19,6 +19,7 @@ from ..types import (
     Reason,
     Relation,
     Side,
+    Unequal,
 )
 from .context import AnswerContext
 from .eligible import is_left_alone
@@ -142,5 +143,10 @@ def reason_of(
     if side.other not in available:
         return Reason.ONLY
     if relation.lower is not None:
-        return Reason.STAND_IN if side is relation.lower else Reason.GRADE
+        if side is not relation.lower:
+            return Reason.GRADE
+        begins = relation.unequal is Unequal.FIRST_WORDS
+        return (
+            Reason.STAND_IN if others or begins else Reason.ONLY
+        )  # the better side wanted not to be asked, or had no way
     return Reason.RACE if others else Reason.PLAN

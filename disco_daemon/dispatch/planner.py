@@ -144,15 +144,17 @@ class Planner:
     def patience_s(self, length: int, device: Readiness) -> float:
         """Return how long the side that is not scarce may be silent before the scarce one starts, budget or not, s.
 
+        A server that mostly fails has hardly any time: waiting for its failures costs the reader more.
         Beyond anything that was seen of it no sample lies, so that no wait costs budget there, and none is chosen.
         """
+        if self.constrained is Side.DEVICE and self.knowledge.server.availability() < UNRELIABLE:
+            return LEAST_S
         return self.silence_s(self.constrained.other, length, device)
 
     def silence_s(self, side: Side, length: int, device: Readiness) -> float:
         """Return how long a side is silent at most, by all that was seen of it, s; infinite while too little was."""
         if side is Side.SERVER:
-            server = self.knowledge.server
-            return LEAST_S if server.availability() < UNRELIABLE else server.silence_s
+            return self.knowledge.server.silence_s
         if self.knowledge.device.n < DEVICE_ENOUGH:
             return math.inf
         return max(DEVICE_LEAST_S, DEVICE_BEYOND * self.device_s(length, device))
@@ -162,8 +164,9 @@ class Planner:
     ) -> Plan:
         """Return the plan where a side is a stand-in: the better one begins, the stand-in ends its silence.
 
-        A stand-in begins instead where it may show the first words, and the better side `goes_on` with them. A policy
-        that does not learn is the user's own choice of a side, and stays.
+        However often the better side has failed, it is waited for as long as it may be silent: if it fails again, that
+        is heard. A stand-in begins instead where it may show the first words, and the better side `goes_on` with them.
+        A policy that does not learn is the user's own choice of a side, and stays.
         """
         lower = relation.lower
         if lower is None or not self.policy.learns:

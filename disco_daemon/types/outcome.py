@@ -22,7 +22,7 @@ class Reason(StrEnum):
 
     PRIVATE = "private"  # the request must not leave this machine
     ROUTE = "route"  # the client asked for this side, by the model's name or `disco.route`
-    ONLY = "only"  # no other side is there that can serve it and that no cap closes
+    ONLY = "only"  # no other side is there that can serve it, that no cap closes and that may be asked now
     FAILURE = "failure"  # the other side began, and failed
     RACE = "race"  # both had begun, and this one was first
     PLAN = "plan"  # it was planned to begin, and the other had not begun yet

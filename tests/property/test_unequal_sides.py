@@ -32,6 +32,7 @@ DEVICE, SERVER = Side.DEVICE, Side.SERVER
 TTFT_S = 0.2  # of either side, as it is known
 CLOSE_S = 0.02  # timers
 N_KNOWN = 60
+N_FAILED = 200  # requests that a server was seen to fail: hardly ever it answers
 COSTS = Costs(device_prefill=1e-9, device_decode=2e-8, server_prefill=1.5e-7, server_decode=6e-7)
 
 waits = st.sampled_from([0.01, 0.1, 0.5 * STALL_S, 1.5 * STALL_S, 1.0, 3.0])
@@ -79,6 +80,8 @@ async def test_no_token_of_a_stand_in_is_shown_while_the_better_side_is_able(dat
     for _ in range(data.draw(st.sampled_from([0, N_KNOWN]))):
         on.planner.knowledge.server.add(TTFT_S, censored=False)
         on.planner.knowledge.device.add(10, TTFT_S)
+    for _ in range(data.draw(st.sampled_from([0, 0, N_FAILED]))):
+        on.planner.knowledge.server.add_failure(None)
     on.planner.refit()
     on.shadow = data.draw(st.booleans())
     pace_tps = data.draw(st.sampled_from([0.1, 20.0]))  # a slow reader needs next to nothing held back for a move
@@ -89,7 +92,8 @@ async def test_no_token_of_a_stand_in_is_shown_while_the_better_side_is_able(dat
     page = Reloading(on, data.draw(st.sampled_from([None, Relation(), replace(relation, stand_in=better)])))
     wish: dict[str, Any] = data.draw(st.sampled_from([{}, {}, {}, {"prefers": better}]))
     length = sides[DEVICE].n_prompt
-    patience_s = on.planner.silence_s(better, length, sides[DEVICE].ready)
+    seen_s = on.planner.knowledge.server.silence_s
+    patience_s = seen_s if better is SERVER else on.planner.silence_s(better, length, sides[DEVICE].ready)
 
     _, outcome = await played(on, asked(**wish), page)
 

@@ -139,7 +139,10 @@ def test_nothing_that_a_terminal_obeys_comes_of_any_markdown(text: str) -> None:
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ({"stopped": "repetition"}, "stopped: it was repeating itself; Ctrl+R tries again"),
+        (
+            {"stopped": "repetition"},
+            "stopped: it was repeating itself; Ctrl+R tries again (delivery.stop_repetition = false lets it)",
+        ),
         ({}, "cut at the length limit: Ctrl+G goes on"),
     ],
 )
@@ -147,7 +150,7 @@ def test_an_answer_that_was_stopped_says_why_and_what_to_do(record: dict[str, An
     entry = Entry(1, "assistant")
     entry.grow("na na na", "device")
     entry.end("length", record)
-    assert "\n".join(drawn(entry, 60, THEME)).strip().endswith(says)
+    assert "\n".join(drawn(entry, 120, THEME)).strip().endswith(says)
     entry.end("length", {"stopped": ["what", "a file says"]})
     assert "what" in "\n".join(drawn(entry, 60, THEME))
 

@@ -10,6 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from disco_daemon.client.amounts import dollars, figure
+from disco_daemon.client.side_health import fallback_words
 
 from ..data.readers import tokens_in
 from . import markdown
@@ -20,7 +21,7 @@ THOUGHT_LINES = 3  # of a thought that goes on, the latest ones
 MAX_THOUGHT = 32_768  # characters of an answer's thought that are kept, the latest ones; the store has none
 ENDS = {
     "length": "cut at the length limit: Ctrl+G goes on",
-    "repetition": "stopped: it was repeating itself; Ctrl+R tries again",
+    "repetition": "stopped: it was repeating itself; Ctrl+R tries again (delivery.stop_repetition = false lets it)",
     "cancelled": "stopped: Ctrl+G goes on, Ctrl+R tries again",
     "error": "failed: Ctrl+R tries again",
     None: "interrupted: Ctrl+G goes on, Ctrl+R tries again",
@@ -255,6 +256,8 @@ class Entry:
             return [] if self.text or self.thought else [self._wait(theme)]
         record = self.disco or {}
         lines = markdown.wrap(Text(summary(record, theme), theme.dim), width) if record.get("tokens") else []
+        if words := fallback_words(record):
+            lines += markdown.wrap(Text(fit(words), theme.dim), width)
         if record.get("error"):
             lines += markdown.wrap(Text(fit(str(record["error"])), theme.error), width)
         if self.finish != "stop":

@@ -104,6 +104,24 @@ async def test_a_silence_beyond_all_that_was_seen_starts_the_stand_in() -> None:
 
 
 @in_jumps
+async def test_a_server_that_has_failed_often_and_is_back_is_waited_for() -> None:
+    device, server = says(DEVICE), says(SERVER, 0.9 * PATIENCE_S)
+    on = unequal(device, server, stands(DEVICE))
+    for _ in range(400):
+        on.planner.knowledge.server.add_failure(None)
+    assert (await heard(on))[0] == "server is here"
+    assert device.asked == []
+
+
+@in_jumps
+async def test_a_server_that_wants_to_be_left_alone_is_said_not_to_have_been_there() -> None:
+    device, server = says(DEVICE), Scripted(SERVER, [Finish("stop")], Readiness(down_s=60.0))
+    text, outcome, reason = await heard(unequal(device, server, stands(DEVICE)))
+    assert (text, reason) == ("device is here", Reason.ONLY)
+    assert [a.side for a in outcome.attempts] == [DEVICE]
+
+
+@in_jumps
 async def test_a_silence_that_is_usual_does_not() -> None:
     device, server = says(DEVICE), says(SERVER, 0.9 * PATIENCE_S)
     assert (await heard(unequal(device, server, stands(DEVICE))))[0] == "server is here"

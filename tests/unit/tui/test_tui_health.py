@@ -25,7 +25,7 @@ from disco_tui.widgets.status_line import status_text
 READY = {"model": "SmolLM2-135M-Instruct.Q4_1", "state": "ready", "last_error": None}
 SERVER: dict[str, Any] = {"model": "gpt-4o-mini", "state": "configured", "tried": True, "failing": None, "down_s": 0.0}
 REFUSED = SERVER | {"failing": {"reason": "unauthorized", "since": 0.0}}
-CAP = {"unit": "$", "limit": 0.5, "spent": 0.5}
+CAP = {"unit": "$", "limit": 0.5, "spent": 0.5, "reserved": 0.0}
 
 
 def state(server: Any = SERVER, device: Any = READY, **more: Any) -> dict[str, Any]:
@@ -135,3 +135,30 @@ def test_an_answer_that_the_server_was_to_write_says_why_it_did_not(
     record = {"endpoints": {"server": {"error": error}}, "tokens": {"server": server, "device": device}}
     assert fallback_words(record) == says
     assert fallback_words({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "side", "device", "is_said"),
+    [
+        ("only", "device", 9, True),
+        ("only", "server", 9, False),
+        ("grade", "device", 0, False),
+        ("route", "device", 9, False),
+    ],
+)
+def test_an_answer_by_the_stand_in_of_a_server_that_was_not_asked_says_so(
+    reason: str, side: str, device: int, *, is_said: bool
+) -> None:
+    record = {"reason": reason, "stand_in": {"side": side, "why": "."}, "tokens": {"device": device}, "endpoints": {}}
+    assert bool(fallback_words(record)) is is_said
+    assert fallback_words({**record, "stand_in": None}) == ""
+
+
+def test_a_server_whose_cap_is_held_by_answers_that_run_is_capped() -> None:
+    cap = {"unit": "$", "limit": 1.0, "spent": 0.1, "reserved": 0.9, "reset_at": 0.0}
+    endpoints = {"server": {"model": "m", "state": "configured", "tried": True}}
+    sides = [
+        sides_of({"endpoints": endpoints, "money": {"caps": {"usd_per_day": cap | more}}})
+        for more in ({}, {"reserved": 0.8})
+    ]
+    assert [found["server"].words for found in sides] == ["capped", "ready"]
