@@ -174,6 +174,17 @@ async def test_a_side_that_cannot_answer_is_not_said_to_be_asked(daemon: Dictate
         assert app.chat.query_one(Transcript)._timer is None, "nothing moves for a screen reader"
 
 
+async def test_a_side_that_becomes_ill_while_it_is_waited_for_is_said_to_be(daemon: Dictated) -> None:
+    async with shown(daemon.root, plain=True) as (app, pilot):
+        await until(pilot, lambda: "big-one" in screen_text(app))
+        await ask(pilot, daemon, "why")
+        await until(pilot, lambda: "[device] reading, [server] asked" in screen_text(app))
+        sides = STATE["endpoints"]
+        failing = {"failing": {"reason": "unreachable", "since": 0.0}}
+        daemon.state = STATE | {"endpoints": sides | {"server": sides["server"] | failing}}
+        await until(pilot, lambda: "[device] reading, [server] unreachable" in screen_text(app))
+
+
 @pytest.mark.parametrize(
     ("model", "state", "sides"),
     [

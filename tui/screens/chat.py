@@ -184,7 +184,8 @@ class ChatScreen(Screen[None]):
 
     def show_state(self, state: Mapping[str, Any] | None, trouble: str = "") -> None:
         """Show how the sides are; without a state, why there is none."""
-        alone, self.conversations.state = self.conversations.alone, state
+        alone = self.conversations.alone
+        self.conversations.follow(state)
         self.query_one(StatusLine).show(state, trouble)
         if alone != self.conversations.alone:
             self.show_line()

@@ -228,6 +228,15 @@ class Conversations:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def follow(self, state: Mapping[str, Any] | None) -> None:
+        """Take the daemon's state of now. Answers without a word say by it whom they wait for."""
+        self.state = state
+        for answer in [answering.entry for answering in self._answering.values()] if state is not None else []:
+            waits = waiting_for(state, self.model)
+            if not answer.text and waits != answer.asked_of:
+                answer.asked_of = waits
+                self.post(AnswerGrew(answer))
+
     def _last_turn(self) -> int | None:
         return self.entries[-1].turn if self.entries else None
 
