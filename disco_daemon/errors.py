@@ -69,7 +69,7 @@ class EndpointError(DiscoError):
         if your_fault:
             self.status = 400
             self.type = "invalid_request_error"
-        elif reason in ("cap_reached", "max_cost_reached"):
+        elif reason in ("cap_reached", "max_cost_reached", "no_credit"):
             self.status = 429
             self.type = "insufficient_quota"
         elif reason == "rate_limited":

@@ -13,6 +13,7 @@ Json = Mapping[str, Any]
 # What a server's last failure means, by its reason; the key that mends it, where one does.
 REASONS: dict[str, tuple[str, str]] = {
     "unauthorized": ("key refused", "F5"),
+    "forbidden": ("not allowed", "F5"),
     "no_credit": ("out of credit", "F5"),
     "unreachable": ("unreachable", "F5"),
     "not_found": ("no such model", "F5"),
@@ -39,7 +40,14 @@ STATES: dict[str, tuple[str, bool]] = {
     "off": ("off", False),
 }
 EVENTS = ("no answer in time", "went silent", "broke off")  # happen at a time, where the others last
-LASTING = ("unauthorized", "no_credit", "unreachable", "not_found", "redirected")  # until somebody does something
+LASTING = (
+    "unauthorized",
+    "forbidden",
+    "no_credit",
+    "unreachable",
+    "not_found",
+    "redirected",
+)  # until somebody does something
 _PACKING = re.compile(r"[-._](?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
 _KIND = re.compile(r"[-_](?:instruct|chat|it)$", re.IGNORECASE)
 

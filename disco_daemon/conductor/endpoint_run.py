@@ -14,7 +14,7 @@ from ..types import PromptLength, Readiness, Side, Usage
 UNBILLED = frozenset(
     {
         "unreachable", "unauthorized", "rate_limited", "server_error", "refused", "not_found", "no_continuation",
-        "redirected", "overloaded",
+        "redirected", "overloaded", "no_credit", "forbidden",
     }
 )  # fmt: skip
 MIN_RATE_TOKENS = 8  # fewer tokens than this tell no decode speed

@@ -39,7 +39,7 @@ PROMPTS = (
 )
 # Says nothing about a method: the server could not be asked at all. A time-out is not among them, since the server has
 # just answered in full: what hangs is the method.
-_NOT_ASKED = frozenset({"unreachable", "rate_limited", "unauthorized", "dropped"})
+_NOT_ASKED = frozenset({"unreachable", "rate_limited", "unauthorized", "forbidden", "no_credit", "dropped"})
 _REFUSED = frozenset({"refused", "not_found"})
 # How a method is judged when its prompts disagree and no verdict has the majority.
 _MIXED = Verdict("differs", "not the same way for every prompt")

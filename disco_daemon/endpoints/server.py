@@ -52,7 +52,7 @@ __all__ = ["Server", "ServerConfig"]
 log = logging.getLogger("disco.server")
 
 # What was wrong when a server has no list of models, or none that can be read.
-TELLS_NOTHING = ("not_found", "refused", "unauthorized", "redirected", "garbage", "endless")
+TELLS_NOTHING = ("not_found", "refused", "unauthorized", "forbidden", "redirected", "garbage", "endless")
 
 # What the device knows of a request: the token ids or the text of its rendered prompt and the answer so far. None:
 # it cannot say now.

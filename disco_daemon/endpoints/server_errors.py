@@ -19,6 +19,7 @@ from ..types import Side
 from .chunks import CutError
 from .kept_connections import KeptDrop
 from .plainhttp import NotPrivateError
+from .refusal_reason import MAX_SAID, error_of, named_wait_s, reason_of_refusal
 from .retry import retry_after_s
 from .stream import Endless
 
@@ -26,28 +27,30 @@ RATE_LIMITED_S = 5.0  # after a 429 that names no time
 EXPOSED_S = 10.0  # a name that stands for public addresses is looked up again after this long, as the client's cache
 UNHEDGED_S = 86_400.0  # after a 429: a server that had enough once in a day has no room for second requests
 MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
-MAX_SAID = 4096  # characters of an error's text that are looked at; a line has MAX_LINE
 _BUSY = (503, 529)  # the second one is Anthropic's
-_OF_CREDIT = ("quota", "credit", "billing", "balance", "payment")  # words of a 429 that no waiting mends
 
 
 class StatusError(Exception):
     """A server's answer that is no success: its status and headers, the URL that was asked, and what was said.
 
-    `said` is the beginning of the body, `document` what of it is JSON: the `error` of OpenAI's shape where it has one.
+    `raw` is the beginning of the body, `document` what of it is JSON: the `error` of OpenAI's shape where it has one.
+    `codes` and `message` are the server's own, where it has such.
     """
 
     def __init__(self, status: int, headers: Mapping[str, str], url: str, said: bytes) -> None:
         self.status, self.headers, self.url = status, headers, url
-        text = said.decode("utf-8", "replace").strip()
+        self.raw = said.decode("utf-8", "replace").strip()
         self.document: object = None
         with suppress(msgspec.MsgspecError, RecursionError):
             self.document = msgspec.json.decode(said)
+        self.codes, self.message = error_of(self.document)
+        if self.document is None:
+            self.message = self.raw
+        elif isinstance(self.document, list) and self.document:  # Google wraps it in a list
+            self.document = self.document[0]
         if isinstance(self.document, dict):
             self.document = self.document.get("error", self.document)
-            told = self.document.get("message") if isinstance(self.document, dict) else self.document
-            text = told if isinstance(told, str) and told else text
-        super().__init__(text or f"status {status}")
+        super().__init__(self.message or self.raw or f"status {status}")
 
 
 # A connection that fails, an answer that is none, and what reading it raises where it is no OpenAI stream.
@@ -111,11 +114,9 @@ class ServerErrors:
 
     def failed(self, error: EndpointError) -> None:
         """Note a failure that is not the request's: why, and since when the server fails like this (Unix time, s)."""
-        status, _ = refusal_of(error)
-        is_broke = status == 402 or (status == 429 and any(word in str(error).lower() for word in _OF_CREDIT))
-        reason, self.is_tried = "no_credit" if is_broke else error.reason, True
-        if self.failing is None or self.failing[0] != reason:
-            self.failing = (reason, self._clock.wall())
+        self.is_tried = True
+        if self.failing is None or self.failing[0] != error.reason:
+            self.failing = (error.reason, self._clock.wall())
 
     def health(self) -> dict[str, Any]:
         """Return whether it was `tried`, and its last failure's reason and time unless it has answered since."""
@@ -193,24 +194,41 @@ class ServerErrors:
             to = self.show(pointed_to(e.url, e.headers.get("location", "")))
             mend = f"redirects are not followed, so set {where}.base_url to the address that answers"
             return self.error("redirected", f"the server said {status} and points to {to}: {mend}")
-        if status in (401, 403):
-            hint = "check the API key (server.api_key_env or server.api_key_file)"
-            return self.error("unauthorized", f"the server refused the API key with {status}: {hint}")
-        if status in (400, 413, 415, 422):
-            return EndpointError(self._side, "refused", f"the server said {status}: {text}", your_fault=True)
         after_s = retry_after_s(e.headers, self._clock.wall())
+        if after_s is None and status == 429:
+            after_s = named_wait_s(e.raw)
         if status == 429 or (status in _BUSY and after_s is not None):
             down_s = RATE_LIMITED_S if after_s is None else min(after_s, MAX_DOWN_S)
             self._down_until = self._clock.now() + down_s
         if status == 429:
             self._unhedged_until = self._clock.now() + UNHEDGED_S
-            return EndpointError(self._side, "rate_limited", f"the server said 429: {text}", retry_after_s=after_s)
+        match reason_of_refusal(status, e.codes, e.message, e.raw, after_s):
+            case "unauthorized":
+                hint = "check it (server.api_key_env or server.api_key_file)"
+                return self.error("unauthorized", f"the server refused the API key with {status}, {hint}: {text}")
+            case "no_credit":
+                message = f"the account has no credit, the server said {status}: {text}"
+                return EndpointError(self._side, "no_credit", message, retry_after_s=after_s)
+            case "not_found":
+                return self.error("not_found", f"the server said {status}, check {where}.model: {text}")
+            case "forbidden":
+                return self.error("forbidden", f"the server does not allow that with this key, it said 403: {text}")
+            case "rate_limited":
+                return EndpointError(self._side, "rate_limited", f"the server said 429: {text}", retry_after_s=after_s)
+            case "refused":
+                return self._refused(status, text)
+        if status in (400, 413, 415, 422):
+            return self._refused(status, text)
         if status == 404:
             return self.error("not_found", f"the server said 404, check {where}.base_url and {where}.model: {text}")
         if status == 408:
             return self.error("timeout", f"the server said 408: {text}")
         reason = "overloaded" if status in _BUSY else "server_error"
         return EndpointError(self._side, reason, f"the server said {status}: {text}", retry_after_s=after_s)
+
+    def _refused(self, status: int, text: str) -> EndpointError:
+        """Return the error for a request that is at fault by itself."""
+        return EndpointError(self._side, "refused", f"the server said {status}: {text}", your_fault=True)
 
 
 def refusal_of(error: EndpointError) -> tuple[int, object]:

@@ -15,6 +15,8 @@ from email.utils import parsedate_to_datetime
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..endpoints.refusal_reason import MAX_SAID, error_of, named_wait_s
+from ..endpoints.retry import retry_after_s
 from ..money.catalog import is_private
 from ..plain import reason_of
 from ..system.net import hostname, is_address, is_loopback, is_private_address, pointed_to
@@ -173,14 +175,17 @@ def _document(body: bytes) -> Any:
 class Said:
     """The response to a request for an answer: the HTTP status, and the time of its first token, s (None: none came).
 
-    `code` and `text` are those of an error document; `problem` is an error below HTTP, `elsewhere` the target of a
-    redirect. `late`: nothing came in time.
+    `codes` and `text` are those of an error document, `raw` is the beginning of all that came, `after_s` the wait that
+    the server named, s. `problem` is an error below HTTP, `elsewhere` the target of a redirect. `late`: nothing came in
+    time.
     """
 
     status: int = 0
     ttft_s: float | None = None
-    code: str = ""
+    codes: tuple[str, ...] = ()
     text: str = ""
+    raw: str = ""
+    after_s: float | None = None
     problem: str = ""
     late: bool = False
     elsewhere: str = ""
@@ -215,7 +220,10 @@ def _post(http: httpx2.Client, url: str, api_key: str, body: Mapping[str, Any]) 
                 break
         if status == 200 and (heard.token or heard.whole):
             return Said(status, time.monotonic() - began)
-        return Said(status, None, *heard.error, elsewhere=_elsewhere(response))
+        after_s = retry_after_s(response.headers, time.time())
+        if after_s is None:
+            after_s = named_wait_s(heard.raw)
+        return Said(status, None, *heard.error, heard.raw, after_s, elsewhere=_elsewhere(response))
 
 
 class _Ear:
@@ -225,7 +233,7 @@ class _Ear:
         self.n_bytes = 0
         self.token = False
         self._all = self._rest = b""
-        self._error: tuple[str, str] | None = None
+        self._error: tuple[tuple[str, ...], str] | None = None
 
     def take(self, part: bytes) -> None:
         """Take some more bytes."""
@@ -238,7 +246,7 @@ class _Ear:
         for event in events:
             document = _document(event)
             if isinstance(document, dict) and "error" in document:
-                self._error = self._error or _error_of(document)
+                self._error = self._error or error_of(document)
             elif _has_token(document):
                 self.token = True
 
@@ -254,9 +262,14 @@ class _Ear:
         return isinstance(document, dict) and bool(document.get("choices")) and "error" not in document
 
     @property
-    def error(self) -> tuple[str, str]:
-        """Return code and message of the error, "" where there is none."""
-        return self._error or _error_of(_document(self._all))
+    def error(self) -> tuple[tuple[str, ...], str]:
+        """Return codes and message of the error, where there is one."""
+        return self._error or error_of(_document(self._all))
+
+    @property
+    def raw(self) -> str:
+        """Return the beginning of what came, as text."""
+        return self._all[:MAX_SAID].decode("utf-8", "replace")
 
 
 def _has_token(chunk: Any) -> bool:
@@ -268,15 +281,3 @@ def _has_token(chunk: Any) -> bool:
         if said or (isinstance(choice, dict) and choice.get("finish_reason")):
             return True
     return False
-
-
-def _error_of(document: Any) -> tuple[str, str]:
-    """Return code and message of an error document, in any of the usual shapes."""
-    if isinstance(document, list) and document:  # Google wraps it in a list
-        document = document[0]
-    error = document.get("error", document) if isinstance(document, dict) else None
-    if isinstance(error, str):
-        return "", error
-    if not isinstance(error, dict):
-        return "", ""
-    return str(error.get("code") or error.get("type") or ""), str(error.get("message") or error.get("detail") or "")

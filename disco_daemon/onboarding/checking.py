@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..endpoints.refusal_reason import reason_of_refusal
 from ..money.catalog import Catalog, ServerProfile, is_private
 from ..plain import masked, one_line, plain, tells
 from ..system.net import hostname, is_http_url, is_loopback, is_plain
@@ -25,9 +26,6 @@ MAX_NAME = 512  # characters of a model's name, and of an address
 MAX_MODELS = 5000  # of a list; the longest we know of has a few hundred
 _PAGES = ("/completions", "/models", "/responses")
 _PORTS = {"http": 80, "https": 443}
-# Words in a server's text on an error, where its status says too little.
-_OF_KEYS = ("api key", "api_key", "authentication", "unauthorized")
-_OF_CREDIT = ("quota", "credit", "billing", "balance", "payment")
 # Models that answer no chat; they stand last in the list.
 _NO_CHAT = ("embed", "whisper", "tts", "dall-e", "moderation", "transcribe", "image", "rerank", "realtime", "audio")
 
@@ -224,8 +222,10 @@ def _of_list(reply: Reply, key: str, *, with_model: bool) -> Problem | None:
     if reply.problem:
         mend = "check the address, and the network"
         return Problem(Trouble.TIMEOUT if reply.late else Trouble.NETWORK, _line(reply.problem, key), mend)
-    if reply.status == 401 or (reply.status == 403 and not with_model):
+    if reply.status == 401 or (reply.status == 403 and not (with_model or key)):
         return _wrong_key(reply.status, with_key=bool(key))
+    if reply.status == 403 and not with_model:
+        return _not_allowed(" (403)")
     if 300 <= reply.status < 400:
         return _elsewhere(reply.status, _line(reply.elsewhere, key))
     return None
@@ -242,6 +242,10 @@ def _wrong_key(status: int, *, with_key: bool) -> Problem:
     return Problem(Trouble.KEY, f"the server refuses the key ({status})", "check it, and that it is this server's")
 
 
+def _not_allowed(detail: str) -> Problem:
+    return Problem(Trouble.KEY, f"the key may not do that{detail}", "give it the right to, or use another one")
+
+
 def _elsewhere(status: int, where: str) -> Problem:
     to = f" to {where}" if where else ""
     return _wrong_address(f"the server points elsewhere ({status}{to})", "give the address that it really has")
@@ -256,21 +260,27 @@ def _of_answer(said: Said, checked: Checked, key: str) -> Problem | None:
         return Problem(Trouble.TIMEOUT if said.late else Trouble.NETWORK, _line(said.problem, key), mend)
     if 300 <= said.status < 400:
         return _elsewhere(said.status, _line(said.elsewhere, key))
-    text = _line(said.text, key)
+    text = _line(said.text or (said.raw if said.raw.startswith("{") else ""), key)
     detail = f" ({said.status}{': ' if text else ''}{text})"
-    words = f"{said.code} {said.text}".casefold() if said.status < 500 else ""
-    return _by_words(said.status, words, detail, checked, with_key=bool(key)) or _by_status(said.status, detail)
+    return _by_words(said, detail, checked, with_key=bool(key)) or _by_status(said.status, detail)
 
 
-def _by_words(status: int, words: str, detail: str, checked: Checked, *, with_key: bool) -> Problem | None:
-    """Return the kind of a problem by the error's words: servers use one status for different things."""
-    if status == 401 or _any(_OF_KEYS, words):
+def _by_words(said: Said, detail: str, checked: Checked, *, with_key: bool) -> Problem | None:
+    """Return the kind of a problem by the error's words: servers use one status for different things.
+
+    The question is one that nobody refuses, so where the words tell of a model at all, the model is at fault.
+    """
+    status, words = said.status, f"{' '.join(said.codes)} {said.text}".casefold()
+    reason = reason_of_refusal(status, said.codes, said.text, said.raw, said.after_s)
+    if reason == "unauthorized":
         return _wrong_key(status, with_key=with_key)
-    if status == 402 or _any(_OF_CREDIT, words):
+    if reason == "no_credit":
         return Problem(Trouble.CREDIT, f"the account has no credit for it{detail}", "add some at the provider's site")
+    if reason == "forbidden":
+        return _not_allowed(detail)
     if status == 404 and checked.models is None and "model" not in words:
         return _wrong_address(f"nothing answers questions there{detail}", "check the address; it mostly ends with /v1")
-    if status == 404 or (status in (200, 400, 422) and "model" in words):
+    if status == 404 or reason == "not_found" or (status in (200, 400, 422) and "model" in words):
         return _no_model(detail, checked)
     return None
 
@@ -278,8 +288,6 @@ def _by_words(status: int, words: str, detail: str, checked: Checked, *, with_ke
 def _by_status(status: int, detail: str) -> Problem:
     if status == 200:
         return _wrong_address(f"what came is no answer of an OpenAI server{detail}", "check the address")
-    if status == 403:
-        return Problem(Trouble.KEY, f"the key may not do that{detail}", "give it the right to, or use another one")
     if status == 429:
         return Problem(Trouble.SERVER, f"the server asks to wait{detail}", "try again in a minute, or another model")
     if 400 <= status < 500:

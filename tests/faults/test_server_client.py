@@ -209,9 +209,12 @@ async def test_an_organization_is_told_to_openai_alone(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("status", "body", "reason"),
     [
-        (401, b"{}", "unauthorized"), (403, b"{}", "unauthorized"), (404, b"{}", "not_found"),
+        (401, b"{}", "unauthorized"), (403, b"{}", "forbidden"), (404, b"{}", "not_found"),
         (402, b"{}", "no_credit"),
         (429, b'{"error": {"message": "You exceeded your current quota"}}', "no_credit"),
+        (400, b'[{"error": {"message": "API key not valid. Please pass a valid API key."}}]', "unauthorized"),
+        (400, b'{"error": {"message": "Your credit balance is too low to access the API."}}', "no_credit"),
+        (400, b'{"error": {"message": "gpt-99 is not a valid model ID"}}', "not_found"),
         (429, b'{"error": {"message": "slow down"}}', "rate_limited"), (500, b"oh", "server_error"),
     ],
 )  # fmt: skip

@@ -19,6 +19,7 @@ from disco_daemon.onboarding.asking import MAX_TOKENS, Said
 from disco_daemon.onboarding.checking import Checked, Trouble, address_problem, check, cost, key_problem
 from disco_daemon.plain import PIECE
 from tests.fixtures.provider import SECRET, Provider
+from tests.fixtures.refusals import REFUSALS, Refusal
 
 CATALOG = pricelist.load()
 OPENAI = "https://api.openai.com/v1"
@@ -188,6 +189,22 @@ async def test_what_servers_say_is_told_by_what_has_to_be_changed(status: int, b
         assert server.n_requests == 1
 
 
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda one: f"{one.status} {one.text[:32]}")
+async def test_real_refusals_are_told_as_the_daemon_tells_them(refusal: Refusal) -> None:
+    codes = {
+        "unauthorized": Trouble.KEY, "forbidden": Trouble.KEY, "no_credit": Trouble.CREDIT, "not_found": Trouble.MODEL,
+        "rate_limited": Trouble.SERVER,
+    }  # fmt: skip
+    async with Provider() as server:
+        server.refusal = refusal.status, refusal.body
+        code, told = trouble(await asked(server))
+        if refusal.reason != "refused":
+            assert code is codes[refusal.reason]
+        else:
+            assert code not in (Trouble.CREDIT, Trouble.KEY)
+        assert code is Trouble.KEY or refusal.text[:40] in told
+
+
 @pytest.mark.parametrize("body", [WHOLE, THINKING])
 async def test_an_answer_in_one_piece_and_a_thought_are_answers(body: str) -> None:
     async with Provider() as server:
@@ -264,7 +281,7 @@ KEYS = st.text("ABCDEFGHKLMNPQRSTUVWXYZ0123456789-_", min_size=12, max_size=60)
     status=st.sampled_from([200, 400, 401, 402, 403, 404, 422, 429, 500, 503]),
 )  # fmt: skip
 def test_no_piece_of_a_key_that_a_server_says_back_is_told(key: str, cut: int, before: str, status: int) -> None:
-    said = Said(status, None, "", f"{before}{key[:cut]}****{key[-4:]}")
+    said = Said(status, None, (), f"{before}{key[:cut]}****{key[-4:]}")
     problem = checking._of_answer(said, Checked(OPENAI, "small", ("small",)), key)
     assert problem is not None
     told = problem.text + problem.mend
