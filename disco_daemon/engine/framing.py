@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..system.frames import HEADER, BadFrameError, FrameFormat
 from .wire import Message
+
+if TYPE_CHECKING:
+    import asyncio  # the engine has no loop, and would load it for this
 
 MAX_FRAME = 64 * 1024 * 1024  # bytes; a request body is at most 8 MiB, so this only catches a broken peer
 FRAMES = FrameFormat(MAX_FRAME)
@@ -33,5 +36,5 @@ async def read_async(reader: asyncio.StreamReader) -> bytes | None:
     try:
         n_body, _, _ = FRAMES.lengths(await reader.readexactly(HEADER.size))
         return await reader.readexactly(n_body)
-    except (asyncio.IncompleteReadError, ConnectionError):
+    except (EOFError, ConnectionError):  # that it is incomplete is an EOFError
         return None

@@ -9,6 +9,7 @@ When the daemon goes away, the socket ends and so does this process.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import signal
@@ -18,6 +19,9 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+
+if __name__ == "__main__":
+    gc.disable()  # all that is loaded now stays: to look for what does not is a twentieth of a start
 
 import msgspec
 
@@ -327,6 +331,8 @@ def _spill(load: wire.Load, llama: Llama) -> Spill | None:
 def main() -> None:
     """Run on the inherited sockets whose numbers are the arguments: the daemon's, and its door if there is one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; it ends us by closing the socket
+    gc.freeze()
+    gc.enable()
     try:
         Worker(*(socket.socket(fileno=int(fd)) for fd in sys.argv[1:])).run()
     except BaseException:

@@ -5,16 +5,19 @@ A frame's tag is how many descriptors come with it: none or one. What a message 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from .frames import BadFrameError, FrameBuffer, FrameFormat
+
+if TYPE_CHECKING:
+    import asyncio  # at run time where there is a loop: an engine has none, and would take a twentieth longer to start
 
 FRAMES = FrameFormat(1 << 28)  # bytes of a message: a training's job has the texts that its user wants learned
 PIECE = 1 << 16  # bytes read at once
@@ -69,8 +72,10 @@ class ControlSocket:
 
     def __init__(self, sock: socket.socket, form: FrameFormat = FRAMES) -> None:
         sock.setblocking(False)
+        import asyncio
+
         self._sock, self._form, self._came = sock, form, _Came(form)
-        self._sending = asyncio.Lock()
+        self._sending, self._loop = asyncio.Lock(), asyncio.get_running_loop
 
     def close(self) -> None:
         """Close the socket and the descriptors that nobody took; idempotent."""
@@ -80,7 +85,7 @@ class ControlSocket:
     async def send(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
         """Send a message, and a duplicate of `descriptor` with it. Raises BadFrameError, ControlClosedError."""
         data = self._form.pack(encode(message), tag=descriptor is not None)
-        loop = asyncio.get_running_loop()
+        loop = self._loop()
         async with self._sending:
             try:
                 if descriptor is not None:
@@ -112,7 +117,7 @@ class ControlSocket:
 
     async def _ready(self, *, writing: bool) -> None:
         """Wait until the socket can be read, or written to."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop()
         waiting: asyncio.Future[None] = loop.create_future()
         number = self._sock.fileno()
         if number < 0:

@@ -11,6 +11,7 @@ a thread of its own, so that others go on meanwhile. When home goes away, the so
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -22,6 +23,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+if __name__ == "__main__":
+    gc.disable()  # as in an engine
 
 import numpy as np
 
@@ -313,6 +317,8 @@ def serve(home: HostSocket, lent: LentHost | None = None) -> None:
 def main() -> None:
     """Serve the home behind the inherited socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's; home ends us by closing the socket
+    gc.freeze()
+    gc.enable()
     give_back_what_is_freed()
     lent, home = None, sys.argv[1]
     if len(sys.argv) > 2:

@@ -94,3 +94,10 @@ async def test_a_daemon_without_a_server_never_loads_the_servers_client(tmp_path
     """It would be half of what a daemon does until it listens."""
     program = "import sys, disco_daemon.daemon.daemon; print('openai' in sys.modules)"
     assert (await python(tmp_path, program))[0].strip() == "False"
+
+
+@pytest.mark.parametrize("module", ["disco_daemon.engine.worker", "disco_daemon.engine.hosts.process"])
+async def test_an_engine_which_has_no_loop_loads_none(module: str, tmp_path: Path) -> None:
+    """It would be a twelfth of its start, for which a first answer waits."""
+    program = f"import sys, {module}; print('asyncio' in sys.modules)"
+    assert (await python(tmp_path, program))[0].strip() == "False"
