@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -73,7 +74,8 @@ class Connection(web.RequestHandler):
             surplus.abort()
             return
         surplus.write(_FULL)
-        surplus.write_eof()
+        with suppress(OSError):  # it has gone already
+            surplus.write_eof()
         self._loop.call_later(TOLD_S, surplus.abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -47,16 +47,16 @@ async def open_doors(
         local, path = _take_over(given)
         if local is None:
             local, path = await _make_socket(own[1], stack)
+        more = await _second(config, second, own[1])
+        for taken in more:
+            stack.callback(taken.close)
         runner.app[DOOR].path = path
         await runner.setup()
-        stack.push_async_callback(runner.cleanup)
+        stack.push_async_callback(runner.cleanup)  # before any socket is closed: asyncio would not find it
         # The Unix socket first: a client that waited at the port then finds it.
-        for taken in (*([local] if local is not None else []), *tcp):
+        for taken in (*([local] if local is not None else []), *tcp, *more):
             await web.SockSite(runner, taken, backlog=BACKLOG).start()
         host = own[0] if handed else config.host
-        for taken in await _second(config, second, own[1]):
-            stack.callback(taken.close)
-            await web.SockSite(runner, taken, backlog=BACKLOG).start()
         yield f"http://{f'[{host}]' if ':' in host else host}:{own[1]}/v1"
 
 

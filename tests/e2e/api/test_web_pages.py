@@ -131,6 +131,7 @@ async def test_every_listener_turns_pages_and_rebound_names_away(upstream: Upstr
                     assert b"HTTP" not in await reader.read(), "no word of HTTP to whom shows no certificate"
             writer.close()
         assert len(upstream.exchanges) == before
+    assert "Traceback" not in daemon.log, "it has ended in order"
 
 
 async def test_a_page_of_a_stranger_gets_nothing_of_any_route(daemon: DaemonProcess, upstream: Upstream) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -200,6 +201,14 @@ async def test_connections_are_bounded_and_one_too_many_is_told_when_to_come_aga
         for _, writer in held:
             writer.close()
         await found.until(lambda: not +found.server.n)
+
+
+async def test_one_too_many_that_has_gone_before_it_is_told_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async with house(connections=0) as found:
+        with socket.create_connection(found.runner.addresses[0]):
+            pass
+        await found.until(lambda: connections.SURPLUS in found.server.n and not +found.server.n)
+    assert not caplog.records
 
 
 async def test_a_reader_who_takes_nothing_is_not_waited_for_for_ever() -> None:
