@@ -1,4 +1,4 @@
-"""What a server's refusal says that it lacks: a capability, or room for so long a prompt. Pure.
+"""What a server's refusal says that it lacks: a capability, a name of the limit, room for so long a prompt. Pure.
 
 Servers word it each in their own way, and words such as "tools" and "not supported" stand in many other errors too (a
 schema with an error in it). So only what is known to be said of a lack counts, and only for what the request asked for.
@@ -16,6 +16,7 @@ from ..types import Capability
 
 STATUSES = (400, 404, 422, 500, 501)  # llama-server has a 500 for an image that it cannot see
 MAX_SAID = 2048  # characters of a refusal that are looked at; 3 ms at most
+LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}  # each, and its other name
 _CODES = ("unsupported_parameter", "unknown_parameter")
 _TOO_LONG = ("context_length_exceeded", "exceed_context_size_error")  # OpenAI's code, llama-server's type
 _LENGTHS = range(16, 1 << 30)  # tokens of a context that may be true
@@ -62,16 +63,20 @@ _IS_TOO_LONG = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Understood:
-    """What a refusal says: it lacks the capability, or has a context of so many tokens (0: it is too short)."""
+    """What a refusal says: it lacks the capability, or has a context of so many tokens (0: it is too short).
+
+    Or it does not know the `limit` of an answer by this name.
+    """
 
     capability: Capability | None = None
     context_length: int | None = None
+    limit: str | None = None
 
 
 @cache
-def _lacks(capability: Capability) -> re.Pattern[str]:
-    """Return what finds that a server lacks a capability; made for the first refusal, not at each start of a daemon."""
-    return re.compile("|".join(one.replace("NAME", _NAMES[capability]) for one in _SAID), re.IGNORECASE)
+def _lacks(names: str) -> re.Pattern[str]:
+    """Return what finds that a server lacks what has these names; made for the first refusal, not at each start."""
+    return re.compile("|".join(one.replace("NAME", names) for one in _SAID), re.IGNORECASE)
 
 
 def understand(status: int, document: object, asked: Collection[Capability]) -> Understood | None:
@@ -81,21 +86,39 @@ def understand(status: int, document: object, asked: Collection[Capability]) -> 
     """
     if status not in STATUSES:
         return None
-    error = document.get("error", document) if isinstance(document, Mapping) else document
-    told: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
-    text = " ".join(_texts(error))[:MAX_SAID]
+    told, text = _told(document)
     codes = (told.get("code"), told.get("type"))
     if any(code in _TOO_LONG for code in codes) or _IS_TOO_LONG.search(text):
         return Understood(context_length=_length(told, text))
-    param = told.get("param")
     for capability in asked:
         if capability not in _NAMES:
             continue
-        is_named = isinstance(param, str) and re.fullmatch(_NAMES[capability], param, re.IGNORECASE) is not None
         is_picture = capability is Capability.IMAGES and _NO_PICTURES.search(text) is not None
-        if (is_named and codes[0] in _CODES) or is_picture or _lacks(capability).search(text):
+        if is_picture or _is_lacking(_NAMES[capability], told, text):
             return Understood(capability)
     return None
+
+
+def refused_limit(status: int, document: object, body: Collection[str]) -> str | None:
+    """Return the name of the limit in `body`, a refused request's, where the refusal says that no such is known.
+
+    OpenAI's newer models know the newer name only, strict servers of others the older one.
+    """
+    told, text = _told(document) if status in (400, 422) else ({}, "")
+    return next((name for name in LIMITS if name in body and _is_lacking(name, told, text)), None)
+
+
+def _told(document: object) -> tuple[Mapping[str, Any], str]:
+    """Return an error document's fields, and the texts in it."""
+    error = document.get("error", document) if isinstance(document, Mapping) else document
+    return (error if isinstance(error, Mapping) else {}), " ".join(_texts(error))[:MAX_SAID]
+
+
+def _is_lacking(names: str, told: Mapping[str, Any], text: str) -> bool:
+    """Whether a refusal says, by its fields or in words, that the server lacks what has these names."""
+    param = told.get("param")
+    is_named = isinstance(param, str) and re.fullmatch(names, param, re.IGNORECASE) is not None
+    return (is_named and told.get("code") in _CODES) or _lacks(names).search(text) is not None
 
 
 def _length(told: Mapping[str, Any], text: str) -> int:
@@ -115,5 +138,7 @@ def _texts(error: object) -> Iterator[str]:
             yield error
         case {"message": str(message)}:
             yield message
+        case {"message": {"detail": _} as inner}:  # Mistral
+            yield from _texts(inner)
         case {"detail": detail}:
             yield detail if isinstance(detail, str) else repr(detail)[:MAX_SAID]

@@ -29,21 +29,21 @@ from ..types import (
     Usage,
     most_tokens,
     n_choices,
-    wanted,
 )
 from . import model_facts
 from .base import Controls, Resumption
 from .bill import Bill, finds
 from .chunks import Reader
-from .continuation import RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
+from .continuation import CHAT, RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
 from .gaps import fill, refuses_gap
 from .hedge import ServerEvents, hedged
 from .leading_thought import tags_for
 from .plainhttp import NotPrivateError
+from .refused import refused_limit
 from .server_answer import LARGE, ServerAnswer
-from .server_capabilities import ServerCapabilities
+from .server_capabilities import ServerCapabilities, lack_of, with_other_limit
 from .server_client import ServerClient, look_up_private
-from .server_errors import ServerErrors, refusal_of
+from .server_errors import ServerErrors, StatusError, refusal_of
 from .stream import Bytes, EventStream, most_bytes
 from .thoughts import Thoughts
 
@@ -197,10 +197,10 @@ class Server:
                 found = await self._ask_models(self._client)
         except EndpointError as e:
             log.debug("the %s does not tell what it can do: %s", self.side, e.reason)
+            if e.reason == "unreachable" or (e.reason == "unauthorized" and self._errors.is_unheard):
+                self.last_error = str(e)
+                self._errors.failed(e)
             if e.reason not in TELLS_NOTHING:
-                if e.reason == "unreachable":
-                    self.last_error = str(e)
-                    self._errors.failed(e)
                 return  # it may later
             found = UNKNOWN
         self._errors.reached()
@@ -362,7 +362,15 @@ class Server:
         body = {"model": self.model, **asked.body, "stream": True}
         if self.config.stream_usage:
             body["stream_options"] = {"include_usage": True}
-        response = await self._client.stream(asked.path, body, stack)
+        body = self._known.renamed(body) if asked.path == CHAT else body
+        try:
+            response = await self._client.stream(asked.path, body, stack)
+        except StatusError as e:  # of a limit's name; nothing was said yet, so nobody has to know
+            limit = refused_limit(e.status, e.document, body) if asked.path == CHAT else None
+            if limit is None:
+                raise
+            response = await self._client.stream(asked.path, with_other_limit(body, limit), stack)
+            self._known.rename(limit, self._errors.show(str(e)))
         self._errors.exposed = False
         return response
 
@@ -389,11 +397,4 @@ class Server:
         """Return the error for a refusal that says what the server lacks, which is remembered; None for others."""
         status, document = refusal_of(error)
         understood = self._known.learn(status, document, str(error), request)
-        if understood is None:
-            return None
-        if understood.capability is None:
-            message, param, code = str(error), "messages", "context_length_exceeded"
-        else:
-            param, code = wanted(request)[understood.capability], "unsupported"
-            message = f"the {self.side} does not support {understood.capability.words} ('{param}'): {error}"
-        return EndpointError(self.side, "refused", message, your_fault=True, param=param, code=code)
+        return None if understood is None else lack_of(understood, error, request)

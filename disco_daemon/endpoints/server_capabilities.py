@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..clock import Clock
+from ..errors import EndpointError
 from ..types import UNKNOWN, Capabilities, GenerationRequest, wanted
-from .refused import Understood, understand
+from .refused import LIMITS, Understood, understand
 
 REMEMBERED_S = 86_400.0  # a refusal; servers are updated, and get other models and flags
 ASKED_AGAIN_S = 86_400.0  # what a server tells
@@ -72,6 +73,19 @@ class ServerCapabilities:
             self._known_until = -math.inf
         return understood
 
+    def rename(self, limit: str, said: str) -> None:
+        """Remember that a limit has to go by its other name: the server `said` that it knows none by this one."""
+        self._refusals.pop(LIMITS[limit], None)
+        self._refusals[limit] = Remembered(Understood(limit=limit), said, self.clock.now() + REMEMBERED_S)
+        self._known_until = -math.inf
+
+    def renamed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a request with its limit by the name that the server knows, as far as it has said."""
+        limit = next((name for name in LIMITS if name in body and name in self._refusals), None)
+        if limit is None or self._refusals[limit].until <= self.clock.now():
+            return body
+        return with_other_limit(body, limit)
+
     def forget(self) -> None:
         """Forget all refusals, and have what it tells asked for again."""
         self._refusals.clear()
@@ -95,3 +109,18 @@ class ServerCapabilities:
         lacks = frozenset(one.capability for one in live if one.capability is not None)
         length = next((one.context_length for one in live if one.context_length), None)
         return Capabilities.of(dict.fromkeys(lacks, False), context_length=length, refused=lacks)
+
+
+def with_other_limit(body: dict[str, Any], limit: str) -> dict[str, Any]:
+    """Return a request whose limit has its other name."""
+    return {LIMITS[name] if name == limit else name: value for name, value in body.items()}
+
+
+def lack_of(understood: Understood, error: EndpointError, request: GenerationRequest) -> EndpointError:
+    """Return what a client is told in place of a refusal that was understood."""
+    if understood.capability is None:
+        message, param, code = str(error), "messages", "context_length_exceeded"
+    else:
+        param, code = wanted(request)[understood.capability], "unsupported"
+        message = f"the {error.side} does not support {understood.capability.words} ('{param}'): {error}"
+    return EndpointError(error.side, "refused", message, your_fault=True, param=param, code=code)

@@ -103,6 +103,11 @@ class ServerErrors:
         """How long the server still wants to be left alone, s."""
         return max(0.0, self._down_until - self._clock.now())
 
+    @property
+    def is_unheard(self) -> bool:
+        """Whether nobody knows if it answers questions: it has not been asked any, or is away."""
+        return not self.is_tried or (self.failing is not None and self.failing[0] == "unreachable")
+
     def heard(self) -> None:
         """Note that the server has answered: whatever was wrong is over."""
         self.failing, self.is_tried = None, True

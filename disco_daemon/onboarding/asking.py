@@ -190,6 +190,11 @@ class Said:
     late: bool = False
     elsewhere: str = ""
 
+    @property
+    def document(self) -> object:
+        """The JSON document that came; None if it is none, or a long one."""
+        return _document(self.raw.encode())
+
 
 def ask_answer(url: str, api_key: str, model: str, *, limit: str = "max_tokens") -> Said:
     """Ask for one answer of at most MAX_TOKENS tokens, and read it up to its first one.

@@ -1,5 +1,7 @@
 """Checks a server with a key and a model: one list of models, at most one answer; blocking, for a thread.
 
+The answer is asked for again where the server refuses the limit by its name.
+
 A list alone proves nothing: some servers give it without a key. The key is in no result, message or `repr`.
 """
 
@@ -13,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..endpoints.refusal_reason import reason_of_refusal
+from ..endpoints.refused import LIMITS, refused_limit
 from ..money.catalog import Catalog, ServerProfile, is_private
 from ..plain import masked, one_line, plain, tells
 from ..system.net import hostname, is_http_url, is_loopback, is_plain
@@ -152,11 +155,14 @@ def check(
         return replace(checked, problem=problem)
     if not model:
         return checked if checked.models else replace(checked, notes=(*checked.notes, _no_list(reply)))
-    if private():
-        return replace(checked, problem=NOBODY_ASKED)
     profile = catalog.server(base_url)
     limit = "max_completion_tokens" if profile is not None and profile.name == "openai" else "max_tokens"
-    said = ask_answer(base_url, api_key, model, limit=limit)
+    for name in (limit, LIMITS[limit]):
+        if private():
+            return replace(checked, problem=NOBODY_ASKED)
+        said = ask_answer(base_url, api_key, model, limit=name)
+        if refused_limit(said.status, said.document, (name,)) is None:
+            break
     problem = _of_answer(said, checked, api_key)
     if problem is not None:
         return replace(checked, problem=problem)

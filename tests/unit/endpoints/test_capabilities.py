@@ -20,7 +20,7 @@ from disco_daemon.conductor.plan import NOT_THE_DEVICE, NOT_THE_SERVER, fitted
 from disco_daemon.config.schema import ServerSettings
 from disco_daemon.daemon.tasks.prober import Prober
 from disco_daemon.endpoints import model_facts
-from disco_daemon.endpoints.refused import Understood, understand
+from disco_daemon.endpoints.refused import LIMITS, Understood, refused_limit, understand
 from disco_daemon.endpoints.server import Server, ServerConfig
 from disco_daemon.endpoints.server_capabilities import REMEMBERED_S, ServerCapabilities
 from disco_daemon.errors import ConfigError, EndpointError, RequestError
@@ -32,6 +32,7 @@ from disco_daemon.types import (
     Capabilities,
     Capability,
     Continuation,
+    Finish,
     GenerationRequest,
     Plan,
     PromptLength,
@@ -253,6 +254,7 @@ def test_whatever_a_server_tells_breaks_nothing(value: Any) -> None:
     if (entry := model_facts.entry_of(body, "m")) is not None:
         model_facts.of_entry(entry)
     understand(400, value, set(Capability))
+    refused_limit(400, value, LIMITS)
 
 
 # --- what servers refuse ------------------------------------------------------------------------------------------
@@ -393,6 +395,79 @@ async def test_a_refusal_that_is_learned_from_is_a_refusal_like_any_other() -> N
         assert (error.reason, error.code) == ("refused", "context_length_exceeded")
         assert server.readiness().n_ctx == 64
         assert server.n_failures == 0, "it is not the server's fault"
+
+
+LIMIT_REFUSALS: list[tuple[str, int, Any]] = [
+    (
+        "max_tokens", 400,
+        {"error": {"message": "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+                   "'max_completion_tokens' instead.", "param": "max_tokens", "code": "unsupported_parameter"}},
+    ),
+    ("max_completion_tokens", 400, "Unrecognized request argument supplied: max_completion_tokens"),
+    ("max_completion_tokens", 422, {"object": "error", "message": {"detail": [
+        {"type": "extra_forbidden", "loc": ["body", "max_completion_tokens"], "msg": "Extra inputs are not permitted"}
+    ]}}),
+]  # fmt: skip
+
+
+def limits_sent(upstream: Upstream) -> list[dict[str, int]]:
+    return [{name: e.body[name] for name in LIMITS if name in e.body} for e in upstream.exchanges]
+
+
+@pytest.mark.parametrize(("name", "status", "said"), LIMIT_REFUSALS)
+async def test_a_limit_that_is_refused_by_its_name_goes_by_the_other_at_once_and_from_then_on(
+    name: str, status: int, said: Any
+) -> None:
+    other = LIMITS[name]
+    async with Upstream() as upstream, served(upstream.url) as server:
+        for n_seen in (2, 3, 4):
+            with upstream.status(status, document(said), times=1 if n_seen == 2 else 0):
+                *_, last = [event async for event in server.generate(asked(**{name: 5}), Usage())]
+            assert isinstance(last, Finish)
+            assert limits_sent(upstream) == [{name: 5}] + (n_seen - 1) * [{other: 5}]
+        assert (server.n_failures, server.status()["failing"]) == (0, None)
+        assert [one["what"] for one in server.status()["refused"]] == [name]
+        with upstream.status(status, json.loads(json.dumps(document(said)).replace(name, other)), times=1):
+            [_ async for _ in server.generate(asked(**{other: 5}), Usage())]
+        assert limits_sent(upstream)[4:] == [{other: 5}, {name: 5}], "it is another server by now"
+        assert [one["what"] for one in server.status()["refused"]] == [other]
+        server.forget()
+        [_ async for _ in server.generate(asked(**{other: 5}), Usage())]
+        assert limits_sent(upstream)[-1] == {other: 5}
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "n_asked"),
+    [
+        (400, "Unsupported parameter: 'max_tokens'", 2), (400, "max_tokens must be at most 4", 1),
+        (400, {"error": {"code": "invalid_value", "param": "max_tokens", "message": "too large"}}, 1),
+        (400, "Unsupported parameter: 'max_completion_tokens'", 1), (503, "Unsupported parameter: 'max_tokens'", 1),
+    ],
+)  # fmt: skip
+async def test_a_limit_is_sent_by_its_other_name_once_and_only_where_its_name_was_refused(
+    status: int, said: Any, n_asked: int
+) -> None:
+    async with Upstream() as upstream, served(upstream.url) as server:
+        with upstream.status(status, document(said)):
+            await refusal(server, asked(max_tokens=5))
+        assert len(upstream.exchanges) == n_asked
+        assert server.status()["refused"] == []
+
+
+async def test_a_key_that_is_refused_with_the_list_is_said_before_the_first_question() -> None:
+    async with Upstream() as upstream, served(upstream.url) as server:
+        with upstream.status(403):
+            await server.inquire()
+        assert (server.status()["tried"], server.status()["failing"]) == (False, None), "it may be the list's alone"
+        with upstream.status(401):
+            await server.inquire()
+        assert server.status()["failing"]["reason"] == "unauthorized"
+        assert "refused the API key" in server.status()["last_error"]
+        [_ async for _ in server.generate(asked(), Usage())]
+        assert server.status()["failing"] is None
+        with upstream.status(401):
+            await server.inquire()
+        assert server.status()["failing"] is None, "it answers, so the key is good enough"
 
 
 async def test_a_server_that_was_away_may_be_another_one() -> None:

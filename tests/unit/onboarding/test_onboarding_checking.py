@@ -222,6 +222,24 @@ async def test_openai_is_told_the_limit_by_its_newer_name() -> None:
         assert "max_tokens" not in server.exchanges[0].body
 
 
+async def test_a_limit_that_is_refused_by_its_name_is_sent_by_the_other_one() -> None:
+    async with Provider() as server:
+        server.unknown = "max_tokens"
+        checked = await asked(server)
+        assert (checked.problem, checked.ttft_s is None) == (None, False)
+        assert [body_limits(exchange.body) for exchange in server.exchanges] == [
+            ["max_tokens"],
+            ["max_completion_tokens"],
+        ]
+        switch = iter([False, False, True])
+        checked = await asyncio.to_thread(check, server.url, SECRET, "small", CATALOG, private=lambda: next(switch))
+        assert trouble(checked)[0] is Trouble.PRIVATE, "it may be turned in between"
+
+
+def body_limits(body: Any) -> list[str]:
+    return [name for name in ("max_tokens", "max_completion_tokens") if name in body]
+
+
 @pytest.mark.parametrize(
     ("url", "word"),
     [
