@@ -73,10 +73,12 @@ struct disco_k_tile {
     disco_reals scale, least;
 };
 
-// The rows: of a block, scale as F32, 256 bytes with a sign, and the sums of each 16 of them in 16 bits.
+// The rows: of a block, scale as F32, 256 bytes with a sign, and the sums of each 16 of them in 16 bits. They are multiplied as
+// disco_scales lays them out: block after block, and in a block DISCO_K_COLUMNS rows together, or what is left of them. Of these
+// first what scales() has of each, then the words, each number and word of all of these rows side by side.
 struct disco_q8_k {
     static constexpr bool IS_K = true, ALONG = false;
-    static constexpr int64_t ROW_BYTES = 292, ROW_AT = 4, SUMS_AT = 260, TOGETHER = 1;
+    static constexpr int64_t ROW_BYTES = 292, ROW_AT = 4, SUMS_AT = 260, TOGETHER = 1, WORDS_OF_ROW = 64;
     static inline int32_t sum(const char * block, int i) {
         int16_t found;
         std::memcpy(&found, block + SUMS_AT + 2*i, sizeof found);
@@ -87,7 +89,7 @@ struct disco_q8_k {
 // What Q4_K and Q5_K begin with: scale and scale of the leasts as F16, and 6 bits each of eight scales and eight leasts.
 struct disco_k_leasts : disco_q8_k {
     static constexpr bool HAS_LEAST = true;
-    static constexpr int64_t SCALES = 5;
+    static constexpr int64_t FIRST = 5, SCALES = FIRST + WORDS_OF_ROW;
 
     template <int SAME, typename Tile> // parts that have one scale
     static inline void factors_of(const char * const * rows, int64_t at, Tile & to) {
@@ -116,7 +118,7 @@ struct disco_k_leasts : disco_q8_k {
             std::memcpy(to + 1 + i, &both, sizeof both);
         }
     }
-    static inline disco_ints start(const float *, int) { return disco_none(); }
+    static inline disco_ints start(const float *) { return disco_none(); }
 };
 
 // And 256 times 4 bits.
@@ -182,7 +184,7 @@ struct disco_q5_k : disco_k_leasts {
 // added, and 32 times the row's sum is taken off in advance.
 struct disco_q6_k : disco_q8_k {
     static constexpr bool HAS_LEAST = false;
-    static constexpr int64_t BYTES = 210, SCALES = 17;
+    static constexpr int64_t BYTES = 210, FIRST = 17, SCALES = FIRST + WORDS_OF_ROW;
     static constexpr int PARTS = 16, WORDS = 4;
 
     template <typename Tile>
@@ -239,7 +241,7 @@ struct disco_q6_k : disco_q8_k {
             std::memcpy(to + 1 + part, &start, sizeof start);
         }
     }
-    static inline disco_ints start(const float * scales, int part) { return disco_word(scales + 1 + part); }
+    static inline disco_ints start(const float * of_part) { return disco_word(of_part); }
 #if defined(DISCO_ONE_ALONG)
     static constexpr bool ALONG = true;
     static constexpr int64_t SCALE_AT = 208;
@@ -268,54 +270,129 @@ struct disco_q6_k : disco_q8_k {
 #endif
 };
 
-// Multiplies a part with `N` rows.
+// Packs `n` numbers as quantize_row_q8_K_ref does, which goes over them one by one, to the same bits: of those that are farthest
+// from 0 the first one becomes -127.
+static inline void disco_pack_k(const float * from, char * to, int64_t n) {
+    for (; n > 0; n -= 256, from += 256, to += disco_q8_k::ROW_BYTES) {
+        const __m256 sign = _mm256_set1_ps(-0.0f);
+        __m256 most = _mm256_setzero_ps();
+        for (int i = 0; i < 256; i += 8) {
+            most = _mm256_max_ps(_mm256_andnot_ps(sign, _mm256_loadu_ps(from + i)), most);
+        }
+        __m128 four = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+        four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        const float farthest = _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+        if (farthest == 0.0f) {
+            std::memset(to, 0, disco_q8_k::ROW_BYTES);
+            continue;
+        }
+        int first = 0;
+        while (from[first] != farthest && from[first] != -farthest) {
+            ++first;
+        }
+        const float factor = -127.0f/from[first], scale = 1/factor;
+        const __m256 factors = _mm256_set1_ps(factor);
+        const __m256i byte = _mm256_set1_epi32(0xFF), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        std::memcpy(to, &scale, sizeof scale);
+        __m256i sums[8];
+        for (int i = 0; i < 8; ++i) {
+            __m256i whole[4]; // what is no number is 0 in the lowest byte, as there
+            for (int j = 0; j < 4; ++j) {
+                const __m256 product = _mm256_mul_ps(factors, _mm256_loadu_ps(from + 32*i + 8*j));
+                whole[j] = _mm256_and_si256(_mm256_cvtps_epi32(product), byte);
+            }
+            const __m256i bytes = _mm256_permutevar8x32_epi32(
+                _mm256_packus_epi16(_mm256_packus_epi32(whole[0], whole[1]), _mm256_packus_epi32(whole[2], whole[3])), order);
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(to + disco_q8_k::ROW_AT + 32*i), bytes);
+            sums[i] = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+        }
+        for (int n_sums = 8; n_sums > 1; n_sums /= 2) {
+            for (int i = 0; i < n_sums/2; ++i) {
+                sums[i] = _mm256_hadd_epi16(sums[2*i], sums[2*i + 1]);
+            }
+        }
+        const __m128i even = _mm256_castsi256_si128(sums[0]), odd = _mm256_extracti128_si256(sums[0], 1);
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(to + disco_q8_k::SUMS_AT), _mm_unpacklo_epi16(even, odd));
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(to + disco_q8_k::SUMS_AT + 16), _mm_unpackhi_epi16(even, odd));
+    }
+}
+
+// What is made of the rows, SCALES numbers for each block of each.
+template <typename W>
+static inline void disco_scales_k(const char * rows, int64_t row_bytes, int64_t n, int64_t n_blocks, float * to) {
+    for (int64_t row = 0; row < n; row += DISCO_K_COLUMNS) {
+        const int64_t m = n - row < DISCO_K_COLUMNS ? n - row : DISCO_K_COLUMNS;
+        for (int64_t b = 0; b < n_blocks; ++b) {
+            float * group = to + (b*n + row)*W::SCALES;
+            for (int64_t c = 0; c < m; ++c) {
+                const char * block = rows + (row + c)*row_bytes + b*W::ROW_BYTES;
+                float first[W::FIRST];
+                W::scales(block, first);
+                for (int64_t i = 0; i < W::FIRST; ++i) {
+                    std::memcpy(group + i*m + c, first + i, sizeof *first);
+                }
+                for (int64_t i = 0; i < W::WORDS_OF_ROW; ++i) {
+                    std::memcpy(group + (W::FIRST + i)*m + c, block + W::ROW_AT + 4*i, sizeof *first);
+                }
+            }
+        }
+    }
+}
+
+// Keeps GCC from adding up in another order, for which it would lack registers.
+#if defined(__GNUC__)
+#define DISCO_IN_ORDER(sum) __asm__("" : "+v"(sum))
+#else
+#define DISCO_IN_ORDER(sum) (void) (sum)
+#endif
+
+// Multiplies a part with `N` rows, which are together.
 template <typename W, int N>
 static inline void disco_multiply_part(
-        const disco_ints * weights, disco_ints factor, int part, const char * rows, int64_t row_bytes, const float * scales,
-        int64_t n_scales, disco_ints * whole) {
+        const disco_ints * weights, disco_ints factor, int part, const float * rows, disco_ints * whole) {
     disco_ints dots[N];
     for (int c = 0; c < N; ++c) {
-        dots[c] = W::start(scales + c*n_scales, part);
+        dots[c] = W::start(rows + (1 + part)*N + c);
     }
+    const float * words = rows + (W::FIRST + part*W::WORDS)*N;
     for (int i = 0; i < W::WORDS; ++i) {
         for (int c = 0; c < N; ++c) {
-            dots[c] = disco_dot(dots[c], weights[i], disco_word(rows + c*row_bytes + W::ROW_AT + 4*(part*W::WORDS + i)));
+            dots[c] = disco_dot(dots[c], weights[i], disco_word(words + i*N + c));
+            DISCO_IN_ORDER(dots[c]);
         }
     }
     for (int c = 0; c < N; ++c) {
         whole[c] = disco_sum(whole[c], disco_scaled(dots[c], factor));
+        DISCO_IN_ORDER(whole[c]);
     }
 }
 
-// Adds to `sums` what a block comes to.
-template <typename W, int N>
-static inline void disco_add_block(
-        const disco_k_tile<W> & tile, const float * scales, int64_t n_scales, const disco_ints * whole, disco_reals * sums) {
-    for (int c = 0; c < N; ++c) {
-        const float * scale = scales + c*n_scales;
-        sums[c] = disco_times_and(disco_real(whole[c]), disco_times(tile.scale, disco_each(scale[0])), sums[c]);
-        if constexpr (W::HAS_LEAST) {
-            disco_ints least = disco_none();
-            for (int i = 0; i < 4; ++i) {
-                least = disco_sum(least, disco_multiply_pairs(tile.leasts[i], disco_word(scale + 1 + i)));
-            }
-            sums[c] = disco_times_and(disco_real(least), disco_times(tile.least, disco_each(-scale[0])), sums[c]);
+// Adds to `sum` what a block comes to with row `c` of `n` that are together.
+template <typename W>
+static inline disco_reals disco_add_block(
+        const disco_k_tile<W> & tile, const float * rows, int n, int c, disco_ints whole, disco_reals sum) {
+    const disco_reals scale = disco_each(rows[c]);
+    sum = disco_times_and(disco_real(whole), disco_times(tile.scale, scale), sum);
+    if constexpr (W::HAS_LEAST) {
+        disco_ints least = disco_none();
+        for (int i = 0; i < 4; ++i) {
+            least = disco_sum(least, disco_multiply_pairs(tile.leasts[i], disco_word(rows + (1 + i)*n + c)));
         }
+        sum = disco_times_and(disco_real(least), disco_times(tile.least, disco_each(-rows[c])), sum);
     }
+    return sum;
 }
 
 // As in products.h, for few rows: what is laid out stays in registers.
 template <typename W, int N>
 static inline void disco_multiply_few_k(
         const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride) {
-    const int64_t n_scales = of.n_blocks*W::SCALES;
     disco_reals sums[N];
     for (int c = 0; c < N; ++c) {
         sums[c] = disco_each(0.0f);
     }
     for (int64_t b = 0; b < of.n_blocks; ++b) {
-        const char * rows = of.rows + b*W::ROW_BYTES;
-        const float * scales = of.scales + b*W::SCALES;
+        const float * rows = of.scales + b*N*W::SCALES;
         disco_k_tile<W> tile;
         disco_ints whole[N];
         for (int c = 0; c < N; ++c) {
@@ -324,64 +401,64 @@ static inline void disco_multiply_few_k(
         disco_fetch_tile<W>(next, b);
         W::factors(weights, b*W::BYTES, tile);
         W::lay_out(weights, b*W::BYTES, [&](int part, const disco_ints * words) DISCO_INLINE {
-            disco_multiply_part<W, N>(words, tile.factors[part], part, rows, of.row_bytes, scales, n_scales, whole);
+            disco_multiply_part<W, N>(words, tile.factors[part], part, rows, whole);
         });
-        disco_add_block<W, N>(tile, scales, n_scales, whole, sums);
+        for (int c = 0; c < N; ++c) {
+            sums[c] = disco_add_block<W>(tile, rows, N, c, whole[c], sums[c]);
+        }
     }
     for (int c = 0; c < N; ++c) {
         disco_write(to + c*to_stride, sums[c]);
     }
 }
 
-// Multiplies a block with `n_rows` rows, the first of which is `row`: `N` of them if there are so many, and says how many.
+// Multiplies a block with `n_rows` rows that are together, `N` at most, and adds to `sums`.
 template <typename W, int N>
-static inline int64_t disco_multiply_block_k(
-        const disco_product & of, const disco_k_tile<W> & tile, int64_t block, int64_t row, int64_t n_rows, float * to,
-        int64_t to_stride) {
+static inline void disco_multiply_block_k(const disco_k_tile<W> & tile, const float * rows, int64_t n_rows, float * sums) {
     if constexpr (N > 1) {
         if (n_rows < N) {
-            return disco_multiply_block_k<W, N - 1>(of, tile, block, row, n_rows, to, to_stride);
+            return disco_multiply_block_k<W, N - 1>(tile, rows, n_rows, sums);
         }
     }
-    const char * rows = of.rows + row*of.row_bytes + block*W::ROW_BYTES;
-    const int64_t n_scales = of.n_blocks*W::SCALES;
-    const float * scales = of.scales + row*n_scales + block*W::SCALES;
-    disco_reals sums[N];
     disco_ints whole[N];
     for (int c = 0; c < N; ++c) {
-        sums[c] = block ? disco_read(to + c*to_stride) : disco_each(0.0f);
         whole[c] = disco_none();
-        for (int64_t at = 0; at < W::ROW_BYTES; at += 64) { // of the rows that come next
-            _mm_prefetch(rows + (N + c)*of.row_bytes + at, _MM_HINT_T0);
-        }
     }
     for (int part = 0; part < W::PARTS; ++part) {
-        disco_multiply_part<W, N>(
-            tile.weights + part*W::WORDS, tile.factors[part], part, rows, of.row_bytes, scales, n_scales, whole);
+        disco_multiply_part<W, N>(tile.weights + part*W::WORDS, tile.factors[part], part, rows, whole);
     }
-    disco_add_block<W, N>(tile, scales, n_scales, whole, sums);
     for (int c = 0; c < N; ++c) {
-        disco_write(to + c*to_stride, sums[c]);
+        float * sum = sums + c*DISCO_LANES;
+        disco_write(sum, disco_add_block<W>(tile, rows, N, c, whole[c], disco_read(sum)));
     }
-    return N;
 }
 
-// As in products.h, for the rows from `row` on.
+// As in products.h, for the rows from `row` on, `end` - `row` of them; sums stay near until all is added up.
 template <typename W>
 static inline void disco_multiply_many_k(
         const disco_product & of, const char * const * weights, const char * next, int64_t row, int64_t end, float * to,
         int64_t to_stride) {
-    for (int64_t b = 0; b < of.n_blocks; ++b) {
-        disco_k_tile<W> tile;
-        disco_fetch_tile<W>(next, b);
-        W::factors(weights, b*W::BYTES, tile);
-        W::lay_out(weights, b*W::BYTES, [&](int part, const disco_ints * words) DISCO_INLINE {
-            for (int i = 0; i < W::WORDS; ++i) {
-                tile.weights[part*W::WORDS + i] = words[i];
+    static constexpr int64_t most = 256;
+    alignas(64) float sums[most*DISCO_LANES];
+    for (; row < end; row += most, to += most*to_stride) {
+        const int64_t n = end - row < most ? end - row : most;
+        std::memset(sums, 0, n*DISCO_LANES*sizeof(float));
+        for (int64_t b = 0; b < of.n_blocks; ++b) {
+            disco_k_tile<W> tile;
+            disco_fetch_tile<W>(next, b);
+            W::factors(weights, b*W::BYTES, tile);
+            W::lay_out(weights, b*W::BYTES, [&](int part, const disco_ints * words) DISCO_INLINE {
+                for (int i = 0; i < W::WORDS; ++i) {
+                    tile.weights[part*W::WORDS + i] = words[i];
+                }
+            });
+            for (int64_t c = 0; c < n; c += DISCO_K_COLUMNS) {
+                const float * rows = of.scales + (b*of.n_rows + row + c)*W::SCALES;
+                disco_multiply_block_k<W, DISCO_K_COLUMNS>(tile, rows, n - c, sums + c*DISCO_LANES);
             }
-        });
-        for (int64_t c = row; c < end;) {
-            c += disco_multiply_block_k<W, DISCO_K_COLUMNS>(of, tile, b, c, end - c, to + (c - row)*to_stride, to_stride);
+        }
+        for (int64_t c = 0; c < n; ++c) {
+            std::memcpy(to + c*to_stride, sums + c*DISCO_LANES, DISCO_LANES*sizeof(float));
         }
     }
 }

@@ -258,7 +258,8 @@ cmake_language(DEFER CALL disco_attention)
 
 # Products of weights in the packings that people download, in tiles that suit few rows and many (products.h, k_products.h). All that
 # go to llamafile_sgemm come to products.cpp first, and the others go on. So that they come there, llama.cpp neither lays these
-# weights out anew (repack.cpp) nor takes its tiles for many rows (tiled.cpp). `disco_products` tells the engine.
+# weights out anew (repack.cpp) nor takes its tiles for many rows (tiled.cpp). Rows for K weights are packed there, too (quants.c).
+# `disco_products` tells the engine.
 function(disco_products)
   disco_cpu_targets(targets)
   if(NOT targets)
@@ -289,6 +290,17 @@ function(disco_products)
     set_source_files_properties(
       "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/products.cpp" TARGET_DIRECTORY ${target}
       PROPERTIES COMPILE_DEFINITIONS DISCO_OTHER_TILES
+    )
+  endif()
+  get_target_property(files ${target} SOURCES)
+  if("${files}" MATCHES "/arch/x86/quants\\.c")
+    set_source_files_properties(
+      "${source}/ggml-cpu/arch/x86/quants.c" TARGET_DIRECTORY ${target}
+      PROPERTIES COMPILE_DEFINITIONS quantize_row_q8_K=disco_other_packing
+    )
+    set_property(
+      SOURCE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/products.cpp" TARGET_DIRECTORY ${target}
+      APPEND PROPERTY COMPILE_DEFINITIONS DISCO_PACKS
     )
   endif()
   foreach(one IN LISTS targets)

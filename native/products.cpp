@@ -62,6 +62,18 @@ static void disco_multiply_all(const ggml_compute_params * params, disco_product
 }
 #endif
 
+#if defined(DISCO_PACKS)
+// In place of llama.cpp's, which takes one number at a time.
+extern "C" void disco_other_packing(const float *, void *, int64_t);
+extern "C" void quantize_row_q8_K(const float * from, void * to, int64_t n) {
+#if defined(DISCO_MULTIPLIES)
+    disco_pack_k(from, (char *) to, n);
+#else
+    disco_other_packing(from, to, n);
+#endif
+}
+#endif
+
 // The type of the rows that weights of a type are multiplied with here, -1 where they are not.
 static int disco_rows_of(int type) {
 #if defined(DISCO_MULTIPLIES)
@@ -199,11 +211,9 @@ extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, i
     return disco_other_products(params, m, n, k, a, a_stride, b, b_stride, c, c_stride, a_type, b_type, c_type);
 }
 
-// The engine looks for it: these products round otherwise than ggml's own. Version 1 was wrong with more than one thread where
-// an operation has more than one slice; version 2 added a single row of floats up otherwise than several;
-// version 3 had only Q4_1, and Q8_0 where there is VNNI.
+// The engine looks for its number, and the daemon for its name: these products round otherwise than ggml's own. Version 1 was wrong
+// with more than one thread where an operation has more than one slice; version 2 added a single row of floats up otherwise than
+// several; version 3 had only Q4_1, and Q8_0 where there is VNNI; version 4 was slower.
 #if defined(DISCO_MULTIPLIES)
-DISCO_TOLD(disco_products, 4)
-#else
-DISCO_TOLD(disco_products, 0)
+DISCO_TOLD(disco_products, 5)
 #endif

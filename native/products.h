@@ -126,6 +126,10 @@ static inline disco_ints disco_add_up(const disco_ints * rows) {
     return _mm256_add_epi32(_mm256_permute2x128_si256(b[0], b[1], 0x20), _mm256_permute2x128_si256(b[0], b[1], 0x31));
 }
 static inline __m256i disco_load(const char * from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
+// Bytes with a sign times those of a row, none of which is -128.
+static inline __m256i disco_dot_signed(__m256i weights, const char * row) {
+    return disco_add_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(disco_load(row), weights)));
+}
 #endif
 
 static constexpr int DISCO_LANES = sizeof(disco_reals) / sizeof(float); // weight rows of a tile
@@ -345,8 +349,7 @@ struct disco_q8_0 : disco_bytes_kind {
     static constexpr bool ALONG = true;
     static constexpr int64_t SCALE_AT = 0;
     static inline __m256i along(const char * weights, const char * row) {
-        const __m256i w = disco_load(weights + ROW_AT), signs = _mm256_sign_epi8(disco_load(row + ROW_AT), w);
-        return disco_add_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(w), signs));
+        return disco_dot_signed(disco_load(weights + ROW_AT), row + ROW_AT);
     }
 #endif
 };
@@ -403,23 +406,40 @@ struct disco_mxfp4 : disco_nibbles<1, disco_kind> {
 
 // Weights in IQ4_NL: bits mean what is in the table, to which 128 is added.
 struct disco_iq4_nl : disco_nibbles<2, disco_bytes_kind> {
+    static inline __m128i table() { return _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113); }
     template <typename Tile>
     static inline void lay_out(const char * const * rows, int64_t block, const disco_ints * words, int64_t, Tile & to) {
         to.scale = disco_halves_at(rows, block*BYTES);
-        const __m128i table = _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
         for (int w = 0; w < 8; ++w) {
-            set(to, w, disco_shifted(disco_meant(nibbles(words, w), table)));
+            set(to, w, disco_shifted(disco_meant(nibbles(words, w), table())));
         }
     }
     static inline void scales(const char * block, float * to) { disco_q8_0_scales(block, 128, false, to); }
+#if defined(DISCO_ONE_ALONG)
+    static constexpr bool ALONG = true;
+    static constexpr int64_t SCALE_AT = 0;
+    static inline __m256i along(const char * weights, const char * row) {
+        const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i *>(weights + 2));
+        const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1);
+        return disco_dot_signed(disco_meant(disco_both(both, disco_bytes(0x0F0F0F0F)), table()), row + ROW_AT);
+    }
+#endif
 };
+
+// k_products.h has it.
+template <typename W>
+static inline void disco_scales_k(const char * rows, int64_t row_bytes, int64_t n, int64_t n_blocks, float * to);
 
 // SCALES numbers for each block of `n` rows.
 template <typename W>
 static inline void disco_scales(const char * rows, int64_t row_bytes, int64_t n, int64_t n_blocks, float * to) {
-    for (int64_t row = 0; row < n; ++row) {
-        for (int64_t b = 0; b < n_blocks; ++b, to += W::SCALES) {
-            W::scales(rows + row*row_bytes + b*W::ROW_BYTES, to);
+    if constexpr (W::IS_K) {
+        disco_scales_k<W>(rows, row_bytes, n, n_blocks, to);
+    } else {
+        for (int64_t row = 0; row < n; ++row) {
+            for (int64_t b = 0; b < n_blocks; ++b, to += W::SCALES) {
+                W::scales(rows + row*row_bytes + b*W::ROW_BYTES, to);
+            }
         }
     }
 }

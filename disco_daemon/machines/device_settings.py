@@ -34,6 +34,7 @@ log = logging.getLogger("disco.tune")
 
 SHAPE_BYTES = 1 << 16  # of a model's file: its shape stands in front of its vocabulary
 PROCESSOR = ("-base", "-cpu", "-blas")  # of ggml's libraries, those that need nothing but a processor
+OURS = b"\0disco_products\0"  # a name in those with our products of weights (native/products.cpp)
 FOREGROUND, BACKGROUND = 5, 19  # niceness: as the engine's, and below all others
 
 
@@ -90,7 +91,7 @@ def is_exact(config: Config, path: Path) -> bool:
         return settings.flash_attn != "off" and settings.rounding == "exact"
     if not config.server.base_url or (n_gpu_layers(settings) != 0 and is_for_gpu()):
         return False
-    return _header_is(lambda header: is_free(header, has_products=has_avx2() and not has_amx()), path)
+    return _header_is(lambda header: is_free(header, has_products=has_products() and not has_amx()), path)
 
 
 def is_exact_but_for_rounding(config: Config, path: Path) -> bool:
@@ -114,14 +115,33 @@ def _header_is(check: Callable[[Header], bool], path: Path) -> bool:
 
 
 def _by_our_products(check: Callable[..., bool]) -> Callable[[Header], bool]:
-    return lambda header: check(header, has_products=has_avx2())
+    return lambda header: check(header, has_products=has_products())
+
+
+def has_products() -> bool:
+    """Whether weights are multiplied by our products: in llama.cpp as compiled here, on a processor that has AVX2.
+
+    Where llama.cpp's libraries are not found it is ours.
+    """
+    kernels = {path.resolve() for path in _libraries() if path.name.startswith("libggml-cpu") and path.is_file()}
+    return has_avx2() and (not kernels or any(_has_products(path, path.stat().st_mtime_ns) for path in kernels))
+
+
+@lru_cache(maxsize=32)
+def _has_products(path: Path, _mtime_ns: int) -> bool:
+    return OURS in path.read_bytes()
+
+
+def _libraries() -> list[Path]:
+    """Return ggml's libraries, those with kernels for a GPU as well."""
+    found = find_spec("llama_cpp")
+    folders = [Path(folder) / "lib" for folder in (found and found.submodule_search_locations) or ()]
+    return [path for folder in folders for path in folder.glob("libggml*")]
 
 
 def is_for_gpu() -> bool:
     """Whether llama.cpp is built for a GPU, by the names of its libraries; also where these are not found."""
-    found = find_spec("llama_cpp")
-    folders = [Path(folder) / "lib" for folder in (found and found.submodule_search_locations) or ()]
-    parts = {name.name.split(".")[0].removeprefix("libggml") for folder in folders for name in folder.glob("libggml*")}
+    parts = {path.name.split(".")[0].removeprefix("libggml") for path in _libraries()}
     return not parts or not all(part.startswith(PROCESSOR) for part in parts if part)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from disco_daemon.engine.measure.search import Search, thread_counts
 from disco_daemon.engine.measure.tune_messages import Knobs, Speed, Tuned, TuneJob
 from disco_daemon.engine.supervisor import Engine
 from disco_daemon.errors import ConfigError
+from disco_daemon.machines import device_settings
 from disco_daemon.machines.device_settings import (
     engine_knobs,
     is_exact,
@@ -331,6 +333,30 @@ def test_answers_are_exact_by_themselves_where_that_slows_no_prompt_down(
     wanted = configured("[device]\nrounding = 'exact'\n", at_home)
     assert is_exact(wanted, at_home / "m.gguf")
     assert is_exact_but_for_rounding(wanted, at_home / "m.gguf") is but_for_rounding
+
+
+@pytest.mark.parametrize(
+    ("content", "avx2", "ours"),
+    [
+        (b"\0disco_products\0", True, True),
+        (b"\0disco_products\0", False, False),
+        (b"\0llamafile_sgemm\0", True, False),
+        (None, True, True),
+    ],
+)
+def test_a_llama_cpp_that_was_not_compiled_here_is_not_taken_for_ours(
+    at_home: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, avx2: bool, ours: bool
+) -> None:
+    with_avx2(monkeypatch, there=avx2)
+    monkeypatch.setattr(device_settings, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[at_home]))
+    if content is not None:
+        (at_home / "lib").mkdir()
+        (at_home / "lib" / "libggml-cpu.so.0").write_bytes(b"\x7fELF" + content)
+        (at_home / "lib" / "libggml-cpu.so").symlink_to("libggml-cpu.so.0")
+        (at_home / "lib" / "libggml-base.so").write_bytes(b"\0disco_products\0")
+    (at_home / "m.gguf").write_bytes(header(tensors=[tensor("blk.0.ffn_up.weight", (256, 256), 12)]))
+    server = "[server]\nbase_url = 'http://h/v1'\nmodel = 'm'\n"
+    assert is_exact(configured(server + "[device]\nn_gpu_layers = 0\n", at_home), at_home / "m.gguf") is ours
 
 
 @pytest.mark.parametrize(("packing", "auto"), [(2, True), (12, False)])

@@ -30,7 +30,7 @@ add_library(ggml STATIC ggml-cpu/vec.cpp)
 set(SKBUILD_PLATLIB_DIR "${CMAKE_BINARY_DIR}/wheel")
 """
 ONE = "add_library(ggml-cpu STATIC ggml-cpu/ops.cpp ggml-cpu/vec.cpp)\n"
-SGEMM = "llamafile/sgemm.cpp ggml-cpu/repack.cpp ggml-cpu/tiled/tiled.cpp ggml-cpu/vec.cpp"
+SGEMM = "llamafile/sgemm.cpp ggml-cpu/repack.cpp ggml-cpu/tiled/tiled.cpp ggml-cpu/arch/x86/quants.c ggml-cpu/vec.cpp"
 VARIANTS = """add_library(ggml-cpu-x64 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
 add_library(ggml-cpu-x64-feats OBJECT ggml-cpu/vec.cpp)
 add_library(ggml-cpu-zen4 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
@@ -131,8 +131,8 @@ def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu
     (folder / "CMakeLists.txt").write_text(PROJECT + targets)
     (folder / "ggml-cpu" / "ops.cpp").write_text(ops)
     (folder / "ggml-cpu" / "vec.cpp").write_text("")
-    for name_of_file in ("llamafile/sgemm.cpp", "tiled/tiled.cpp", "repack.cpp"):
-        (folder / "ggml-cpu" / name_of_file).parent.mkdir(exist_ok=True)
+    for name_of_file in ("llamafile/sgemm.cpp", "tiled/tiled.cpp", "repack.cpp", "arch/x86/quants.c"):
+        (folder / "ggml-cpu" / name_of_file).parent.mkdir(parents=True, exist_ok=True)
         (folder / "ggml-cpu" / name_of_file).write_text("")
     hook = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={CI / 'llama_cpp.cmake'}"
     command = [program("cmake"), "-S", str(folder), "-B", str(folder / "build"), "-G", "Unix Makefiles", hook]
@@ -202,7 +202,9 @@ def test_products_are_asked_of_ours_first_and_the_others_have_another_name(
         ("repack.cpp", "ggml_cpu_has_avx2=disco_interleaves"),
         ("tiled.cpp", "ggml_compute_forward_mul_mat_tiled=disco_other_tiles"),
         ("tiled.cpp", "ggml_compute_forward_mul_mat_id_tiled=disco_other_expert_tiles"),
+        ("quants.c", "quantize_row_q8_K=disco_other_packing"),
         ("products.cpp", "DISCO_OTHER_TILES"),
+        ("products.cpp", "DISCO_PACKS"),
     ):
         defined = [line for line in made.splitlines() if definition in line]
         assert len(defined) == 1

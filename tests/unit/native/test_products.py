@@ -39,6 +39,7 @@ static void multiply(
         multiply<disco_##kind>(w, m, r, n, k, to, stride); \\
     }
 CALL(q4_0) CALL(q4_1) CALL(q8_0) CALL(iq4_nl) CALL(mxfp4) CALL(q4_k) CALL(q5_k) CALL(q6_k)
+extern "C" void pack_k(const float * from, char * to, int64_t n) { disco_pack_k(from, to, n); }
 #endif
 """
 BLOCK = 32
@@ -224,3 +225,24 @@ def test_other_instructions_give_the_same_bits(built: Build, kind: str, processo
     ours, other = built("native", kind), built(processor, kind)
     one = Case(kind, 1, 50, 19, 18)
     assert np.array_equal(one.by(ours), one.by(other))
+
+
+@pytest.mark.parametrize("processor", ["native", "haswell", "skylake-avx512"])
+def test_rows_for_k_weights_are_packed_to_the_bits_of_one_number_after_the_other(built: Build, processor: str) -> None:
+    library, random = built(processor, "pack_k"), np.random.default_rng(3)
+    rows = random.normal(0, 1, (40, 256)).astype(np.float32)
+    rows[1], rows[2], rows[3] = 0, np.round(rows[2], 1), rows[3] * np.float32(1e-40)
+    rows[4] = np.resize([0.5, -1.5, 2.5, -63.5, 64.5, 127, -127], 256)  # halves, and two that are farthest from 0
+    rows[5] = -rows[4]
+    rows[6:20] *= np.exp2(random.integers(-60, 60, (14, 1))).astype(np.float32)
+    found = np.full((len(rows), 292), 0xAA, np.uint8)
+    library.pack_k.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    library.pack_k.restype = None
+    library.pack_k(rows.ctypes.data, found.ctypes.data, rows.size)
+    with np.errstate(all="ignore"):
+        farthest = rows[np.arange(len(rows)), abs(rows).argmax(1)][:, None]
+        factor = np.float32(-127) / farthest
+        whole = np.where(np.isfinite(factor), np.rint(factor * rows), 0).astype(np.int8)
+        scale = np.where(farthest == 0, np.float32(0), np.float32(1) / factor)
+    expected = packed(scale, whole, whole.reshape(len(rows), 16, 16).sum(-1, dtype=np.int16))
+    assert np.array_equal(found, expected)
