@@ -53,8 +53,14 @@ static constexpr int64_t DISCO_WIDE = sizeof(disco_floats) / sizeof(float);
 static constexpr int64_t DISCO_CELLS = 32; // at a time
 static constexpr int64_t DISCO_AHEAD = 16; // cells, whose keys are asked for early
 static constexpr int64_t DISCO_MOST = 512; // numbers of a head
-static constexpr int DISCO_ROWS = DISCO_WIDE == 16 ? 4 : 2; // that go over the same cells together, as registers allow
+static constexpr int DISCO_ROWS = 4; // that go over the same cells together
 static constexpr int DISCO_VECTORS = 4; // of a value's numbers at a time
+
+// Of `n` so many at a time as registers allow with `R` rows.
+template <int R>
+static constexpr int disco_at_a_time(int n) {
+    return DISCO_WIDE == 16 || R < 3 ? n : n/2;
+}
 
 // A row of a head: what it asks for, as BF16 if keys are, and, for what the processor cannot multiply so, as floats; how far it
 // is, and what it has come to: the values' sum, each weighed by exp(score - most), and the sum of these weights.
@@ -89,15 +95,9 @@ static inline __m128 disco_quarter(disco_floats x) {
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-// The sums of four vectors' numbers, each in the order that it would have alone.
-static inline __m128 disco_sums(const disco_floats * x) {
-    return _mm_hadd_ps(_mm_hadd_ps(disco_quarter(x[0]), disco_quarter(x[1])),
-        _mm_hadd_ps(disco_quarter(x[2]), disco_quarter(x[3])));
-}
-
 static inline float disco_sum(disco_floats x) {
-    const disco_floats all[4] = { x, x, x, x };
-    return _mm_cvtss_f32(disco_sums(all));
+    const __m128 quarter = disco_quarter(x), pair = _mm_hadd_ps(quarter, quarter);
+    return _mm_cvtss_f32(_mm_hadd_ps(pair, pair));
 }
 
 // Whether the mask adds nothing at DISCO_CELLS cells.
@@ -151,33 +151,43 @@ static inline void disco_score(const disco_heads & of, disco_row_of_head * rows,
             disco_fetch(of.keys + (cell + DISCO_AHEAD)*of.key_bytes, of.n_key); // mostly the next ones: a guess does no harm
             disco_fetch(of.values + cell*of.value_bytes, of.n_value);
         }
-        disco_floats sums[R][4];
-        for (int r = 0; r < R; ++r) {
-            for (int i = 0; i < 4; ++i) {
-                sums[r][i] = disco_all(0.0f);
+        static constexpr int n_cells = disco_at_a_time<R>(4);
+        __m128 pairs[R][2];
+        for (int first = 0; first < 4; first += n_cells) {
+            disco_floats sums[R][n_cells];
+            for (int r = 0; r < R; ++r) {
+                for (int i = 0; i < n_cells; ++i) {
+                    sums[r][i] = disco_all(0.0f);
+                }
             }
-        }
-        int64_t from = 0;
+            int64_t from = 0;
 #if defined(__AVX512BF16__)
-        for (; !F16 && from + 32 <= of.n_key; from += 32) {
-            for (int i = 0; i < 4; ++i) {
-                const __m512bh key = (__m512bh) _mm512_loadu_si512(keys[i] + from);
-                for (int r = 0; r < R; ++r) {
-                    sums[r][i] = _mm512_dpbf16_ps(sums[r][i], key, (__m512bh) _mm512_load_si512(rows[r].asked + from));
+            for (; !F16 && from + 32 <= of.n_key; from += 32) {
+                for (int i = 0; i < n_cells; ++i) {
+                    const __m512bh key = (__m512bh) _mm512_loadu_si512(keys[first + i] + from);
+                    for (int r = 0; r < R; ++r) {
+                        sums[r][i] = _mm512_dpbf16_ps(sums[r][i], key, (__m512bh) _mm512_load_si512(rows[r].asked + from));
+                    }
                 }
             }
-        }
 #endif
-        for (; from < of.n_key; from += DISCO_WIDE) {
-            for (int i = 0; i < 4; ++i) {
-                const disco_floats key = F16 ? disco_load_f16(keys[i] + from) : disco_load_bf16(keys[i] + from);
-                for (int r = 0; r < R; ++r) {
-                    sums[r][i] = disco_mul_add(key, disco_load(rows[r].wide + from), sums[r][i]);
+            for (; from < of.n_key; from += DISCO_WIDE) {
+                for (int i = 0; i < n_cells; ++i) {
+                    const uint16_t * at_key = keys[first + i] + from;
+                    const disco_floats key = F16 ? disco_load_f16(at_key) : disco_load_bf16(at_key);
+                    for (int r = 0; r < R; ++r) {
+                        sums[r][i] = disco_mul_add(key, disco_load(rows[r].wide + from), sums[r][i]);
+                    }
+                }
+            }
+            for (int r = 0; r < R; ++r) {
+                for (int i = 0; i < n_cells; i += 2) {
+                    pairs[r][(first + i)/2] = _mm_hadd_ps(disco_quarter(sums[r][i]), disco_quarter(sums[r][i + 1]));
                 }
             }
         }
         for (int r = 0; r < R; ++r) {
-            _mm_store_ps(rows[r].scores + at, _mm_mul_ps(disco_sums(sums[r]), _mm_set1_ps(of.scale)));
+            _mm_store_ps(rows[r].scores + at, _mm_mul_ps(_mm_hadd_ps(pairs[r][0], pairs[r][1]), _mm_set1_ps(of.scale)));
         }
     }
 }
@@ -277,9 +287,10 @@ static inline void disco_go_over(const disco_heads & of, disco_row_of_head * row
     for (int r = 0; r < R; ++r) {
         disco_weigh(of, rows[r]);
     }
+    static constexpr int n_vectors = disco_at_a_time<R>(DISCO_VECTORS);
     int64_t at = 0;
-    for (; at + DISCO_VECTORS*DISCO_WIDE <= of.n_value; at += DISCO_VECTORS*DISCO_WIDE) {
-        disco_add_values<R, DISCO_VECTORS>(of, rows, cells, n, at);
+    for (; at + n_vectors*DISCO_WIDE <= of.n_value; at += n_vectors*DISCO_WIDE) {
+        disco_add_values<R, n_vectors>(of, rows, cells, n, at);
     }
     for (; at < of.n_value; at += DISCO_WIDE) {
         disco_add_values<R, 1>(of, rows, cells, n, at);
@@ -287,20 +298,11 @@ static inline void disco_go_over(const disco_heads & of, disco_row_of_head * row
 }
 
 static inline void disco_go_over(const disco_heads & of, disco_row_of_head * rows, int n_rows) {
-    if constexpr (DISCO_ROWS == 4) {
-        if (n_rows == 4) {
-            disco_go_over<4>(of, rows);
-            return;
-        }
-        if (n_rows == 3) {
-            disco_go_over<3>(of, rows);
-            return;
-        }
-    }
-    if (n_rows == 2) {
-        disco_go_over<2>(of, rows);
-    } else {
-        disco_go_over<1>(of, rows);
+    switch (n_rows) {
+        case 4: return disco_go_over<4>(of, rows);
+        case 3: return disco_go_over<3>(of, rows);
+        case 2: return disco_go_over<2>(of, rows);
+        default: return disco_go_over<1>(of, rows);
     }
 }
 
