@@ -8,7 +8,7 @@ the exit code is 1 if one number is wrong.
 Another build is checked by `--library FOLDER`, where its libggml-base and libggml-cpu are; for other instruction sets,
 from llama-cpp-python's source:
 
-    cmake -S vendor/llama.cpp -B b -DBUILD_SHARED_LIBS=ON -DCMAKE_PROJECT_llama_cpp_INCLUDE=$PWD/native/llama_cpp.cmake
+    cmake -S vendor/llama.cpp -B b -DBUILD_SHARED_LIBS=ON -DCMAKE_PROJECT_llama.cpp_INCLUDE=$PWD/native/llama_cpp.cmake
     \\
       -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON && cmake --build b --target ggml-cpu
 """
