@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..config.schema import DeviceSettings
     from ..models.files import ModelFile
     from ..models.places import FoundModel
+    from ..onboarding.saving import Saved
+    from ..onboarding.setup import Onboarding
 
 DEFAULT = "default"  # the name of the embedded model for `disco models use`
 
@@ -138,8 +140,7 @@ def _print_rows(rows: list[tuple[str, ...]]) -> None:
 
 def _use(args: argparse.Namespace) -> int:
     path = _choose(args.model)
-    _make_it_the_devices(path)
-    return _print_use(args, path)
+    return _print_use(args, path, _make_it_the_devices(path))
 
 
 def _choose(wanted: str) -> Path:
@@ -159,34 +160,40 @@ def _choose(wanted: str) -> Path:
     return places.choose_model(wanted, places.find()).path
 
 
-def _make_it_the_devices(path: Path) -> None:
-    """Write `device.model`, if it can be one. Raises ConfigError."""
-    from ..config.layers import config_path, load, set_values
+def _first_steps() -> Onboarding:
+    import os
+
+    from ..config.layers import config_path
+    from ..onboarding.setup import Onboarding
+
+    return Onboarding(config_path(), os.environ)
+
+
+def _make_it_the_devices(path: Path) -> Saved:
+    """Write it down as the device's model, if it can be one. Raises ConfigError."""
     from ..errors import ConfigError
     from ..models.default import default_model_path
     from ..models.files import examine
+    from ..onboarding.saving import Choice
 
-    if load().device.base_url:
-        msg = "device.base_url is set, so that server's model answers: `disco config set device.base_url ''` first"
-        raise ConfigError(msg)
     is_default = path == default_model_path()
     if not (is_default and not path.exists()):  # the default model is fetched when it is needed
         found = examine(path)
         if found.problem:
             msg = f"{path} {found.problem}"
             raise ConfigError(msg)
-    set_values(config_path(), {"device.model": "" if is_default else str(path)})
+    return _first_steps().save(Choice(local="" if is_default else str(path)))
 
 
-def _print_use(args: argparse.Namespace, path: Path) -> int:
+def _print_use(args: argparse.Namespace, path: Path, saved: Saved) -> int:
     from ..config.layers import config_path, load
     from .setup import reload_running
 
     if args.json:
         reload_running(load())
-        print(json.dumps({"path": str(path), "config": str(config_path())}))
+        print(json.dumps({"path": str(path), "config": str(config_path()), "notes": saved.notes()}))
         return 0
-    print(f"the device's model is {path} (device.model in {config_path()})")
+    print("\n".join([f"the device's model is {path} (device.model in {config_path()})", *saved.notes()]))
     if said := reload_running(load()):
         print(said)
     return 0
@@ -359,10 +366,14 @@ def _pull(args: argparse.Namespace) -> int:
     from ..models.default import models_dir
     from ..models.hub import pull
     from ..models.progress import ProgressBar
+    from ..onboarding.saving import Choice
 
     spec = asked_at_terminal() if args.spec is None else spec_of(args.spec)
     if spec is None:
         return 0
+    to_use = args.use or args.spec is None
+    if to_use:  # what cannot be used is not fetched
+        _first_steps().plan(Choice(local=""))
     bar = ProgressBar(direct(sys.stderr))
 
     def say(line: str) -> None:
@@ -376,9 +387,8 @@ def _pull(args: argparse.Namespace) -> int:
         raise
     finally:
         bar.end()
-    if args.use or args.spec is None:
-        _make_it_the_devices(path)
-        return _print_use(args, path)
+    if to_use:
+        return _print_use(args, path, _make_it_the_devices(path))
     if args.json:
         print(json.dumps({"path": str(path)}))
     else:

@@ -60,7 +60,7 @@ def fetch_words(fetch: Json) -> str:
     if state == "loading":
         return f"{title} is fetched, and is being loaded."
     if state == "done":
-        return f"{title} is in use."
+        return f"{title} is in use. {fetch['message']}".strip()
     if state == "cancelled":
         return f"The fetch of {title} was cancelled. What came is kept: fetch it again to go on."
     if state == "failed":

@@ -423,6 +423,26 @@ LIVE = frozenset(
 )  # fmt: skip
 
 
+# What was said of one server or one model, by the setting that names it: a choice of another one takes it back to its
+# default. What is not here is the user's or this machine's, and stays. A server's model is one of that server.
+SAID_OF: dict[str, frozenset[str]] = {
+    "server.base_url": frozenset({"server.continuation", "server.insecure", "server.stream_usage"}),
+    "server.model": frozenset(
+        {
+            "server.capabilities", "server.context_length", "server.grade", "server.input_usd_per_mtok",
+            "server.output_usd_per_mtok",
+        }
+    ),
+    "device.model": frozenset(
+        {
+            "device.adapters", "device.chat_template", "device.draft_model", "device.grade", "device.n_cpu_moe",
+            "device.n_gpu_layers", "fleet.cuts",
+        }
+    ),
+}  # fmt: skip
+# Of these a number above 0 counts layers of one model; 0 (none) and -1 (all) are said of the machine.
+LAYER_COUNTS = frozenset({"device.n_cpu_moe", "device.n_gpu_layers"})
+
 FOR_LIFE = ("api.", "history.")  # settings that hold for the life of a daemon's process
 # What the partner's side of a running daemon follows at a reload; no answer of its own is touched.
 HOSTING = ("partner.", "peer.", "fleet.listen", "fleet.ray")

@@ -27,15 +27,15 @@ log = logging.getLogger("disco.models")
 LONGEST_S = 7 * 86400.0  # of one fetch: the largest of the list at 0.3 Mbit/s; a silent line is given up much sooner
 RATE_S = 10.0  # the shown speed is that of the last seconds
 
-Use = Callable[[str], Awaitable[str]]
+Use = Callable[[str], Awaitable[list[str]]]
 
 
 class FetchError(DiscoError):
-    """A model could not be fetched; the message says what to do."""
+    """A model could not be fetched, or not be put in use; the message says why, or what to do."""
 
 
 class ModelFetch:
-    """The fetch that runs or ran last. `use` puts a fetched file in use, and returns why it could not, or ""."""
+    """The fetch that runs or ran last. `use` puts a fetched file in use, and returns what to say."""
 
     def __init__(self, use: Use, private: Callable[[], bool], clock: Clock) -> None:
         self._use, self._private, self._clock = use, private, clock
@@ -90,11 +90,11 @@ class ModelFetch:
                 timeout_s=LONGEST_S, hint="fetch again: it goes on from there",
             )  # fmt: skip
             self._state, self._done = "loading", model.n_bytes
-            self._message = await self._use(found.path)
+            self._message = " ".join(await self._use(found.path))
+            self._state = "done"
         except (DiscoError, OSError) as e:
-            self._message = reason_of(e)
+            self._message, self._state = reason_of(e), "failed"
             log.warning("%s is not in use: %s", model.title, e)
-        self._state = "failed" if self._message else "done"
 
     def _note(self, done: str) -> None:
         now, self._done = self._clock.now(), int(done)

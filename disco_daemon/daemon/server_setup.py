@@ -10,7 +10,7 @@ from ..errors import RequestError
 from ..models.default import installed_models
 from ..onboarding.checking import Checked
 from ..onboarding.providers import ServerKey
-from ..onboarding.saving import Choice, overriding_variables
+from ..onboarding.saving import Choice, Saved, overriding_variables
 from ..onboarding.setup import Onboarding
 from ..system.net import without_credentials
 
@@ -81,13 +81,25 @@ class ServerSetup:
             names = ", ".join(m["name"] for m in here) or "none"
             msg = f"{model!r} is none of the models here ({names}); `disco setup --local FILE` takes any GGUF file"
             raise RequestError(msg, code="invalid_setting", param="model")
-        changes = setup.save(Choice(local="" if found is None or found["default"] else found["path"]))
-        return {"saved": sorted(changes), "shadowed": overriding_variables(changes, setup.env)}
+        return self.told(setup.save(Choice(local="" if found is None or found["default"] else found["path"])))
 
-    async def save_local(self, model: str) -> dict[str, Any]:
+    async def require_local(self) -> None:
+        """Raise ConfigError where no model of this machine could be written down: before one is fetched."""
+        await asyncio.to_thread(self._setup.plan, Choice(local=""))
+
+    async def save_local(self, model: str) -> Saved:
         """Write down what `device.model` is to be, which has been looked at. Raises ConfigError."""
-        changes = await asyncio.to_thread(self._setup.save, Choice(local=model))
-        return {"saved": sorted(changes), "shadowed": overriding_variables(changes, self._setup.env)}
+        return await asyncio.to_thread(self._setup.save, Choice(local=model))
+
+    async def take_back(self, saved: Saved) -> Saved:
+        """Write down again what was there before that. Raises ConfigError."""
+        return await asyncio.to_thread(self._setup.take_back, saved)
+
+    def told(self, saved: Saved) -> dict[str, Any]:
+        """Return what the API says of settings that were written."""
+        changes = saved.changes
+        shadowed = overriding_variables(changes, self._setup.env)
+        return {"saved": sorted(changes), "shadowed": shadowed, "notes": saved.notes()}
 
     def _save(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
         setup = self._setup
@@ -95,5 +107,4 @@ class ServerSetup:
             msg = f"{problem.text}: {problem.mend}"
             raise RequestError(msg, code="invalid_setting", param=str(problem.code))
         key = setup.key(base_url, api_key) if base_url else ServerKey()
-        changes = setup.save(Choice(base_url, model, key))
-        return {"saved": sorted(changes), "shadowed": overriding_variables(changes, setup.env)}
+        return self.told(setup.save(Choice(base_url, model, key)))

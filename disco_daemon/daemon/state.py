@@ -23,7 +23,7 @@ from ..machines.managed_device import whole_device
 from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles
-from .model_fetch import ModelFetch
+from .model_fetch import FetchError, ModelFetch
 from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
@@ -185,6 +185,7 @@ class StateDocuments(Documents):
     async def fetch_model(self, name: str) -> dict[str, Any]:
         from ..models.offered import find, offered_models
 
+        await self._setup.require_local()
         self._fetch.start(find(name, await asyncio.to_thread(offered_models, self._setup.folder)))
         return self._fetch.document() or {}
 
@@ -192,20 +193,22 @@ class StateDocuments(Documents):
         await self._fetch.cancel()
         return self._fetch.document() or {}
 
-    async def _use_fetched(self, path: str) -> str:
-        """Put a model in use; where it cannot be loaded, go back to the one before, and return why."""
-        before = self._runtime.config.device.model
-        if (await self._reload_saved(await self._setup.save_local(path)))["needs_restart"]:
-            return f"{path} is fetched, but a flag or a variable of the running daemon names another model"
+    async def _use_fetched(self, path: str) -> list[str]:
+        """Put a model in use, and return what is to be said of that.
+
+        Raises FetchError where it cannot be loaded; then it is gone back to the one before, with all that was its own.
+        """
+        saved = await self._setup.save_local(path)
+        if (await self._reload_saved(self._setup.told(saved)))["needs_restart"]:
+            raise FetchError(f"{path} is fetched, but a flag or a variable of the running daemon names another model")
         device = self._runtime.endpoints.get(Side.DEVICE)
-        if not isinstance(device, Device):
-            return ""
-        try:
-            await device.engine.ready(LOAD_S)
-        except EndpointError as e:
-            await self._reload_saved(await self._setup.save_local(before))
-            return f"it cannot be loaded ({e}); the model before is in use again"
-        return ""
+        if isinstance(device, Device):
+            try:
+                await device.engine.ready(LOAD_S)
+            except EndpointError as e:
+                await self._reload_saved(self._setup.told(await self._setup.take_back(saved)))
+                raise FetchError(f"it cannot be loaded ({e}); the model before is in use again") from e
+        return saved.notes()
 
     async def _reload_saved(self, saved: dict[str, Any]) -> dict[str, Any]:
         return saved | {"needs_restart": await self._runtime.reload_written(saved["saved"])}

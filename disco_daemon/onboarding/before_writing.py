@@ -17,6 +17,7 @@ from ..plain import reason_of
 from ..system.net import is_loopback, is_private_address, with_scheme
 from .asking import within
 from .checking import address_problem
+from .saving import said_of
 
 LOOK_S = 1.0  # for a look whether a server listens; offline it is not waited for longer
 ADDRESSES = ("server.base_url", "device.base_url")
@@ -76,6 +77,8 @@ def _check_model(key: str, value: str) -> None:
 def remarks(config: Config, key: str, value: Any) -> Iterator[str]:
     """Yield what is still missing for a setting to be of use; with an address, whether something listens there now."""
     server = config.server
+    if value and (stay := sorted(said_of(config, [key]))):
+        yield f"{', '.join(stay)}: kept as you set it; `disco config get` shows whether it is right for this one, too"
     if key == "server.base_url" and value and not server.model:
         yield "the server takes part once server.model is set, too; `disco setup` asks it for its models"
     if key == "server.model" and value and not server.base_url:

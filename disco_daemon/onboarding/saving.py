@@ -5,22 +5,24 @@ The key goes into a file of its own, `keys/HOST` beside config.toml: mode 0600 f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..config.layers import changing, get_value, load, require_complete, with_values, write_private, write_values
-from ..config.schema import Config
+from ..config.schema import LAYER_COUNTS, SAID_OF, Config
 from ..errors import ConfigError
 from ..models.default import installed_models
-from ..system.net import is_plain
+from ..system.net import is_plain, without_credentials
 from ..system.smallfile import open_regular
 from .providers import ServerKey, key_path
 
 _MAGIC = b"GGUF"
 DEFAULT = "default"  # the name of the model that ships
+_THEIRS = "DISCO_DEVICE_BASE_URL"  # goes before what is saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +38,82 @@ class Choice:
     local: str | None = None
 
 
-def save(path: Path, choice: Choice) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The settings that a choice changes, and what those of `changes` were `before`."""
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)
+
+    def notes(self) -> list[str]:
+        """Return a sentence on each setting that the user has not chosen, and that goes with what was chosen before."""
+        notes = []
+        if url := self.before.get("device.base_url"):
+            notes.append(
+                f"device.base_url = {without_credentials(url)} is taken out: this machine's own model answers."
+            )
+        if "device.enabled" in self.changes:
+            notes.append("The device takes part again.")
+        for key in sorted(self.changes.keys() & frozenset[str]().union(*SAID_OF.values())):
+            of = "server" if "server.base_url" in self.before and key.startswith("server.") else "model"
+            notes.append(f"{key} = {json.dumps(self.before[key])} was for the {of} before, and is taken out.")
+        return notes
+
+
+def plan(path: Path, choice: Choice, env: Mapping[str, str]) -> Saved:
+    """Return what `save` would change; write nothing. Raises ConfigError where it would, but for a disk that fails.
+
+    Before anything is fetched it is asked whether a local model could be used at all.
+    """
+    if choice.local is not None and env.get(_THEIRS):
+        raise ConfigError(f"the variable {_THEIRS} is set, so that server's model answers: unset it first")
+    config = load(path, env={})
+    changes = _changes(config, choice)
+    require_complete(with_values(config, changes))
+    before = {key: get_value(config, key) for key in changes}
+    return Saved(changes, {key: value for key, value in before.items() if value != changes[key]})
+
+
+def save(path: Path, choice: Choice, env: Mapping[str, str]) -> Saved:
     """Write a choice into config.toml at `path` and its key beside it; return the settings that were written.
 
     Comments stay. Raises ConfigError, and then nothing has changed. Blocks on disk. What other programs set meanwhile
     comes before it or behind it: changes are worked out from the settings that they are written to.
     """
+    with _writing(path):
+        saved = plan(path, choice, env)
+        file = saved.changes.get("server.api_key_file")
+        # Only a new key has to be written: others have their place.
+        fresh = bool(choice.key.value) and choice.base_url and file == str(key_path(path.parent, choice.base_url))
+        with _write_key(Path(file or ""), choice.key.value) if fresh else nullcontext():
+            write_values(path, saved.changes)
+        return saved
+
+
+def take_back(path: Path, saved: Saved) -> Saved:
+    """Write what was there before, but for what somebody has set otherwise since then. Raises ConfigError. Blocks.
+
+    Where they have chosen another server or model since, nothing is written: what was before is not that one's either.
+    """
+    with _writing(path):
+        now = load(path, env={})
+        ours = {key for key, value in saved.changes.items() if get_value(now, key) == value}
+        if not SAID_OF.keys() & saved.changes.keys() <= ours:
+            return Saved()
+        back = {key: value for key, value in saved.before.items() if key in ours}
+        write_values(path, back)
+        return Saved(back, {key: saved.changes[key] for key in back})
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Keep others from writing meanwhile. Raises ConfigError for a disk that fails."""
     try:
         with changing(path):
-            return _save(path, choice)
+            yield
     except OSError as e:
         msg = f"{path} cannot be written: {e.strerror or e}"
         raise ConfigError(msg) from e
-
-
-def _save(path: Path, choice: Choice) -> dict[str, Any]:
-    config = load(path, env={})
-    changes = _changes(config, choice)
-    require_complete(with_values(config, changes))
-    file = changes.get("server.api_key_file")
-    # Only a new key has to be written: others have their place.
-    fresh = bool(choice.key.value) and choice.base_url and file == str(key_path(path.parent, choice.base_url))
-    with _write_key(Path(file or ""), choice.key.value) if fresh else nullcontext():
-        write_values(path, changes)
-    return changes
 
 
 def _changes(config: Config, choice: Choice) -> dict[str, Any]:
@@ -69,25 +123,31 @@ def _changes(config: Config, choice: Choice) -> dict[str, Any]:
         if not choice.base_url:
             changes |= {"server.model": "", "server.key_origin": ""}
             changes |= {"server.api_key_file": "", "server.api_key_env": "OPENAI_API_KEY"}
-        changes |= _outdated(config, choice)
     if choice.local is not None:
         changes["device.model"] = choice.local
+        if config.device.base_url:  # else that server would be asked for a file of this machine
+            changes["device.base_url"] = ""
         if not config.device.enabled:
             changes["device.enabled"] = True
-    return changes
+    return changes | _outdated(config, changes)
 
 
-def _outdated(config: Config, choice: Choice) -> dict[str, Any]:
-    """Return settings of the server before that are wrong for this one: prices, the way to continue an answer."""
-    before = config.server
-    changes: dict[str, Any] = {}
-    if (before.base_url, before.model) != (choice.base_url, choice.model):
-        changes = {f"server.{name}": None for name in ("input_usd_per_mtok", "output_usd_per_mtok")}
-    if before.base_url != choice.base_url:
-        changes["server.continuation"] = "auto"
-        if not is_plain(choice.base_url or ""):  # the user agreed to it for another server
-            changes["server.insecure"] = False
-    return {key: value for key, value in changes.items() if get_value(config, key) != value}
+def _outdated(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of settings that were said of the server or the model before, and are wrong for this one."""
+    found = said_of(config, {key for key, value in changes.items() if value != get_value(config, key)})
+    if is_plain(changes.get("server.base_url", "")):  # the user agrees to that before the new one is checked
+        found.discard("server.insecure")
+    defaults = Config()
+    return {key: get_value(defaults, key) for key in found}
+
+
+def said_of(config: Config, named: Collection[str]) -> set[str]:
+    """Return the settings with values of the user's that are said of what these ones name: a server, a model."""
+    of = {*named, *(key.replace("base_url", "model") for key in named)}
+    keys = frozenset[str]().union(*(SAID_OF[key] for key in SAID_OF.keys() & of))
+    defaults = Config()
+    set_by_user = {key for key in keys if get_value(config, key) != get_value(defaults, key)}
+    return {key for key in set_by_user if not (key in LAYER_COUNTS and get_value(config, key) in (0, -1))}
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..config import pricelist
 from ..config.layers import load
@@ -17,7 +16,7 @@ from ..system.net import with_scheme
 from . import checking, providers, saving
 from .checking import Checked
 from .providers import Provider, ServerKey
-from .saving import Choice
+from .saving import Choice, Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,14 @@ class Onboarding:
         """Return the problem of an address or a key by their texts alone."""
         return checking.address_problem(base_url, self.own_port) or checking.key_problem(key)
 
-    def save(self, choice: Choice) -> dict[str, Any]:
-        """Write a choice down, all or nothing; return the settings that were written. Raises ConfigError."""
-        return saving.save(self.path, choice)
+    def plan(self, choice: Choice) -> Saved:
+        """Return what `save` would change, and write nothing. Raises ConfigError."""
+        return saving.plan(self.path, choice, self.env)
+
+    def save(self, choice: Choice) -> Saved:
+        """Write a choice down, all or nothing; return what was changed. Raises ConfigError."""
+        return saving.save(self.path, choice, self.env)
+
+    def take_back(self, saved: Saved) -> Saved:
+        """Write what was there before a choice was saved; return what was changed. Raises ConfigError."""
+        return saving.take_back(self.path, saved)

@@ -298,8 +298,7 @@ class SetupScreen(Screen[None]):
             self._back(checked["problem"]["code"], problem)
             return
         saved = await self._link.set_server(draft.base_url, draft.key, model)
-        over = "".join(f" But the variable {name} is set, and goes before it." for name in saved.get("shadowed", ()))
-        self._show_saved(result_of(checked) + over, saved)
+        self._show_saved(result_of(checked), saved)
 
     async def _set_none(self) -> None:
         saved = await self._link.set_server("")
@@ -372,8 +371,10 @@ class SetupScreen(Screen[None]):
             self._ask_who(problem)
 
     def _show_saved(self, text: str, saved: Mapping[str, Any]) -> None:
-        """Say that it is saved, and whether a flag of the running daemon overrides it."""
+        """Say that it is saved, what went with it, and what overrides it: a variable, a flag of the running daemon."""
         self._draft = SetupDraft()  # the key is not needed any longer
+        over = [f"But the variable {name} is set, and goes before it." for name in saved.get("shadowed", ())]
+        text = " ".join([text, *saved.get("notes", ()), *over])
         if saved["needs_restart"]:
             text += " A flag of the running daemon goes before it: restart it without that flag."
             self._show(Step.DONE, f"Saved. {text}", rows=[(CLOSE, "Back to the chat")])

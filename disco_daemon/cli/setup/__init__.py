@@ -123,6 +123,7 @@ def _by_flags(args: argparse.Namespace, setup: Onboarding) -> int:
                 return 1
         choice = Choice(base_url, args.model, key, local)
     if local == "":
+        setup.plan(choice)  # what cannot be used is not fetched
         fetch_default_model(progress)
     _save(setup, choice, checked, as_json=args.json)
     return _serve() if args.service else 0
@@ -189,9 +190,10 @@ def _print_refusal(checked: Checked, *, as_json: bool) -> None:
 
 def _save(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
     """Write the choice down, and print what was written and what comes next. Raises ConfigError."""
-    from ...onboarding.saving import overriding_variables
+    from ...onboarding.saving import Saved, overriding_variables
 
-    changes = setup.save(choice) if choice.base_url is not None or choice.local is not None else {}
+    saved = setup.save(choice) if choice.base_url is not None or choice.local is not None else Saved()
+    changes = saved.changes
     hidden = overriding_variables(changes, setup.env)
     following = reload_running(setup.config())
     running = bool(following)
@@ -199,7 +201,7 @@ def _save(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json
     if as_json:
         shown: dict[str, Any] = {
             "saved": changes, "config": str(setup.path), "check": None if checked is None else checked.to_json(),
-            "shadowed": hidden, "daemon_runs": running, "next": following,
+            "notes": saved.notes(), "shadowed": hidden, "daemon_runs": running, "next": following,
         }  # fmt: skip
         print(json.dumps(shown))
         return
@@ -210,6 +212,7 @@ def _save(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json
     lines.append(f"Saved in {setup.path}.")
     if file := changes.get("server.api_key_file"):
         lines.append(f"The key is in {file}, for you alone.")
+    lines += saved.notes()
     lines += [f"But the variable {name} is set, and goes before it." for name in hidden]
     print("\n".join([*lines, following]))
 

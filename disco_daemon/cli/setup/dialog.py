@@ -35,7 +35,7 @@ class Dialog:
     def run(self) -> tuple[Choice, Checked | None]:
         """Ask all questions about settings; return the choice, and the check of its server if there was one."""
         choice, checked = self._server()
-        return replace(choice, local=self._local()), checked
+        return replace(choice, local=self._local(choice)), checked
 
     def service(self) -> bool:
         """Ask whether disco is to be started at each login."""
@@ -161,7 +161,7 @@ class Dialog:
         for line in checked.sentences():
             self.say(line)
 
-    def _offered(self) -> str | None:
+    def _offered(self, choice: Choice) -> str | None:
         """Offer models that suit this machine in place of the stand-in; return the path of the fetched one."""
         from ...errors import DiscoError
         from ..models_offer import ask_which, show
@@ -174,6 +174,7 @@ class Dialog:
         if (chosen := ask_which(found, self.ask, self.say)) is None:
             return None
         try:
+            self.setup.plan(replace(choice, local=""))  # what cannot be used is not fetched
             return self.fetch(chosen)
         except DiscoError as e:
             self.say(str(e))
@@ -181,7 +182,7 @@ class Dialog:
 
     # --- this machine's model -------------------------------------------------------------------------------------
 
-    def _local(self) -> str | None:
+    def _local(self, choice: Choice) -> str | None:
         """Ask what `device.model` is to be; None leaves it."""
         device = self.setup.config().device
         if not device.enabled or device.base_url:
@@ -191,7 +192,7 @@ class Dialog:
             if self._yes(f"This machine's own model is not here yet. Fetch it, {SIZE / 1e6:.0f} MB?"):
                 fetch_default_model(progress)
             here = installed_models()
-        if (fetched := self._offered()) is not None:
+        if (fetched := self._offered(choice)) is not None:
             return fetched
         if len(here) < 2:
             return None

@@ -148,13 +148,34 @@ def test_use_refuses_what_cannot_be_loaded_and_changes_nothing(home: Path) -> No
     assert in_config() == str(whole)
 
 
-def test_use_does_not_overrule_a_local_server(home: Path) -> None:
-    config.set_values(home / "config.toml", {"device.base_url": "http://127.0.0.1:1/v1", "device.model": "theirs"})
-    with pytest.raises(ConfigError, match=r"device\.base_url is set"):
-        disco("use", str(model_file(home / "m.gguf")))
+def test_use_takes_the_place_of_a_local_server_and_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = {"device.base_url": "http://127.0.0.1:1/v1", "device.model": "theirs", "device.grade": 3}
+    config.set_values(home / "config.toml", theirs)
     with pytest.raises(ConfigError, match=r"device\.base_url is set"):
         disco("show")
-    assert in_config() == "theirs"
+    path = model_file(home / "m.gguf")
+    assert disco("use", str(path)) == 0
+    said = capsys.readouterr().out
+    assert "device.base_url = http://127.0.0.1:1/v1 is taken out" in said
+    assert "device.grade = 3.0 was for the model before, and is taken out." in said
+    device = config.load().device
+    assert (device.base_url, device.model, device.grade) == ("", str(path), None)
+
+
+@pytest.mark.parametrize("words", [["pull", "maker/tiny", "--use"], ["pull"]])
+def test_nothing_is_fetched_that_could_not_be_used(
+    home: Path, server: HubServer, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(verb, "asked_at_terminal", lambda: verb.spec_of(server.repo.name))
+    monkeypatch.setenv("DISCO_DEVICE_BASE_URL", "http://127.0.0.1:1/v1")
+    with pytest.raises(ConfigError, match="DISCO_DEVICE_BASE_URL is set"):
+        disco(*words)
+    monkeypatch.delenv("DISCO_DEVICE_BASE_URL")
+    config.set_values(home / "config.toml", {"server.base_url": "https://llm.example.com/v1"})
+    with pytest.raises(ConfigError, match=r"server\.model is not"):
+        disco(*words)
+    assert server.repo.asked == []
+    assert in_config() == ""
 
 
 def test_show_tells_what_it_is_and_what_it_takes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from disco_daemon.client.offers import fetch_words
 from disco_daemon.clock import SystemClock
-from disco_daemon.daemon.model_fetch import ModelFetch
+from disco_daemon.daemon.model_fetch import FetchError, ModelFetch
 from disco_daemon.errors import RequestError
 from disco_daemon.models.offered import shipped
 from disco_daemon.models.part import PREFIX
@@ -33,15 +34,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 class Used:
-    """What was put in use; `problem` is why it could not be."""
+    """What was put in use; `problem` is why it could not be, `notes` what there is to say of it."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
         self.problem = ""
+        self.notes: list[str] = []
 
-    async def __call__(self, path: str) -> str:
+    async def __call__(self, path: str) -> list[str]:
         self.paths.append(path)
-        return self.problem
+        if self.problem:
+            raise FetchError(self.problem)
+        return self.notes
 
 
 def made(used: Used, *, private: bool = False) -> ModelFetch:
@@ -111,9 +115,10 @@ async def test_what_goes_wrong_is_said_and_the_next_try_may_work(hub: HubServer,
     fetch.start(model)
     await until(lambda: state(fetch) == "failed")
     assert words in (fetch.document() or {})["message"]
-    hub.repo.digests, used.problem = {}, ""
+    hub.repo.digests, used.problem, used.notes = {}, "", ["device.grade = 3 was for the model before."]
     fetch.start(TINY)
     await until(lambda: state(fetch) == "done")
+    assert fetch_words(fetch.document() or {}) == f"Tiny is in use. {used.notes[0]}"
 
 
 async def test_while_nothing_may_leave_nobody_is_asked(hub: HubServer) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.config import layers as config
+from disco_daemon.config.schema import LAYER_COUNTS, SAID_OF, keys
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
 from disco_daemon.onboarding import saving
@@ -150,7 +151,7 @@ def test_a_key_that_cannot_be_written_changes_nothing(setup: Onboarding, monkeyp
 def test_a_config_that_cannot_be_read_is_left_alone(setup: Onboarding) -> None:
     written(setup, "[server\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        save(setup.path, Choice(URL, "m"))
+        save(setup.path, Choice(URL, "m"), {})
     assert everything(setup.path.parent) == {"config.toml": "[server\n"}
 
 
@@ -176,6 +177,137 @@ def test_what_another_program_sets_while_a_choice_is_worked_out_waits_until_that
     assert not setup.config().server.insecure
     config.set_values(setup.path, {"policy.budget": 0.5})
     assert setup.config().policy.budget == 0.5
+
+
+# --- what was said of another one -------------------------------------------------------------------------------------
+
+# The choice itself; and what a user decided, or what is so of this machine, whichever server or model answers.
+CHOSEN = {
+    "server.base_url", "server.model", "server.api_key_env", "server.api_key_file", "server.key_origin",
+    "device.base_url", "device.model", "device.enabled",
+}  # fmt: skip
+STAYS = {
+    "server.probe", "server.first_token_timeout_s", "server.thinking_timeout_s", "server.token_timeout_s",
+    "device.n_ctx", "device.n_cells", "device.spill_gib", "device.spill_after_s", "device.keep_alive_s",
+    "device.scheduler", "device.n_threads", "device.n_threads_batch", "device.n_ubatch", "device.flash_attn",
+    "device.kv_type", "device.autotune", "device.rounding", "device.speculation", "device.watts", "device.usd_per_kwh",
+}  # fmt: skip
+VALUES: dict[str, Any] = {
+    "server.continuation": "prefix", "server.insecure": True, "server.stream_usage": False,
+    "server.capabilities": {"tools": False}, "server.context_length": 4096, "server.grade": 10.0,
+    "server.input_usd_per_mtok": 1.5, "server.output_usd_per_mtok": 3.0,
+    "device.adapters": {"mine": "/a.gguf"}, "device.chat_template": "/t.jinja", "device.draft_model": "/d.gguf",
+    "device.grade": 30.0, "device.n_cpu_moe": 4, "device.n_gpu_layers": 20, "fleet.cuts": [7, 15],
+}  # fmt: skip
+OLD = {
+    "server.base_url": "https://api.example.com/v1", "server.model": "m", "server.probe": False, "device.n_ctx": 1000,
+    "device.model": "/old.gguf",
+}  # fmt: skip
+
+
+def test_of_each_setting_of_a_side_it_is_said_whether_it_goes_with_a_server_or_a_model() -> None:
+    """A new setting belongs into `SAID_OF`, or, where it is right for any server and model, into `STAYS` here."""
+    goes = [*SAID_OF["server.base_url"], *SAID_OF["server.model"], *SAID_OF["device.model"]]
+    of_sides = {key for key in keys() if key.startswith(("server.", "device."))}
+    assert sorted([*goes, *CHOSEN, *STAYS]) == sorted({*of_sides, "fleet.cuts"}), "each once"
+    assert set(VALUES) == set(goes)
+
+
+@pytest.mark.parametrize(
+    ("choice", "named", "of"),
+    [
+        (Choice(URL, "m"), ("server.base_url", "server.model"), "server"),
+        (Choice(""), ("server.base_url", "server.model"), "server"),
+        (Choice(OLD["server.base_url"], "gpt-4o"), ("server.model",), "model"),
+        (Choice(OLD["server.base_url"], "m", local=OLD["device.model"]), (), ""),
+        (Choice(local="/new.gguf"), ("device.model",), "model"),
+        (Choice(local=""), ("device.model",), "model"),
+    ],
+)
+def test_what_was_said_of_another_server_or_model_is_taken_out_and_that_is_said(
+    setup: Onboarding, choice: Choice, named: tuple[str, ...], of: str
+) -> None:
+    setup.path.parent.mkdir()
+    config.set_values(setup.path, OLD | VALUES)
+    goes = {key for name in named for key in SAID_OF[name]}
+    saved = setup.save(choice)
+    found, default = setup.config(), config.Config()
+    for key, value in VALUES.items():
+        assert config.get_value(found, key) == (config.get_value(default, key) if key in goes else value), key
+    assert (found.server.probe, found.device.n_ctx) == (False, 1000), "what the user decided"
+    notes = saved.notes()
+    assert len(notes) == len(goes)
+    if "server.grade" in goes:
+        assert f"server.grade = 10.0 was for the {of} before, and is taken out." in notes
+    if "device.adapters" in goes:
+        assert 'device.adapters = {"mine": "/a.gguf"} was for the model before, and is taken out.' in notes
+
+
+@pytest.mark.parametrize("key", sorted(LAYER_COUNTS))
+@pytest.mark.parametrize("number", [0, -1])
+def test_no_layers_and_all_layers_are_said_of_the_machine(setup: Onboarding, key: str, number: int) -> None:
+    setup.path.parent.mkdir()
+    config.set_values(setup.path, OLD | {key: number})
+    assert setup.save(Choice(local="/new.gguf")).notes() == []
+    assert config.get_value(setup.config(), key) == number
+
+
+def test_a_consent_to_plain_http_counts_for_the_server_that_is_checked_next_and_for_no_later_one(
+    setup: Onboarding,
+) -> None:
+    setup.path.parent.mkdir()
+    config.set_values(setup.path, OLD | {"server.insecure": True})
+    setup.save(Choice("http://llm.example.com/v1", "m"))
+    assert setup.config().server.insecure
+    setup.save(Choice(URL, "m"))
+    assert not setup.config().server.insecure
+
+
+def test_a_model_of_this_machine_takes_the_place_of_a_local_server_s(setup: Onboarding) -> None:
+    setup.path.parent.mkdir()
+    theirs = {"device.base_url": "http://127.0.0.1:11434/v1", "device.model": "llama3.1:8b", "device.enabled": False}
+    config.set_values(setup.path, theirs)
+    saved = setup.save(Choice(local="/models/Qwen3-4B.gguf"))
+    device = setup.config().device
+    assert (device.base_url, device.model, device.enabled) == ("", "/models/Qwen3-4B.gguf", True)
+    assert saved.notes() == [
+        "device.base_url = http://127.0.0.1:11434/v1 is taken out: this machine's own model answers.",
+        "The device takes part again.",
+    ]
+    setup.take_back(saved)
+    assert setup.config() == config.with_values(config.Config(), theirs)
+
+
+def test_a_local_server_of_a_variable_is_not_asked_for_a_file(setup: Onboarding) -> None:
+    setup = Onboarding(setup.path, {"DISCO_DEVICE_BASE_URL": "http://127.0.0.1:11434/v1"})
+    for do in (setup.plan, setup.save):
+        with pytest.raises(ConfigError, match="DISCO_DEVICE_BASE_URL is set, so that server's model answers: unset it"):
+            do(Choice(local="/new.gguf"))
+    assert not setup.path.exists()
+    setup.save(Choice(URL, "m"))
+
+
+def test_a_plan_is_what_will_be_saved_and_writes_nothing(setup: Onboarding) -> None:
+    written(setup, COMMENTED)
+    before = everything(setup.path.parent)
+    planned = setup.plan(chosen(setup))
+    assert everything(setup.path.parent) == before
+    assert setup.save(chosen(setup)) == planned
+
+
+def test_what_is_taken_back_is_all_of_it_but_not_what_somebody_has_set_since(setup: Onboarding) -> None:
+    setup.path.parent.mkdir()
+    config.set_values(setup.path, OLD | VALUES)
+    before = setup.config()
+    saved = setup.save(Choice(local="/new.gguf"))
+    config.set_values(setup.path, {"device.grade": 70.0})
+    setup.take_back(saved)
+    assert setup.config() == config.with_values(before, {"device.grade": 70.0})
+    saved = setup.save(Choice(local="/new.gguf"))
+    setup.save(Choice(local="/newer.gguf"))
+    chosen_since = setup.config()
+    assert setup.take_back(saved).changes == {}
+    assert setup.config() == chosen_since
 
 
 def test_a_folder_that_others_could_look_into_is_closed(setup: Onboarding) -> None:
