@@ -77,7 +77,7 @@ def _check_model(key: str, value: str) -> None:
 def remarks(config: Config, key: str, value: Any) -> Iterator[str]:
     """Yield what is still missing for a setting to be of use; with an address, whether something listens there now."""
     server = config.server
-    if value and (stay := sorted(said_of(config, [key]))):
+    if (value or key.startswith("device.")) and (stay := sorted(said_of(config, [key]))):
         yield f"{', '.join(stay)}: kept as you set it; `disco config get` shows whether it is right for this one, too"
     if key == "server.base_url" and value and not server.model:
         yield "the server takes part once server.model is set, too; `disco setup` asks it for its models"

@@ -239,6 +239,25 @@ async def test_the_daemon_goes_by_it_at_once_and_the_chat_goes_on(daemon: Dictat
         assert app.conversations.answering, "the answer under way goes on"
 
 
+@pytest.mark.parametrize("way", ["server", "none", "device"])
+async def test_what_went_with_the_choice_before_is_said_and_what_goes_before_the_new_one(
+    daemon: Dictated, way: str
+) -> None:
+    daemon.notes, daemon.shadowed, daemon.checks = ["server.grade = 10 is taken out."], ["DISCO_X"], [TESTED]
+    async with shown(daemon.root) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        screen = app.screen
+        assert isinstance(screen, SetupScreen)
+        if way == "none":
+            screen._wait("", screen._set_none)
+        else:
+            screen._wait("", screen._try if way == "server" else screen._set_local, "m")
+        await until(pilot, lambda: "DISCO_X" in screen_text(app))
+        text = str(screen.query_one("#said").render())
+        assert "server.grade = 10 is taken out. But the variable DISCO_X is set, and goes before it." in text
+
+
 @pytest.mark.parametrize(("code", "told"), [(0, "Setup: done"), (1, "who shall answer")])
 async def test_the_service_takes_over_from_the_daemon_of_this_window(
     code: int, told: str, daemon: Dictated, monkeypatch: pytest.MonkeyPatch

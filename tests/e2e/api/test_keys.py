@@ -14,7 +14,7 @@ import pytest
 import tomlkit
 
 from disco_daemon.bench.child import child_env, start
-from disco_daemon.config.layers import load
+from disco_daemon.config.layers import load, set_values
 from disco_daemon.models.default import default_model_path
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream
@@ -89,6 +89,12 @@ async def test_a_model_is_set_by_name_and_no_other_file_is_taken(settled: tuple[
         status, said = await told(daemon, "PUT", "/disco/v1/device", {"model": model})
         assert (status, said["saved"]) == (200, ["device.model"])
     assert load(daemon.folder / "config.toml", {}).device.model == str(models / "small.gguf")
+    set_values(daemon.folder / "config.toml", {"device.base_url": "http://127.0.0.1:9/v1", "device.grade": 3})
+    status, said = await told(daemon, "PUT", "/disco/v1/device", {"model": "small.gguf"})
+    assert (status, said["saved"]) == (200, ["device.base_url", "device.grade", "device.model"])
+    assert len(said["notes"]) == 2
+    device = load(daemon.folder / "config.toml", {}).device
+    assert (device.base_url, device.model, device.grade) == ("", str(models / "small.gguf"), None)
 
 
 @pytest.fixture

@@ -13,10 +13,12 @@ import pytest
 
 from disco_daemon.client.once import DaemonError
 from disco_daemon.client.stream import Link
+from disco_daemon.config.layers import set_values
 from disco_daemon.models.default import DEFAULT_MODEL
 from tests.e2e.cli.test_cli import disco
 from tests.e2e.conductor.test_link import PATIENCE_S, Terminal
 from tests.fixtures.daemon import ask, running
+from tests.fixtures.gguf import model_file
 from tests.fixtures.provider import SECRET, Provider
 
 NOWHERE = {"DISCO_API_PORT": "9"}  # no daemon of anybody is asked
@@ -42,11 +44,18 @@ async def test_flags_test_save_and_take_away(tmp_path: Path) -> None:
         assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
         (file,) = (tmp_path / "keys").iterdir()
         assert (file.stat().st_mode & 0o777, file.read_text()) == (0o600, f"{SECRET}\n")
+        set_values(tmp_path / "config.toml", {"server.grade": 10})
         again = ("setup", "--server", server.url, "--model", "large-2", "--json")
         code, out, err = await disco(*again, home=tmp_path, env=NOWHERE)
         told = json.loads(out)
         assert (code, told["check"]["ok"], told["saved"]["server.model"]) == (0, True, "large-2")
         assert told["daemon_runs"] is False
+        assert told["notes"] == ["server.grade = 10.0 was for the model before, and is taken out."]
+        set_values(tmp_path / "config.toml", {"device.base_url": "http://127.0.0.1:1/v1", "device.model": "theirs"})
+        model = model_file(tmp_path / "own.gguf")
+        code, out, err = await disco("setup", "--local", str(model), home=tmp_path, env=NOWHERE)
+        assert (code, err) == (0, "")
+        assert "device.base_url = http://127.0.0.1:1/v1 is taken out: this machine's own model answers." in out
         assert SECRET not in out
         assert server.seen == [SECRET] * 4, "the key that is there is used"
     code, out, _ = await disco("setup", "--server", "none", "--json", home=tmp_path, env=NOWHERE)

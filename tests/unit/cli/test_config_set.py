@@ -132,3 +132,23 @@ def test_what_is_still_missing_is_said(tried: Tried) -> None:
 )
 def test_an_address_without_a_scheme_gets_the_likely_one(text: str, url: str) -> None:
     assert with_scheme(text) == url
+
+
+@pytest.mark.parametrize(
+    ("said", "value", "named", "name"),
+    [
+        ("server.grade", "10", "server.base_url", "http://127.0.0.1:9/v1"),
+        ("server.capabilities", "{tools = false}", "server.model", "gpt-4o"),
+        ("device.grade", "10", "device.base_url", "http://127.0.0.1:9/v1"),
+        ("device.grade", "10", "device.model", ""),
+    ],
+)
+def test_a_name_set_by_hand_keeps_what_was_said_of_another_one_and_that_is_said(
+    tried: Tried, said: str, value: str, named: str, name: str
+) -> None:
+    """It may have been set for this one: the order is the user's."""
+    assert tried(said, value) == (0, "")
+    code, remarks = tried(named, name)
+    assert code == 0
+    assert f"{said}: kept as you set it" in remarks
+    assert said not in tried("policy.budget", "0.5")[1]
