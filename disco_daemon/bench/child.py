@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -39,18 +39,31 @@ def child_env(folder: Path) -> dict[str, str]:
     return env | EQUAL
 
 
+async def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> asyncio.subprocess.Process:
+    """Start a process with pipes for stdin and stdout, and stderr in a file."""
+    pipe = asyncio.subprocess.PIPE
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        return await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=descriptor, env=env)
+    finally:
+        os.close(descriptor)
+
+
+Starter = Callable[[Sequence[str], Mapping[str, str], Path], Awaitable[asyncio.subprocess.Process]]  # like `start`
+
+
 @asynccontextmanager
 async def child(
-    argv: Sequence[str], folder: Path, name: str, env: Mapping[str, str] | None = None
+    argv: Sequence[str], folder: Path, name: str, env: Mapping[str, str] | None = None, starter: Starter = start
 ) -> AsyncIterator[str]:
     """Run a child as `child_process` does; yield its address alone."""
-    async with child_process(argv, folder, name, env) as (url, _):
+    async with child_process(argv, folder, name, env, starter) as (url, _):
         yield url
 
 
 @asynccontextmanager
 async def child_process(
-    argv: Sequence[str], folder: Path, name: str, env: Mapping[str, str] | None = None
+    argv: Sequence[str], folder: Path, name: str, env: Mapping[str, str] | None = None, starter: Starter = start
 ) -> AsyncIterator[tuple[str, int]]:
     """Run a child that says `{"url": …}` in a line of stdout; yield that address and its process id, end it afterwards.
 
@@ -63,7 +76,7 @@ async def child_process(
     ours, its = child_env(folder) | more, dict(env or {})
     if "PYTHONPATH" in its:
         ours = {name: value for name, value in ours.items() if name not in EQUAL | NOT_STOPPED}
-    process = await start(argv, ours | its, log)
+    process = await starter(argv, ours | its, log)
     try:
         assert process.stdout is not None
         url: str | None = None
@@ -78,16 +91,6 @@ async def child_process(
         yield url, process.pid
     finally:
         await end(process)
-
-
-async def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> asyncio.subprocess.Process:
-    """Start a process with pipes for stdin and stdout, and stderr in a file."""
-    pipe = asyncio.subprocess.PIPE
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        return await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=descriptor, env=env)
-    finally:
-        os.close(descriptor)
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

@@ -1,0 +1,120 @@
+"""A daemon that a test has forked is the process that it would have started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from disco_daemon.bench import child
+from tests.fixtures import forked
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no other system's daemons are forked")
+SERVER = {"DISCO_SERVER_BASE_URL": "http://127.0.0.1:9/v1", "DISCO_SERVER_MODEL": "a"}
+STARTERS = {"a true start": child.start, "a fork": forked.start}
+# What a library has read when it was imported would be the same in all forks.
+PROGRAM = """
+import os, sys, wsgiref.handlers  # which reads all, and is of no use here
+
+class Heard(type(os.environ)):
+    def __getitem__(self, name):
+        names.add(name)
+        return super().__getitem__(name)
+
+names = set()
+os.environ.__class__ = Heard
+from tests.fixtures import forked
+names.clear()
+forked.preload()
+print(*sorted(name for name in names if name.startswith(forked.READ_LATER)))
+"""
+
+
+def up(folder: Path, *more: str) -> list[str]:
+    return [
+        sys.executable, "-P", "-m", forked.CLI, "up", "--port", "0", "--json", "--no-device", "--until-eof",
+        "--history", str(folder / "history.sqlite"), *more,
+    ]  # fmt: skip
+
+
+@asynccontextmanager
+async def listening(starter: child.Starter, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await starter(up(folder), child.child_env(folder) | SERVER, folder / "log")
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline(), (folder / "log").read_text()
+        yield process
+    finally:
+        await child.end(process)
+
+
+def looked_at(pid: int) -> dict[str, Any]:
+    """What a process is, as others see it."""
+    one, lines = psutil.Process(pid), Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+    fields = ("Umask:", "SigBlk:", "SigIgn:", "SigCgt:", "ShdPnd:", "Cap", "NoNewPrivs:", "Seccomp:", "Groups:", "Uid:")
+    return {
+        "status": [line for line in lines if line.startswith(fields)],
+        "limits": Path(f"/proc/{pid}/limits").read_text("ascii"),
+        "standard streams": [stat.S_IFMT(Path(f"/proc/{pid}/fd/{fd}").stat().st_mode) for fd in range(3)],
+        "command": [word for word in one.cmdline() if word],
+        "place": (one.exe(), one.cwd(), one.nice(), os.getpgid(pid), os.getsid(pid)),
+    }
+
+
+def ends_of(pid: int) -> set[str]:
+    """The pipes and sockets that a process has a descriptor of."""
+    links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return {link for link in links if link.startswith(("pipe:", "socket:"))}
+
+
+async def test_a_fork_is_what_the_true_start_is(tmp_path: Path) -> None:
+    seen = []
+    for starter in STARTERS.values():
+        async with listening(starter, tmp_path) as process:
+            seen.append(looked_at(process.pid))
+    assert seen[0] == seen[1]
+
+
+async def test_a_fork_holds_no_descriptor_of_another_one(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    async with listening(forked.start, tmp_path / "a") as a, listening(forked.start, tmp_path / "b") as b:
+        assert a.pid != b.pid
+        of_server = psutil.Process(b.pid).ppid()
+        assert of_server == psutil.Process(a.pid).ppid() != os.getpid()
+        assert not ends_of(a.pid) & ends_of(b.pid)
+        assert not (ends_of(a.pid) | ends_of(b.pid)) & ends_of(of_server)
+
+
+async def test_no_module_reads_at_its_import_what_may_be_another_in_a_fork() -> None:
+    done = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-c", PROGRAM, env=forked.BEGAN, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await done.communicate()
+    assert (done.returncode, out.split()) == (0, [])
+
+
+@pytest.mark.parametrize("starter", STARTERS.values(), ids=STARTERS)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGABRT])
+async def test_how_a_fork_ends_is_told_as_of_any_process(number: int, starter: child.Starter, tmp_path: Path) -> None:
+    async with listening(starter, tmp_path) as process:
+        process.send_signal(number)
+        returncode = await process.wait()
+    assert returncode == (0 if number in (signal.SIGTERM, signal.SIGINT) else -number)
+
+
+@pytest.mark.parametrize("starter", STARTERS.values(), ids=STARTERS)
+async def test_what_a_fork_says_as_it_ends_is_all_there(starter: child.Starter, tmp_path: Path) -> None:
+    process = await starter(up(tmp_path, "--policy", "none"), child.child_env(tmp_path) | SERVER, tmp_path / "log")
+    out, _ = await process.communicate()
+    assert (process.returncode, out) == (1, b"")
+    assert "policy.name" in (tmp_path / "log").read_text()
