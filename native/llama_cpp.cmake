@@ -7,32 +7,59 @@ set(LLAMA_BUILD_COMMON OFF)
 # Nor what reads pictures and sound, a third of the time: no model is shown any here.
 set(LLAVA_BUILD OFF)
 
-# Files that do nothing while tokens are computed (loading, saving, chat templates, memory of rare kinds) are compiled in two
-# thirds of the time with less optimisation. The others share what all of them read first, the standard library's headers.
+# Warnings about llama.cpp's code are for those who write it, and looking for them takes time.
+set(LLAMA_ALL_WARNINGS OFF)
+
+# Files that compute no token are compiled in half the time with less optimisation: what loads and saves, chat templates, memory
+# of rare kinds, and the models, which put together what is to be computed by calls of llama-graph.cpp and ggml.c. Of `llama`
+# these are a library of their own. Each half reads once what all of its files read first, the standard library's headers.
 function(disco_compile_quickly)
   if(NOT TARGET llama OR NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
     return()
   endif()
-  foreach(file IN ITEMS
-    llama:llama-adapter llama:llama-arch llama:llama-chat llama:llama-kv-cache-dsa llama:llama-kv-cache-dsa-iswa
-    llama:llama-kv-cache-dsv4 llama:llama-kv-cache-msa llama:llama-mmap llama:llama-model llama:llama-model-loader
-    llama:llama-model-saver llama:llama-quant ggml-base:ggml-backend-meta ggml-base:ggml-opt ggml-base:gguf
-  )
-    string(REPLACE ":" ";" parts "${file}")
-    list(GET parts 0 target)
-    list(GET parts 1 name)
-    get_target_property(source ${target} SOURCE_DIR)
+  get_target_property(source ggml-base SOURCE_DIR)
+  foreach(name IN ITEMS ggml-backend-meta ggml-opt gguf)
     if(EXISTS "${source}/${name}.cpp")
-      set_source_files_properties(
-        "${source}/${name}.cpp" TARGET_DIRECTORY ${target}
-        PROPERTIES COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON
-      )
+      set_source_files_properties("${source}/${name}.cpp" TARGET_DIRECTORY ggml-base PROPERTIES COMPILE_OPTIONS -O1)
     endif()
   endforeach()
-  target_precompile_headers(llama PRIVATE
+
+  get_target_property(source llama SOURCE_DIR)
+  get_target_property(files llama SOURCES)
+  set(models)
+  set(others)
+  foreach(file IN LISTS files)
+    cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY "${source}" NORMALIZE OUTPUT_VARIABLE path)
+    if(path MATCHES "/models/[^/]+\\.cpp$")
+      list(APPEND models "${path}")
+    elseif(path MATCHES
+      "/(unicode-data|llama-(adapter|arch|chat|kv-cache-(dsa|dsa-iswa|dsv4|msa)|mmap|model|model-loader|model-saver|quant))\\.cpp$")
+      list(APPEND others "${path}")
+    else()
+      continue()
+    endif()
+    list(REMOVE_ITEM files "${file}")
+  endforeach()
+  set(headers
     <algorithm> <array> <cinttypes> <cmath> <cstdint> <cstdio> <cstring> <functional> <limits> <map> <memory> <numeric> <queue>
     <random> <regex> <set> <sstream> <stdexcept> <string> <unordered_map> <unordered_set> <vector>
   )
+  target_precompile_headers(llama PRIVATE ${headers})
+  if(NOT models OR NOT others)
+    return()
+  endif()
+  set_property(TARGET llama PROPERTY SOURCES ${files} $<TARGET_OBJECTS:llama-quick>)
+  add_library(llama-quick OBJECT ${models} ${others})
+  set_source_files_properties(${others} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  foreach(name IN ITEMS UNITY_BUILD UNITY_BUILD_BATCH_SIZE POSITION_INDEPENDENT_CODE)
+    get_target_property(value llama ${name})
+    set_target_properties(llama-quick PROPERTIES ${name} ${value})
+  endforeach()
+  target_compile_features(llama-quick PRIVATE cxx_std_17)
+  target_compile_options(llama-quick PRIVATE $<TARGET_PROPERTY:llama,COMPILE_OPTIONS> -O1)
+  target_compile_definitions(llama-quick PRIVATE $<TARGET_PROPERTY:llama,COMPILE_DEFINITIONS>)
+  target_include_directories(llama-quick PRIVATE $<TARGET_PROPERTY:llama,INCLUDE_DIRECTORIES>)
+  target_precompile_headers(llama-quick PRIVATE ${headers})
 endfunction()
 cmake_language(DEFER CALL disco_compile_quickly) # when all targets are there
 
@@ -281,6 +308,27 @@ function(disco_products)
     "${source}/ggml-cpu/repack.cpp" TARGET_DIRECTORY ${target}
     PROPERTIES COMPILE_DEFINITIONS ggml_cpu_has_avx2=disco_interleaves
   )
+  # Without AVX-512 llama.cpp lays out nothing else on x86: what would is left out there, a tenth of the time.
+  if(GGML_NATIVE AND CMAKE_C_COMPILER_ID MATCHES "GNU|Clang")
+    include(CheckCSourceCompiles)
+    set(CMAKE_REQUIRED_FLAGS -march=native)
+    string(CONCAT program
+      "#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__) || defined(__AVX512F__)\n"
+      "#error\n"
+      "#endif\n"
+      "int main(void) { return 0; }"
+    )
+    check_c_source_compiles("${program}" DISCO_NOTHING_INTERLEAVED)
+    if(DISCO_NOTHING_INTERLEAVED)
+      get_target_property(files ${target} SOURCES)
+      list(FILTER files EXCLUDE REGEX "(^|/)ggml-cpu/(arch/x86/)?repack\\.cpp$")
+      get_target_property(definitions ${target} COMPILE_DEFINITIONS)
+      if(definitions)
+        list(REMOVE_ITEM definitions GGML_USE_CPU_REPACK)
+        set_target_properties(${target} PROPERTIES SOURCES "${files}" COMPILE_DEFINITIONS "${definitions}")
+      endif()
+    endif()
+  endif()
   if(EXISTS "${source}/ggml-cpu/tiled/tiled.cpp")
     set_source_files_properties(
       "${source}/ggml-cpu/tiled/tiled.cpp" TARGET_DIRECTORY ${target}

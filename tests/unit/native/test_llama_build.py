@@ -1,6 +1,7 @@
 """How our build changes llama.cpp (`native/llama_cpp.cmake`): the code that it adds, and the file that it makes."""
 
 import ctypes
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,6 +32,13 @@ set(SKBUILD_PLATLIB_DIR "${CMAKE_BINARY_DIR}/wheel")
 """
 ONE = "add_library(ggml-cpu STATIC ggml-cpu/ops.cpp ggml-cpu/vec.cpp)\n"
 SGEMM = "llamafile/sgemm.cpp ggml-cpu/repack.cpp ggml-cpu/tiled/tiled.cpp ggml-cpu/arch/x86/quants.c ggml-cpu/vec.cpp"
+MODELS = """add_library(ggml-base STATIC ggml-cpu/vec.cpp)
+add_library(llama SHARED llama.cpp llama-chat.cpp models/a.cpp ${CMAKE_SOURCE_DIR}/models/llama.cpp)
+set_target_properties(llama PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
+set_source_files_properties(llama.cpp llama-chat.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+target_compile_definitions(llama PRIVATE SHARED_BY_ALL)
+target_include_directories(llama PRIVATE models)
+"""
 VARIANTS = """add_library(ggml-cpu-x64 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
 add_library(ggml-cpu-x64-feats OBJECT ggml-cpu/vec.cpp)
 add_library(ggml-cpu-zen4 MODULE ggml-cpu/ops.cpp ggml-cpu/vec.cpp)
@@ -134,6 +142,9 @@ def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu
     for name_of_file in ("llamafile/sgemm.cpp", "tiled/tiled.cpp", "repack.cpp", "arch/x86/quants.c"):
         (folder / "ggml-cpu" / name_of_file).parent.mkdir(parents=True, exist_ok=True)
         (folder / "ggml-cpu" / name_of_file).write_text("")
+    (folder / "models").mkdir()
+    for name_of_file in ("llama.cpp", "llama-chat.cpp", "models/a.cpp", "models/llama.cpp"):
+        (folder / name_of_file).write_text("")
     hook = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={CI / 'llama_cpp.cmake'}"
     command = [program("cmake"), "-S", str(folder), "-B", str(folder / "build"), "-G", "Unix Makefiles", hook]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S)
@@ -220,3 +231,31 @@ def test_without_tiles_of_ggml_products_are_its_own_and_that_is_said(tmp_path: P
 def test_changes_of_a_build_are_told_with_their_versions(tmp_path: Path) -> None:
     text = f'#include "{CI / "told.h"}"\nDISCO_TOLD(disco_exact_attention, 0)\nDISCO_TOLD(disco_products, 7)\n'
     assert build_features.changes(compiled(tmp_path, text)) == "products 7"
+
+
+def test_models_and_what_computes_no_token_are_compiled_with_less_optimisation(tmp_path: Path) -> None:
+    _, linked = configured(tmp_path, KNOWN, ONE + MODELS, "llama")
+    made = tmp_path / "build" / "CMakeFiles"
+    hot, quick = ((made / f"{name}.dir" / "flags.make").read_text() for name in ("llama", "llama-quick"))
+    objects = [word.rpartition("/")[2] for word in shlex.split(linked) if word.endswith(".o")]
+    assert sorted(objects) == ["llama-chat.cpp.o", "llama.cpp.o", "unity_0_cxx.cxx.o"]  # the models are one
+    for text in (hot, quick):
+        assert "SHARED_BY_ALL" in text
+        assert "-fPIC" in text
+        assert f"-I{tmp_path / 'models'}" in text
+    assert " -O1" in quick
+    assert "-O1" not in hot
+
+
+@pytest.mark.parametrize("native", ["ON", "OFF"])
+def test_what_lays_weights_out_anew_is_left_out_where_nothing_would_be(tmp_path: Path, native: str) -> None:
+    used = f"target_compile_definitions(ggml-cpu PRIVATE USED GGML_USE_CPU_REPACK)\nset(GGML_NATIVE {native})\n"
+    _, linked = configured(tmp_path, KNOWN, ONE.replace("vec.cpp", SGEMM) + used)
+    flags = (tmp_path / "build" / "CMakeFiles" / "ggml-cpu.dir" / "flags.make").read_text()
+    asked = [program("cc"), "-march=native", "-dM", "-E", "-x", "c", "/dev/null"]
+    has = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout
+    is_left_out = native == "ON" and "__AVX2__" in has and "__AVX512F__" not in has
+    assert ("repack.cpp.o" not in linked) is is_left_out
+    assert ("GGML_USE_CPU_REPACK" not in flags) is is_left_out
+    assert "-DUSED" in flags
+    assert "sgemm.cpp.o" in linked
