@@ -228,6 +228,9 @@ def models(settings: ServerSettings, reply: Reply, *, with_key: bool) -> Finding
     page = f"{display_url(settings.base_url).rstrip('/')}/models"
     if reply.problem:
         return wrong(name, f"{page}: {reply.problem}", "check server.base_url, and what stands between here and there")
+    if reply.status == 403 and with_key:  # it may be good for answers
+        mend = "if answers fail, too, give the key the right to, or use another one; `disco status` tells why"
+        return warn(name, f"{page} is not allowed with this key (403)", mend)
     if reply.status in (401, 403):
         refused = "refuses the key" if with_key else "wants a key"
         mend = "check the key, and that it is this server's" if with_key else "see the line on the server's key"

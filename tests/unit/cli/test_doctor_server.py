@@ -214,7 +214,7 @@ async def test_a_server_that_lists_its_model_is_well() -> None:
     ("status", "level", "word"),
     [
         (401, WRONG, "refuses the key"),
-        (403, WRONG, "refuses the key"),
+        (403, WARN, "not allowed with this key"),
         (404, WARN, "mostly ends with /v1"),
         (429, WARN, "answers 429"),
         (500, WARN, "answers 500"),
@@ -232,6 +232,7 @@ async def test_statuses(status: int, level: Level, word: str) -> None:
 def test_without_a_key_one_is_wanted() -> None:
     assert verdict(Reply(401), with_key=False)[0] is WRONG
     assert "wants a key" in verdict(Reply(401), with_key=False)[1]
+    assert "wants a key" in verdict(Reply(403), with_key=False)[1]
 
 
 async def test_a_web_page_is_no_list_and_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
