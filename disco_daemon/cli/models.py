@@ -1,4 +1,7 @@
-"""`disco models`: list the model files on this machine, show and choose the device's, and fetch others."""
+"""`disco models`: list the model files on this machine, show and choose the device's, and fetch others.
+
+It is longer than other files: each of its verbs says what it found in a form of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from ..config.schema import DeviceSettings
     from ..models.files import ModelFile
     from ..models.places import FoundModel
-    from ..onboarding.saving import Saved
+    from ..onboarding.saving import SavedChoice
     from ..onboarding.setup import Onboarding
 
 DEFAULT = "default"  # the name of the embedded model for `disco models use`
@@ -169,7 +172,7 @@ def _first_steps() -> Onboarding:
     return Onboarding(config_path(), os.environ)
 
 
-def _make_it_the_devices(path: Path) -> Saved:
+def _make_it_the_devices(path: Path) -> SavedChoice:
     """Write it down as the device's model, if it can be one. Raises ConfigError."""
     from ..errors import ConfigError
     from ..models.default import default_model_path
@@ -185,7 +188,7 @@ def _make_it_the_devices(path: Path) -> Saved:
     return _first_steps().save(Choice(local="" if is_default else str(path)))
 
 
-def _print_use(args: argparse.Namespace, path: Path, saved: Saved) -> int:
+def _print_use(args: argparse.Namespace, path: Path, saved: SavedChoice) -> int:
     from ..config.layers import config_path, load
     from .setup import reload_running
 

@@ -10,7 +10,7 @@ from ..errors import RequestError
 from ..models.default import installed_models
 from ..onboarding.checking import Checked
 from ..onboarding.providers import ServerKey
-from ..onboarding.saving import Choice, Saved, overriding_variables
+from ..onboarding.saving import Choice, SavedChoice, overriding_variables
 from ..onboarding.setup import Onboarding
 from ..system.net import without_credentials
 
@@ -87,15 +87,15 @@ class ServerSetup:
         """Raise ConfigError where no model of this machine could be written down: before one is fetched."""
         await asyncio.to_thread(self._setup.plan, Choice(local=""))
 
-    async def save_local(self, model: str) -> Saved:
+    async def save_local(self, model: str) -> SavedChoice:
         """Write down what `device.model` is to be, which has been looked at. Raises ConfigError."""
         return await asyncio.to_thread(self._setup.save, Choice(local=model))
 
-    async def take_back(self, saved: Saved) -> Saved:
+    async def take_back(self, saved: SavedChoice) -> SavedChoice:
         """Write down again what was there before that. Raises ConfigError."""
         return await asyncio.to_thread(self._setup.take_back, saved)
 
-    def told(self, saved: Saved) -> dict[str, Any]:
+    def told(self, saved: SavedChoice) -> dict[str, Any]:
         """Return what the API says of settings that were written."""
         changes = saved.changes
         shadowed = overriding_variables(changes, self._setup.env)

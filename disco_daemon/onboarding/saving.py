@@ -39,7 +39,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedChoice:
     """The settings that a choice changes, and what those of `changes` were `before`."""
 
     changes: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Saved:
         return notes
 
 
-def plan(path: Path, choice: Choice, env: Mapping[str, str]) -> Saved:
+def plan(path: Path, choice: Choice, env: Mapping[str, str]) -> SavedChoice:
     """Return what `save` would change; write nothing. Raises ConfigError where it would, but for a disk that fails.
 
     Before anything is fetched it is asked whether a local model could be used at all.
@@ -71,10 +71,10 @@ def plan(path: Path, choice: Choice, env: Mapping[str, str]) -> Saved:
     changes = _changes(config, choice)
     require_complete(with_values(config, changes))
     before = {key: get_value(config, key) for key in changes}
-    return Saved(changes, {key: value for key, value in before.items() if value != changes[key]})
+    return SavedChoice(changes, {key: value for key, value in before.items() if value != changes[key]})
 
 
-def save(path: Path, choice: Choice, env: Mapping[str, str]) -> Saved:
+def save(path: Path, choice: Choice, env: Mapping[str, str]) -> SavedChoice:
     """Write a choice into config.toml at `path` and its key beside it; return the settings that were written.
 
     Comments stay. Raises ConfigError, and then nothing has changed. Blocks on disk. What other programs set meanwhile
@@ -90,7 +90,7 @@ def save(path: Path, choice: Choice, env: Mapping[str, str]) -> Saved:
         return saved
 
 
-def take_back(path: Path, saved: Saved) -> Saved:
+def take_back(path: Path, saved: SavedChoice) -> SavedChoice:
     """Write what was there before, but for what somebody has set otherwise since then. Raises ConfigError. Blocks.
 
     Where they have chosen another server or model since, nothing is written: what was before is not that one's either.
@@ -99,10 +99,10 @@ def take_back(path: Path, saved: Saved) -> Saved:
         now = load(path, env={})
         ours = {key for key, value in saved.changes.items() if get_value(now, key) == value}
         if not SAID_OF.keys() & saved.changes.keys() <= ours:
-            return Saved()
+            return SavedChoice()
         back = {key: value for key, value in saved.before.items() if key in ours}
         write_values(path, back)
-        return Saved(back, {key: saved.changes[key] for key in back})
+        return SavedChoice(back, {key: saved.changes[key] for key in back})
 
 
 @contextmanager

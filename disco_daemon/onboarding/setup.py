@@ -16,7 +16,7 @@ from ..system.net import with_scheme
 from . import checking, providers, saving
 from .checking import Checked
 from .providers import Provider, ServerKey
-from .saving import Choice, Saved
+from .saving import Choice, SavedChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class Onboarding:
         """Return the problem of an address or a key by their texts alone."""
         return checking.address_problem(base_url, self.own_port) or checking.key_problem(key)
 
-    def plan(self, choice: Choice) -> Saved:
+    def plan(self, choice: Choice) -> SavedChoice:
         """Return what `save` would change, and write nothing. Raises ConfigError."""
         return saving.plan(self.path, choice, self.env)
 
-    def save(self, choice: Choice) -> Saved:
+    def save(self, choice: Choice) -> SavedChoice:
         """Write a choice down, all or nothing; return what was changed. Raises ConfigError."""
         return saving.save(self.path, choice, self.env)
 
-    def take_back(self, saved: Saved) -> Saved:
+    def take_back(self, saved: SavedChoice) -> SavedChoice:
         """Write what was there before a choice was saved; return what was changed. Raises ConfigError."""
         return saving.take_back(self.path, saved)

@@ -190,9 +190,9 @@ def _print_refusal(checked: Checked, *, as_json: bool) -> None:
 
 def _save(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json: bool) -> None:
     """Write the choice down, and print what was written and what comes next. Raises ConfigError."""
-    from ...onboarding.saving import Saved, overriding_variables
+    from ...onboarding.saving import SavedChoice, overriding_variables
 
-    saved = setup.save(choice) if choice.base_url is not None or choice.local is not None else Saved()
+    saved = setup.save(choice) if choice.base_url is not None or choice.local is not None else SavedChoice()
     changes = saved.changes
     hidden = overriding_variables(changes, setup.env)
     following = reload_running(setup.config())

@@ -166,7 +166,7 @@ def test_use_takes_the_place_of_a_local_server_and_says_so(home: Path, capsys: p
 def test_nothing_is_fetched_that_could_not_be_used(
     home: Path, server: HubServer, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    monkeypatch.setattr(verb, "asked_at_terminal", lambda: verb.spec_of(server.repo.name))
+    monkeypatch.setattr(verb, "asked_at_terminal", lambda: models_offer.spec_of(server.repo.name))
     monkeypatch.setenv("DISCO_DEVICE_BASE_URL", "http://127.0.0.1:1/v1")
     with pytest.raises(ConfigError, match="DISCO_DEVICE_BASE_URL is set"):
         disco(*words)

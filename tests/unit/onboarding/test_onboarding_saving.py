@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from disco_daemon.config import layers as config
-from disco_daemon.config.schema import LAYER_COUNTS, SAID_OF, keys
+from disco_daemon.config.schema import LAYER_COUNTS, SAID_OF, Config, keys
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
 from disco_daemon.onboarding import saving
@@ -199,7 +199,7 @@ VALUES: dict[str, Any] = {
     "device.adapters": {"mine": "/a.gguf"}, "device.chat_template": "/t.jinja", "device.draft_model": "/d.gguf",
     "device.grade": 30.0, "device.n_cpu_moe": 4, "device.n_gpu_layers": 20, "fleet.cuts": [7, 15],
 }  # fmt: skip
-OLD = {
+OLD: dict[str, Any] = {
     "server.base_url": "https://api.example.com/v1", "server.model": "m", "server.probe": False, "device.n_ctx": 1000,
     "device.model": "/old.gguf",
 }  # fmt: skip
@@ -231,7 +231,7 @@ def test_what_was_said_of_another_server_or_model_is_taken_out_and_that_is_said(
     config.set_values(setup.path, OLD | VALUES)
     goes = {key for name in named for key in SAID_OF[name]}
     saved = setup.save(choice)
-    found, default = setup.config(), config.Config()
+    found, default = setup.config(), Config()
     for key, value in VALUES.items():
         assert config.get_value(found, key) == (config.get_value(default, key) if key in goes else value), key
     assert (found.server.probe, found.device.n_ctx) == (False, 1000), "what the user decided"
@@ -275,7 +275,7 @@ def test_a_model_of_this_machine_takes_the_place_of_a_local_server_s(setup: Onbo
         "The device takes part again.",
     ]
     setup.take_back(saved)
-    assert setup.config() == config.with_values(config.Config(), theirs)
+    assert setup.config() == config.with_values(Config(), theirs)
 
 
 def test_a_local_server_of_a_variable_is_not_asked_for_a_file(setup: Onboarding) -> None:
