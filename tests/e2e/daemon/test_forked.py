@@ -8,7 +8,7 @@ import signal
 import stat
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,11 @@ def looked_at(pid: int) -> dict[str, Any]:
 
 def ends_of(pid: int) -> set[str]:
     """The pipes and sockets that a process has a descriptor of."""
-    links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    return {link for link in links if link.startswith(("pipe:", "socket:"))}
+    found = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it has just been closed
+            found.add(str(path.readlink()))
+    return {link for link in found if link.startswith(("pipe:", "socket:"))}
 
 
 async def test_a_fork_is_what_the_true_start_is(tmp_path: Path) -> None:
