@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from disco_daemon.config.layers import load, set_values
 from disco_daemon.models.default import default_model_path
 from disco_tui.screens.setup import SetupScreen
 from tests.fixtures.daemon import ask, running
@@ -97,9 +98,12 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_one_before_in_use(folder
     with HubServer(Repo(files={FILE: content})) as hub:
         async with running(folder, device=None, before=before(folder, hub)) as daemon:
             await daemon.device_ready()
+            set_values(folder / "config.toml", {"device.grade": 3})
             async with daemon.controls.post(f"{daemon.root}/disco/v1/fetch", json={"model": "real"}) as response:
                 assert response.status == 200, await response.text()
             failed = await daemon.until(lambda state: (state["fetch"] or {}).get("state") == "failed", LOADED_S, 0.5)
             assert "the model before is in use again" in failed["fetch"]["message"]
+            kept = load(folder / "config.toml", {}).device
+            assert (kept.model, kept.grade) == ("", 3), "with all that was said of it"
             assert (await daemon.device_ready())["stand_in"] == "135M"
             assert (await ask(daemon, "Say hello.", max_tokens=8)).text
