@@ -113,8 +113,8 @@ test-binary:
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv found: install one, or make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear .venv
 	$(PIP) install --no-compile --require-hashes -r requirements-build.lock
-	$(BIN)/python native/install_locked.py requirements-dev.lock --no-compile
-	$(PIP) install --no-compile --no-deps --no-build-isolation -e .
+	$(BIN)/python native/install_locked.py requirements-dev.lock --no-compile \
+		--then $(PIP) install --no-compile --no-deps --no-build-isolation -e .
 	mkdir -p .venv/names && ln -sfn ../../tui .venv/names/disco_tui
 	@touch $@
 

@@ -364,19 +364,23 @@ show_failure() {
 }
 
 # All comes from the lock files, by their hashes: first the tools that build, which go again at the end, then what is needed
-# (the engine is compiled beside the rest; anew where it is of before a mend), then this checkout, which fetches nothing.
+# (the engine is compiled beside the rest; anew where it is of before a mend). Beside the compiler comes this checkout, which
+# fetches nothing, and the default model, which is asked for again afterwards. Of all but this checkout Python keeps compiled
+# what is imported here: all files of numpy, openai and the others take a quarter of a minute.
 # In one process, so that a signal ends whatever it is at.
 PIP_STEPS='
 import subprocess, sys
 source, copy, packages, forced = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
 pip = [sys.executable, "-m", "pip"]
-install = [*pip, "install", "-v", "--no-input", "--disable-pip-version-check"]
+whole = [*pip, "install", "-v", "--no-input", "--disable-pip-version-check"]
+install = [*whole, "--no-compile"]
+first = "import subprocess, sys, disco_daemon.daemon.daemon, disco_tui.app; subprocess.call([*sys.argv[1:], \"models\", \"fetch\"])"
 for step in (
     [*install, "--require-hashes", "-r", f"{source}/requirements-build.lock"],
-    [sys.executable, f"{source}/native/install_locked.py", f"{source}/{packages}", *install[4:], *forced],
+    [sys.executable, f"{source}/native/install_locked.py", f"{source}/{packages}", *install[4:], *forced, "--then",
+        *whole, "--no-deps", "--no-build-isolation", copy, "--then", sys.executable, "-P", "-c", first, f"{sys.prefix}/bin/disco"],
     [sys.executable, f"{source}/native/current_kernels.py", *install[4:], "--require-hashes", "--no-build-isolation",
         "-r", f"{source}/{packages}"],
-    [*install, "--no-deps", "--no-build-isolation", copy],
     [*pip, "uninstall", "--yes", "--disable-pip-version-check", "cmake", "ninja", "scikit-build-core"],
 ):
     code = subprocess.call(step)
@@ -637,6 +641,7 @@ if [ -n "${SUDO_USER:-}" ] && [ "$(id -u)" = 0 ] && [ "$SUDO_USER" != root ]; th
 fi
 
 unset PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX # each would make pip install somewhere else
+unset PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX # what is compiled at the end of an installation belongs beside it
 unset SOURCE_DATE_EPOCH # with it, llama.cpp is not compiled for this machine's instruction set
 export PIP_USER=0
 set_places

@@ -49,7 +49,6 @@ class Sandbox:
         dropped = ("DISCO_", "XDG_", "PYTHON", "VIRTUAL_ENV", "CMAKE_ARGS", "CXX")
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
         self.env |= {"HOME": str(self.home), "PYTHON": sys.executable, "NO_COLOR": "1", "SHELL": BASH}
-        self.env["PIP_NO_COMPILE"] = "1"  # what is imported is compiled then; the rest of numpy takes 10 s
         if pip_cache is not None:
             self.env["PIP_CACHE_DIR"] = pip_cache
 
@@ -220,6 +219,10 @@ def test_with_a_prefix_from_a_killed_run_to_nothing(sandbox: Sandbox) -> None:
     assert loose == [], "nobody else may write into what is run"
     pip = subprocess.run([base / "venv/bin/pip", "list"], capture_output=True, text=True, check=True)
     assert "cmake" not in pip.stdout, "what builds is gone again"
+    [packages] = (base / "venv" / "lib").glob("python*/site-packages")
+    compiled = {path.parts[-3] for path in packages.glob("*/__pycache__/*.pyc")}
+    assert {"disco_daemon", "disco_tui", "textual", "aiohttp"} <= compiled, "a first start compiles nothing"
+    assert not list(packages.glob("numpy/*/tests/__pycache__")), "nor does the installation what nobody imports"
     touched = [name for name in files(sandbox.home) if not name.startswith(".rustup/")]  # pip asks for rustc's version
     assert touched == [], "a prefix means: nothing in HOME"
 

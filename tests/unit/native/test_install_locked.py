@@ -54,10 +54,22 @@ def test_what_fails_ends_the_other_half(script: Any, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     failing = f"import os, sys, time\nwhile not os.path.exists({str(begun)!r}): time.sleep(0.01)\nsys.exit(7)"
     at = time.monotonic()
-    commands = [[sys.executable, "-c", text] for text in (ENDLESS.format(str(begun)), failing)]
-    assert script.together(commands) == 7
+    lanes = [[[sys.executable, "-c", text]] for text in (ENDLESS.format(str(begun)), failing)]
+    assert script.together(lanes) == 7
     assert time.monotonic() - at < 300  # ten minutes, had it waited
-    assert script.together([[sys.executable, "-c", ENDED.format(code)] for code in (0, 0)]) == 0
+
+
+def test_the_commands_of_a_half_run_in_turn_while_the_other_one_runs(script: Any, tmp_path: Path) -> None:
+    first, last = tmp_path / "first", tmp_path / "last"
+    makes = f"import pathlib; assert pathlib.Path({str(first)!r}).exists(); pathlib.Path({str(last)!r}).touch()"
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(last)!r}).exists(): time.sleep(0.01)"
+    begins = f"import pathlib; pathlib.Path({str(first)!r}).touch()"
+    lanes = [[[sys.executable, "-c", text] for text in lane] for lane in ([begins, makes], [waits])]
+    assert script.together(lanes) == 0
+    never = tmp_path / "never"
+    lane = ENDED.format(3), f"import pathlib; pathlib.Path({str(never)!r}).touch()"
+    assert script.together([[[sys.executable, "-c", text] for text in lane]]) == 3
+    assert not never.exists()
 
 
 def test_pip_gets_the_options_and_checks_the_hashes(
@@ -67,10 +79,12 @@ def test_pip_gets_the_options_and_checks_the_hashes(
     lock.write_text(f"llama-cpp-python==0.0.1 \\\n{HASH}\nnumpy==1 \\\n{HASH}\n")
     asked: list[list[str]] = []
 
-    def together(commands: list[list[str]]) -> int:
-        asked.extend(command[4:] for command in commands)
-        Path(commands[1][commands[1].index("--wheel-dir") + 1]).mkdir()
-        Path(commands[1][commands[1].index("--wheel-dir") + 1], "llama.whl").touch()
+    def together(lanes: list[list[list[str]]]) -> int:
+        [others, *following], [wheel] = lanes
+        assert following == [["first", "-v"], ["second"]]
+        asked.extend(command[4:] for command in (others, wheel))
+        Path(wheel[wheel.index("--wheel-dir") + 1]).mkdir()
+        Path(wheel[wheel.index("--wheel-dir") + 1], "llama.whl").touch()
         return 0
 
     def call(command: list[str], timeout: float) -> int:
@@ -80,7 +94,8 @@ def test_pip_gets_the_options_and_checks_the_hashes(
 
     monkeypatch.setattr(script, "together", together)
     monkeypatch.setattr(script.subprocess, "call", call)
-    assert script.main(lock, ["-v", "--no-compile", "--force-reinstall"]) == 5
+    following = ["--then", "first", "-v", "--then", "second"]
+    assert script.main(lock, ["-v", "--no-compile", "--force-reinstall", *following]) == 5
     others, wheel, last = asked
     assert (others[0], wheel[0], last[0]) == ("install", "wheel", "install")
     assert all({"-v", "--require-hashes", "--no-deps", "--no-build-isolation"} <= set(half) for half in (others, wheel))

@@ -56,7 +56,9 @@ def test_nothing_is_installed_without_its_hash_but_this_checkout(path: str) -> N
     text = (ROOT / path).read_text("utf-8")
     text += (ROOT / "native/install_locked.py").read_text("utf-8").replace("*locked", '"--require-hashes"')
     lines = [
-        line for line in text.splitlines() if re.search(r"\[\*install,|-m pip install|P(IP\)|IP, ).*install", line)
+        line
+        for line in text.splitlines()
+        if re.search(r"\[\*install,|^ +\*whole, |-m pip install|P(IP\)|IP, ).*install", line)
     ]
     assert len(lines) >= 3
     for line in lines:
