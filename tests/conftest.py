@@ -13,6 +13,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from tests.fixtures import forked
+
 # Threads of an engine wait for each other without turning round and round: on a machine whose processors are all busy
 # that takes six times as long. It is read when llama.cpp is loaded, here and in processes that tests start.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -78,6 +80,7 @@ def runtime_folder() -> Iterator[str]:
     """Where the daemons of the tests have their Unix sockets, and nobody else's: a folder with a short path."""
     with tempfile.TemporaryDirectory(prefix="disco-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
+        forked.begin()
         yield folder
 
 
