@@ -106,7 +106,7 @@ async def test_a_stream_lives_while_a_model_loads_stands_still_and_answers_other
         assert len(texts) == 1, "the signs are in no text"
 
         async def queued() -> bytes:
-            async with stream(daemon, "disco/device", max_tokens=200, temperature=0) as response:
+            async with stream(daemon, "disco/device", max_tokens=100, temperature=0) as response:
                 return await response.read()
 
         answers = await asyncio.gather(*(queued() for _ in range(6)))
