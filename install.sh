@@ -414,6 +414,7 @@ install_packages() {
   printf '%s\n' "$CHILD" >"$LOCK/child"
   watch_child
   wait "$CHILD" || status=$?
+  if [ "$status" != 0 ]; then kill -TERM -- "-$CHILD" 2>/dev/null || true; fi # what the half that did not fail has started
   CHILD=''
   rm -f "$LOCK/child"
   rm -rf "$copy"

@@ -31,6 +31,7 @@ from .server_setup import ServerSetup
 if TYPE_CHECKING:
     from ..models.offered import MeasuredSpeed
 
+CHOOSE_DEVICE = {"device.base_url", "device.enabled", "device.model"}  # what says which model is the device's
 LOAD_S = 600.0  # that a fetched model has to get into memory, from a slow disk too
 
 
@@ -199,7 +200,7 @@ class StateDocuments(Documents):
         Raises FetchError where it cannot be loaded; then it is gone back to the one before, with all that was its own.
         """
         saved = await self._setup.save_local(path)
-        if (await self._reload_saved(self._setup.told(saved)))["needs_restart"]:
+        if await self._runtime.reload_written(CHOOSE_DEVICE & saved.changes.keys()):
             raise FetchError(f"{path} is fetched, but a flag or a variable of the running daemon names another model")
         device = self._runtime.endpoints.get(Side.DEVICE)
         if isinstance(device, Device):

@@ -24,6 +24,7 @@ from .table import RequestContext, Table
 DEVICE_BEYOND = 3.0  # times the TTFT expected of the device: later than that is unlike anything seen …
 DEVICE_LEAST_S = 1.0  # … and no sooner than this, for a server that is asked costs money
 DEVICE_ENOUGH = 20  # first tokens of the device before anything can be called unusual
+DOUBT_S = 2.0  # a better server that mostly fails is waited for no longer: most servers that are back begin by then
 UNRELIABLE = 0.5  # a server that fails more often is asked, to see whether it is back, but not waited for
 QUANTILES = (0.05, 0.5, 0.9, 0.95, 0.99)  # of F, shown in `disco status`
 N_PICTURE = 64  # lengths in the picture of w(l): a terminal's width
@@ -164,15 +165,18 @@ class Planner:
     ) -> Plan:
         """Return the plan where a side is a stand-in: the better one begins, the stand-in ends its silence.
 
-        However often the better side has failed, it is waited for as long as it may be silent: if it fails again, that
-        is heard. A stand-in begins instead where it may show the first words, and the better side `goes_on` with them.
-        A policy that does not learn is the user's own choice of a side, and stays.
+        A server that mostly fails is waited for as well, since it may be back, but not for long: it may be one that
+        nobody hears from. A stand-in begins instead where it may show the first words, and the better side `goes_on`
+        with them. A policy that does not learn is the user's own choice of a side, and stays.
         """
         lower = relation.lower
         if lower is None or not self.policy.learns:
             return plan
         first = lower if goes_on and relation.unequal is Unequal.FIRST_WORDS else lower.other
-        later_s = max(0.0, self.silence_s(first, length, device) - waited_s)
+        silence_s = self.silence_s(first, length, device)
+        if first is Side.SERVER and self.knowledge.server.availability() < UNRELIABLE:
+            silence_s = min(silence_s, DOUBT_S)
+        later_s = max(0.0, silence_s - waited_s)
         device_s, server_s = (0.0, later_s) if first is Side.DEVICE else (later_s, 0.0)
         return Plan(device_s, server_s, plan.hedge_s)
 

@@ -41,7 +41,8 @@ _PHRASES = {
 }
 _SAID = {reason: re.compile(phrases, re.IGNORECASE) for reason, phrases in _PHRASES.items()}
 _FLAGGED = re.compile(r"\bflagged\b|\bmoderation\b|\bcontent[ _](?:policy|filter)", re.IGNORECASE)
-_OF_CREDIT = ("quota", "credit", "billing", "balance", "payment")  # words of a 429 that no waiting mends
+_OF_CREDIT = ("credit", "billing", "balance", "payment")  # words of a 429 that no waiting mends; a quota is of anything
+_OF_USE = "resource_exhausted"  # Google's code for all limits, which are of a time
 _OF_RATE = re.compile(r"rate[ -]?limit|too many requests", re.IGNORECASE)
 _PERIOD = re.compile(r"per[ _-]?(?:second|minute|hour|day)", re.IGNORECASE)  # Google: "quotaId": "RequestsPerMinute"
 # Groq, OpenAI: try again in 7m12.5s; Azure: retry after 2 seconds; Google: retry in 35.1s, "retryDelay": "35s"
@@ -87,7 +88,7 @@ def reason_of_refusal(
         return "unauthorized" if status == 401 else "no_credit"
     named = next((reason for code in codes if (reason := _CODES.get(code.lower()))), None)
     if status == 429:
-        return "no_credit" if named == "no_credit" or _is_broke(message or raw, raw, after_s) else "rate_limited"
+        return "no_credit" if named == "no_credit" or _is_broke(codes, message or raw, raw, after_s) else "rate_limited"
     if status not in (200, 400, 403, 422):
         return None
     if status == 403 and _FLAGGED.search(message):
@@ -96,8 +97,10 @@ def reason_of_refusal(
     return named or said or ("forbidden" if status == 403 else None)
 
 
-def _is_broke(message: str, raw: str, after_s: float | None) -> bool:
+def _is_broke(codes: Collection[str], message: str, raw: str, after_s: float | None) -> bool:
     """Whether a 429 without a clear code is of an empty account: per-minute limits speak of quota and billing too."""
     if (after_s is not None and after_s < SOON_S) or _OF_RATE.search(message) or _PERIOD.search(raw or message):
         return False
-    return any(word in message.lower() for word in _OF_CREDIT)
+    if any(code.lower() == _OF_USE for code in codes):
+        return False
+    return any(word in message.lower() for word in _OF_CREDIT) or _SAID["no_credit"].search(message) is not None

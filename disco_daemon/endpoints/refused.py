@@ -50,6 +50,11 @@ _SAID = (
     # pydantic
     r"extra_forbidden\W+loc\W+body\W+NAME\b(?!\W+\d)",
 )
+# A limit that is known and too high: this model does not support max_tokens above 8192.
+_TOO_HIGH = re.compile(
+    r"max_(?:completion_)?tokens['\"`]? (?:above|over|beyond|greater|more|larger|higher|exceeding|of\b|>)",
+    re.IGNORECASE,
+)
 _NO_PICTURES = re.compile(r"is not a multimodal model|at most 0 images?\b", re.IGNORECASE)  # vLLM
 _LENGTH = re.compile(
     r"(?:maximum context length|context (?:length|size|window)|configured limit of)\D{0,24}?(\d[\d,_]*)"
@@ -105,6 +110,8 @@ def refused_limit(status: int, document: object, body: Collection[str]) -> str |
     OpenAI's newer models know the newer name only, strict servers of others the older one.
     """
     told, text = _told(document) if status in (400, 422) else ({}, "")
+    if _TOO_HIGH.search(text):
+        return None
     return next((name for name in LIMITS if name in body and _is_lacking(name, told, text)), None)
 
 

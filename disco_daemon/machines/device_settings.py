@@ -34,7 +34,7 @@ log = logging.getLogger("disco.tune")
 
 SHAPE_BYTES = 1 << 16  # of a model's file: its shape stands in front of its vocabulary
 PROCESSOR = ("-base", "-cpu", "-blas")  # of ggml's libraries, those that need nothing but a processor
-OURS = b"\0disco_products\0"  # a name in those with our products of weights (native/products.cpp)
+OURS = b"disco_products\0"  # a name in those with our products of weights (native/products.cpp)
 FOREGROUND, BACKGROUND = 5, 19  # niceness: as the engine's, and below all others
 
 

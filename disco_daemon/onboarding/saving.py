@@ -15,7 +15,7 @@ from typing import Any
 from ..config.layers import changing, get_value, load, require_complete, with_values, write_private, write_values
 from ..config.schema import LAYER_COUNTS, SAID_OF, Config
 from ..errors import ConfigError
-from ..models.default import installed_models
+from ..models.default import default_model_path, installed_models
 from ..system.net import is_plain, without_credentials
 from ..system.smallfile import open_regular
 from .providers import ServerKey, key_path
@@ -134,11 +134,27 @@ def _changes(config: Config, choice: Choice) -> dict[str, Any]:
 
 def _outdated(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of settings that were said of the server or the model before, and are wrong for this one."""
-    found = said_of(config, {key for key, value in changes.items() if value != get_value(config, key)})
+    changed = {key for key, value in changes.items() if not _is_same(key, value, get_value(config, key))}
+    if not config.server.base_url:  # no server was before: what there is was said of this one
+        changed = {key for key in changed if not key.startswith("server.")}
+    found = said_of(config, changed)
     if is_plain(changes.get("server.base_url", "")):  # the user agrees to that before the new one is checked
         found.discard("server.insecure")
     defaults = Config()
     return {key: get_value(defaults, key) for key in found}
+
+
+def _is_same(key: str, one: Any, other: Any) -> bool:
+    """Whether two values of a setting name the same thing, however they are spelled."""
+    if key == "server.base_url":
+        return bool(one.rstrip("/") == other.rstrip("/"))
+    if key == "device.model":
+        return _file(one) == _file(other)
+    return bool(one == other)
+
+
+def _file(model: str) -> Path:
+    return (Path(model).expanduser() if model else default_model_path()).absolute()
 
 
 def said_of(config: Config, named: Collection[str]) -> set[str]:

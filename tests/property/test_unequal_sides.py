@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.dispatch.migrate import Costs
 from disco_daemon.dispatch.mover import CostMover, Forced
+from disco_daemon.dispatch.planner import DOUBT_S, UNRELIABLE
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import (
     Continuation,
@@ -93,6 +94,8 @@ async def test_no_token_of_a_stand_in_is_shown_while_the_better_side_is_able(dat
     wish: dict[str, Any] = data.draw(st.sampled_from([{}, {}, {}, {"prefers": better}]))
     length = sides[DEVICE].n_prompt
     seen_s = on.planner.knowledge.server.silence_s
+    if on.planner.knowledge.server.availability() < UNRELIABLE:
+        seen_s = min(seen_s, DOUBT_S)
     patience_s = seen_s if better is SERVER else on.planner.silence_s(better, length, sides[DEVICE].ready)
 
     _, outcome = await played(on, asked(**wish), page)

@@ -52,6 +52,7 @@ class RunningAnswer:
 
     entry: Entry
     task: asyncio.Task[None]
+    model: str  # that was asked for
 
 
 @dataclass(slots=True)
@@ -231,8 +232,8 @@ class Conversations:
     def follow(self, state: Mapping[str, Any] | None) -> None:
         """Take the daemon's state of now. Answers without a word say by it whom they wait for."""
         self.state = state
-        for answer in [answering.entry for answering in self._answering.values()] if state is not None else []:
-            waits = waiting_for(state, self.model)
+        for running in list(self._answering.values()) if state is not None else []:
+            answer, waits = running.entry, waiting_for(state, running.model)
             if not answer.text and waits != answer.asked_of:
                 answer.asked_of = waits
                 self.post(AnswerGrew(answer))
@@ -289,7 +290,7 @@ class Conversations:
             model=self.model, touched=lambda: self.post(AnswerGrew(answer)), ready=self.ready,
         )  # fmt: skip
         task = asyncio.create_task(streaming, name=f"answer {answer.turn}")
-        self._answering[conversation] = RunningAnswer(answer, task)
+        self._answering[conversation] = RunningAnswer(answer, task, self.model)
         task.add_done_callback(over)
 
 

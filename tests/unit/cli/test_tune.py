@@ -339,6 +339,7 @@ def test_answers_are_exact_by_themselves_where_that_slows_no_prompt_down(
     ("content", "avx2", "ours"),
     [
         (b"\0disco_products\0", True, True),
+        (b"\0_disco_products\0", True, True),
         (b"\0disco_products\0", False, False),
         (b"\0llamafile_sgemm\0", True, False),
         (None, True, True),

@@ -440,6 +440,7 @@ async def test_a_limit_that_is_refused_by_its_name_goes_by_the_other_at_once_and
     ("status", "said", "n_asked"),
     [
         (400, "Unsupported parameter: 'max_tokens'", 2), (400, "max_tokens must be at most 4", 1),
+        (400, "this model does not support max_tokens above 4", 1),
         (400, {"error": {"code": "invalid_value", "param": "max_tokens", "message": "too large"}}, 1),
         (400, "Unsupported parameter: 'max_completion_tokens'", 1), (503, "Unsupported parameter: 'max_tokens'", 1),
     ],

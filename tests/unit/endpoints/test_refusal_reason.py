@@ -38,13 +38,13 @@ def test_a_request_that_is_said_back_is_no_word_of_the_servers() -> None:
 @pytest.mark.parametrize(
     ("text", "headers", "reason", "down_s"),
     [
-        ("quota", {}, "no_credit", RATE_LIMITED_S),
-        ("quota", {"retry-after": "20"}, "rate_limited", 20.0),
-        ("quota", {"retry-after": "86400"}, "no_credit", MAX_DOWN_S),
-        ("quota, try again in 7m12.5s", {}, "rate_limited", MAX_DOWN_S),
-        ("quota, retry after 9 seconds", {}, "rate_limited", 9.0),
+        ("no credits", {}, "no_credit", RATE_LIMITED_S),
+        ("no credits", {"retry-after": "20"}, "rate_limited", 20.0),
+        ("no credits", {"retry-after": "86400"}, "no_credit", MAX_DOWN_S),
+        ("no credits, try again in 7m12.5s", {}, "rate_limited", MAX_DOWN_S),
+        ("no credits, retry after 9 seconds", {}, "rate_limited", 9.0),
         ("slow down, try again in 9s", {"retry-after": "3"}, "rate_limited", 3.0),
-        (f"{'x' * 300} quota", {}, "no_credit", RATE_LIMITED_S),
+        (f"{'x' * 300} no credits", {}, "no_credit", RATE_LIMITED_S),
     ],
 )
 def test_a_429_with_a_short_wait_is_no_empty_account(

@@ -205,6 +205,21 @@ OLD: dict[str, Any] = {
 }  # fmt: skip
 
 
+def test_the_same_server_and_model_spelled_otherwise_keep_what_was_said_of_them(setup: Onboarding) -> None:
+    setup.path.parent.mkdir()
+    config.set_values(setup.path, OLD | VALUES | {"device.model": "~/old.gguf"})
+    local = str(Path("~/old.gguf").expanduser())
+    saved = setup.save(Choice(f"{OLD['server.base_url']}/", OLD["server.model"], local=local))
+    assert saved.notes() == []
+    assert {key: config.get_value(setup.config(), key) for key in VALUES} == VALUES
+
+
+def test_what_is_set_before_there_is_a_server_is_of_the_first_one(setup: Onboarding) -> None:
+    written(setup, "[server]\ngrade = 80.0\n")
+    assert setup.save(Choice(URL, "m")).notes() == []
+    assert setup.config().server.grade == 80.0
+
+
 def test_of_each_setting_of_a_side_it_is_said_whether_it_goes_with_a_server_or_a_model() -> None:
     """A new setting belongs into `SAID_OF`, or, where it is right for any server and model, into `STAYS` here."""
     goes = [*SAID_OF["server.base_url"], *SAID_OF["server.model"], *SAID_OF["device.model"]]
