@@ -185,6 +185,18 @@ async def test_a_side_that_becomes_ill_while_it_is_waited_for_is_said_to_be(daem
         await until(pilot, lambda: "[device] reading, [server] unreachable" in screen_text(app))
 
 
+async def test_another_model_for_the_next_question_changes_nothing_of_whom_an_answer_waits_for(
+    daemon: Dictated,
+) -> None:
+    async with shown(daemon.root, plain=True) as (app, pilot):
+        await until(pilot, lambda: "big-one" in screen_text(app))
+        await ask(pilot, daemon, "why")
+        await until(pilot, lambda: "[device] reading, [server] asked" in screen_text(app))
+        app.conversations.set_model("disco/device")
+        app.conversations.follow(STATE)
+        assert [side for side, _, _ in app.conversations.entries[-1].asked_of] == ["device", "server"]
+
+
 @pytest.mark.parametrize(
     ("model", "state", "sides"),
     [

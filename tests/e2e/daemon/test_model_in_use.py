@@ -52,9 +52,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def before(folder: Path, hub: HubServer) -> str:
+def before(folder: Path, hub: HubServer, **more: str) -> str:
     """What the daemon is told: where models are, and which hub; nothing is measured."""
-    told = {"DISCO_MODELS_DIR": str(folder / "models"), "HF_ENDPOINT": hub.url}
+    told = {"DISCO_MODELS_DIR": str(folder / "models"), "HF_ENDPOINT": hub.url} | more
     return (
         f"import os\nos.environ |= {told}\nfrom disco_daemon.machines import model_offers\nmodel_offers.QUICK_S = 0.01"
     )
@@ -94,9 +94,10 @@ async def test_five_keys_from_a_stand_in_to_a_model_that_answers_without_a_resta
 async def test_a_model_that_cannot_be_loaded_leaves_the_one_before_in_use(folder: Path) -> None:
     whole = default_model_path().read_bytes()
     content = whole[: len(whole) // 2]
+    theirs = {"DISCO_DEVICE_GRADE": "4"}  # goes before what is taken out, and names no model
     (folder / "models.toml").write_text(LISTED.format(size=len(content)))
     with HubServer(Repo(files={FILE: content})) as hub:
-        async with running(folder, device=None, before=before(folder, hub)) as daemon:
+        async with running(folder, device=None, before=before(folder, hub, **theirs)) as daemon:
             await daemon.device_ready()
             set_values(folder / "config.toml", {"device.grade": 3})
             async with daemon.controls.post(f"{daemon.root}/disco/v1/fetch", json={"model": "real"}) as response:

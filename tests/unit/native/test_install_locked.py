@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import select
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -57,6 +61,32 @@ def test_what_fails_ends_the_other_half(script: Any, tmp_path: Path) -> None:
     lanes = [[[sys.executable, "-c", text]] for text in (ENDLESS.format(str(begun)), failing)]
     assert script.together(lanes) == 7
     assert time.monotonic() - at < 300  # ten minutes, had it waited
+
+
+def test_an_installation_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
+    """What a half has started is in the group of `install.sh`'s child; whoever runs on holds the pipe open."""
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text("#!/bin/sh\nsleep 600 &\nexit 7\n")
+    python.chmod(0o755)
+    (tmp_path / "source").mkdir()
+    function = re.search(
+        r"^install_packages\(\) \{\n.*?^\}\n", (ROOT / "install.sh").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert function is not None
+    begin = (
+        f"set -euo pipefail; VENV='{tmp_path}/venv' SOURCE='{tmp_path}/source' LOG='{tmp_path}/log' LOCK='{tmp_path}'\n"
+        'PIP_STEPS="" PACKAGES=""; say() { :; }; watch_child() { :; }; show_failure() { exit "$status"; }\n'
+    )
+    reader, writer = os.pipe()
+    with open(reader, "rb") as heard:  # noqa: PTH123 - a pipe has no path
+        try:
+            program = ["bash", "-c", f"{begin}{function[0]}install_packages"]
+            assert subprocess.run(program, pass_fds=[writer], timeout=60, check=False).returncode == 7
+        finally:
+            os.close(writer)
+        assert select.select([heard], [], [], 60.0)[0], "it runs on"
+        assert heard.read() == b""
 
 
 def test_the_commands_of_a_half_run_in_turn_while_the_other_one_runs(script: Any, tmp_path: Path) -> None:
