@@ -193,7 +193,7 @@ class Talk:
                     record = piece.disco or record
                     if screen is not None:
                         screen.show(piece)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: a turn without an answer is none
             self.messages.pop()
             if answer and screen is not None:
                 sys.stdout.write("\n")

@@ -45,7 +45,7 @@ class Keeper:
         opening = self._lives.use(context, context.endpoints.values())
         try:
             await self._carry_out(opening)
-        except BaseException:
+        except BaseException:  # a cancellation too; it is raised again
             self._leave(context)
             raise
         for endpoint in context.endpoints.values():
@@ -98,7 +98,7 @@ class Keeper:
         """Close an endpoint, and open the one that waited for it. One that fails to close is given up all the same."""
         try:
             await endpoint.close()
-        except Exception:
+        except Exception:  # whatever it was: the next one waits for its memory
             log.exception("closing the %s failed", endpoint.side)
         self._do(self._lives.closed(endpoint))
 

@@ -145,8 +145,7 @@ def reason_of(
     if relation.lower is not None:
         if side is not relation.lower:
             return Reason.GRADE
-        begins = relation.unequal is Unequal.FIRST_WORDS
-        return (
-            Reason.STAND_IN if others or begins else Reason.ONLY
-        )  # the better side wanted not to be asked, or had no way
+        # It begins where it may show the first words, or the better side was silent; else that could not be asked.
+        may_begin = bool(others) or relation.unequal is Unequal.FIRST_WORDS
+        return Reason.STAND_IN if may_begin else Reason.ONLY
     return Reason.RACE if others else Reason.PLAN

@@ -383,6 +383,6 @@ def write_private(path: Path, text: str) -> None:
             f.flush()
             os.fsync(f.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # Ctrl-C too; it is raised again
         temporary.unlink(missing_ok=True)
         raise

@@ -95,7 +95,7 @@ async def _reload(daemon: Daemon) -> None:
         await daemon.reload()
     except ConfigError as e:
         log.warning("the configuration was not taken up, the old one stays: %s", e)
-    except Exception:
+    except Exception:  # a bug of ours: the old configuration still answers
         log.exception("the configuration was not taken up, the old one stays")
     finally:
         daemon.manager.ready(f"listens on {daemon.url}")

@@ -75,7 +75,7 @@ def hand_over(door: socket.socket) -> socket.socket:
     with theirs:
         try:
             BlockingControl(door).send(SocketPassed(), theirs.fileno())
-        except BaseException:
+        except BaseException:  # whatever it was: nobody else has this end; it is raised again
             ours.close()
             raise
     return ours

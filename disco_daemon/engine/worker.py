@@ -335,7 +335,7 @@ def main() -> None:
     gc.enable()
     try:
         Worker(*(socket.socket(fileno=int(fd)) for fd in sys.argv[1:])).run()
-    except BaseException:
+    except BaseException:  # this process ends below, without the interpreter, which would have shown it
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
         os._exit(1)

@@ -136,7 +136,7 @@ class HostLender:
         try:
             offer = msgspec.structs.replace(self._config.offer, now=time.time())
             await ask(stream, first_frame(offer), HostAccepted)
-        except BaseException:
+        except BaseException:  # a cancellation too; it is raised again
             stream.abort()
             raise
         return stream

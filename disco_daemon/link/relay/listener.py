@@ -198,7 +198,7 @@ class MemberListener:
             self._count(e.reason)
             if stream is not None:
                 await (stream.refuse(e.reason, e.message) if e.tell else stream.close())
-        except BaseException:
+        except BaseException:  # a cancellation too; it is raised again
             if stream is not None:
                 stream.abort()
             raise
