@@ -76,7 +76,7 @@ class ServerAnswer:
     def read(self, chunk: dict[str, Any]) -> Iterator[Token]:
         """One of OpenAI's chunks as tokens; the bill follows."""
         if error := chunk.get("error"):
-            raise self._reported(error)
+            raise self._errors.reported(error)
         if billed := chunk.get("usage"):
             self._bill.take(billed, self._clock.now() - self._began)
         reader, bill = self._reader, self._bill
@@ -87,9 +87,4 @@ class ServerAnswer:
                 bill.count_token(token, reader.n_tokens, counted=told is not None)
                 yield token
             elif error := choice.get("error"):
-                raise self._reported(error)
-
-    def _reported(self, error: object) -> EndpointError:
-        """Return an error that the server tells within its answer."""
-        message = error.get("message") if isinstance(error, dict) else error
-        return self._errors.error("server_error", f"the server reports: {self._errors.show(str(message))}")
+                raise self._errors.reported(error)

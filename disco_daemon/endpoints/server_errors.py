@@ -28,6 +28,10 @@ EXPOSED_S = 10.0  # a name that stands for public addresses is looked up again a
 UNHEDGED_S = 86_400.0  # after a 429: a server that had enough once in a day has no room for second requests
 MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
 _BUSY = (503, 529)  # the second one is Anthropic's
+_NAMED = {  # the status that a word within an answer stands for: OpenAI's, Anthropic's and Google's
+    "rate_limit_error": 429, "rate_limit_exceeded": 429, "resource_exhausted": 429,
+    "overloaded_error": 529, "unavailable": 503,
+}  # fmt: skip
 
 
 class StatusError(Exception):
@@ -180,6 +184,19 @@ class ServerErrors:
         """Return an error of this server."""
         return EndpointError(self._side, reason, message)
 
+    def reported(self, error: object) -> EndpointError:
+        """Return the error that a server tells within an answer, whose headers have said that all is well.
+
+        A gateway says there what it would have said as a status: OpenRouter's and Google's `code` is one. The request
+        is at no fault then: it was taken, so another side may answer it.
+        """
+        said = StatusError(_status_in(error), {}, self._base_url, msgspec.json.encode({"error": error}))
+        found = self._status_error(said)
+        if said.status != 200 and not found.your_fault and found.reason not in ("server_error", "timeout"):
+            return found
+        reason = found.reason if found.reason in ("unauthorized", "no_credit", "not_found") else "server_error"
+        return self.error(reason, f"the server reports: {self.show(said.message or str(error))}")
+
     def show(self, text: str, limit: int = MAX_LINE) -> str:
         """Return a server's message, fit to be shown: plain, one line, and nothing of its key."""
         return one_line(masked(text[:MAX_SAID], self._api_key), limit)
@@ -234,6 +251,16 @@ class ServerErrors:
     def _refused(self, status: int, text: str) -> EndpointError:
         """Return the error for a request that is at fault by itself."""
         return EndpointError(self._side, "refused", f"the server said {status}: {text}", your_fault=True)
+
+
+def _status_in(error: object) -> int:
+    """Return the HTTP status that an error within an answer names; 200 where it names none."""
+    told = (error.get("code"), error.get("type"), error.get("status")) if isinstance(error, dict) else ()
+    for word in map(str, told):
+        status = int(word) if word.isascii() and word.isdigit() and len(word) == 3 else _NAMED.get(word.lower(), 0)
+        if 400 <= status < 600:
+            return status
+    return 200
 
 
 def refusal_of(error: EndpointError) -> tuple[int, object]:

@@ -1,8 +1,7 @@
 """A host's process: `python -m disco_daemon.engine.hosts.process FD`.
 
 For a home on another machine the socket of the program that lends it comes before, and three words follow: its folder
-of files, its threads and its memory (`lent`). With `--build` in place of all it prints by which llama.cpp it computes,
-and ends.
+of files, its threads and its memory (`lent`).
 
 It has segments of a model and no vocabulary: rows in, rows out. The main thread computes; all rows that wait for a
 segment go into one batch. The reader thread takes frames off the socket and gives signs of life. A segment is loaded by

@@ -72,3 +72,33 @@ def test_a_wait_is_read_out_of_words(text: str, s: float | None) -> None:
 def test_a_key_that_a_server_says_back_is_not_told() -> None:
     for status in (400, 401, 402, 403, 429):
         assert KEY not in str(told(status, json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}"}}))[0])
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "down_s"),
+    [
+        # OpenRouter, in the stream of an answer that has begun; Google's; OpenAI's and Anthropic's words
+        ({"code": 429, "message": "Rate limit exceeded", "metadata": {}}, "rate_limited", RATE_LIMITED_S),
+        ({"code": 402, "message": "Insufficient credits"}, "no_credit", 0.0),
+        ({"code": 503, "message": "try later", "status": "UNAVAILABLE"}, "overloaded", 0.0),
+        ({"code": "429", "message": "retry in 9s"}, "rate_limited", 9.0),
+        ({"type": "rate_limit_error", "message": "slow down"}, "rate_limited", RATE_LIMITED_S),
+        ({"type": "overloaded_error", "message": "Overloaded"}, "overloaded", 0.0),
+        ({"type": "insufficient_quota", "message": "none left"}, "no_credit", 0.0),
+        ({"code": 400, "message": "bad"}, "server_error", 0.0),
+        ({"code": 408, "message": "late"}, "server_error", 0.0),
+        ({"code": 502, "message": "provider died"}, "server_error", 0.0),
+        ({"code": True, "message": ["a", "list"]}, "server_error", 0.0),
+        ({"code": 10**400, "message": None}, "server_error", 0.0),
+        ("it burns", "server_error", 0.0),
+        (["it", "burns"], "server_error", 0.0),
+        (1, "server_error", 0.0),
+    ],
+)  # fmt: skip
+def test_an_error_within_an_answer_is_told_as_its_status_would_be_and_is_never_the_requests(
+    said: object, reason: str, down_s: float
+) -> None:
+    errors = ServerErrors(Side.SERVER, URL, KEY, StoppedClock())
+    error = errors.reported(said)
+    assert (error.reason, error.your_fault, errors.down_s) == (reason, False, down_s)
+    assert "200" not in str(error)
