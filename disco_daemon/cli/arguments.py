@@ -25,6 +25,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.groups: dict[str, list[str]] = {}  # names of its commands below the title of each group, for its help
+        self.passes_on = ""  # where the words behind `--` go, which are another program's
 
     def format_help(self) -> str:
         """Return the help; with groups, a line for each command below the title of its group."""
@@ -40,7 +41,11 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Parse as argparse does; words that this command does not know end here, and not at `disco` itself."""
-        found, rest = super().parse_known_args(args, namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        at = words.index("--") if self.passes_on and "--" in words else len(words)
+        found, rest = super().parse_known_args(words[:at], namespace)
+        if at < len(words):
+            setattr(found, self.passes_on, [*getattr(found, self.passes_on), *words[at + 1 :]])
         if rest:
             flag = rest[0].partition("=")[0]
             known = [name for action in arguments(self) for name in action.option_strings]

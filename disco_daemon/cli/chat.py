@@ -8,16 +8,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..plain import plain, reason_of
+from ..plain import plain
 from .terminal import direct, progress
 
 if TYPE_CHECKING:
     import asyncio
 
-    from ..client.launcher import DaemonLauncher
     from ..client.stream import AnswerPiece
-
-START_S, SOON_S = 60.0, 0.2  # how long a daemon that is starting is waited for, and between two looks, s
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from ..client import once as client
-    from ..client.launcher import DaemonLauncher
+    from ..client.launcher import DaemonLauncher, have_daemon
     from ..config.layers import data_path, load
 
     question = " ".join(args.question)
@@ -61,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     with asyncio.Runner() as runner:
         try:
             if args.url is None and not args.no_start:  # an address stands for a daemon that runs already
-                runner.run(_have_daemon(launcher, root, key))
+                runner.run(have_daemon(launcher, root, key, "ends with this chat", progress))
             talk = Talk(args, root, key)
             if question:
                 runner.run(talk.ask(question))
@@ -69,35 +66,6 @@ def run(args: argparse.Namespace) -> int:
             return _converse(talk, runner)
         finally:
             runner.run(launcher.close())
-
-
-async def _have_daemon(launcher: DaemonLauncher, root: str, key: str) -> None:
-    """Start a daemon if none runs and this machine could run it, and wait until it answers. Raises DaemonError."""
-    import asyncio
-
-    from ..client.launcher import startable
-    from ..client.once import NOT_RUNNING, DaemonError
-    from ..client.stream import Link
-
-    async with Link(root, key) as link:
-        for _ in range(int(START_S / SOON_S)):
-            try:
-                await link.state()
-            except DaemonError as e:
-                if e.code != NOT_RUNNING or not startable(root):
-                    return  # the question itself says what is wrong
-            else:
-                return
-            if launcher.has_failed:
-                msg = f"no daemon was running, and the one that was started has ended: {launcher.why_ended()}"
-                raise DaemonError(msg)
-            if not launcher.running:
-                progress("No daemon was running: one is starting, and ends with this chat …")
-                try:
-                    await launcher.start()
-                except OSError as e:
-                    raise DaemonError(f"no daemon runs, and none can be started: {reason_of(e)}") from e
-            await asyncio.sleep(SOON_S)
 
 
 class Screen:

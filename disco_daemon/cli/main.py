@@ -28,6 +28,7 @@ def verbs() -> Mapping[str, Sequence[ModuleType]]:
         doctor,
         exits,
         fleet,
+        launch,
         machines,
         models,
         plan,
@@ -43,7 +44,7 @@ def verbs() -> Mapping[str, Sequence[ModuleType]]:
     )
 
     return {
-        "Ask": (chat, tui, trace, plan),
+        "Ask": (chat, tui, launch, trace, plan),
         "Set up": (setup, config, models),
         "The daemon": (up, service, status, doctor),
         "Measure": (demo, tune, profiling, bench, whatif),

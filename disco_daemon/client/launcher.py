@@ -1,18 +1,22 @@
-"""Launches a daemon as a child process that ends with the program that asks it: the terminal UI, or `disco chat`."""
+"""Launches a daemon as a child process that ends with the program that asks it, such as the terminal UI or an agent."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..plain import reason_of
 from ..system.net import hostname, is_loopback
 from ..system.program import verb
+from .once import NOT_RUNNING, DaemonError
+from .stream import Link
 
 STOP_TIMEOUT_S = 8.0  # this window's answers have ended by then; those of other clients get this long
+START_S, SOON_S = 60.0, 0.2  # how long a daemon that is starting is waited for, and between two looks, s
 SERVICE_TIMEOUT_S = 120.0  # for installing the service, which starts the daemon
 
 
@@ -85,6 +89,11 @@ class DaemonLauncher:
                 await process.wait()
         return process.returncode == 0, said.decode("utf-8", "replace").strip()
 
+    def hand_over(self) -> None:
+        """Have the daemon end with the program that this process becomes, and not with this one. To be called once."""
+        if self._process is not None and self._process.stdin is not None:
+            os.set_inheritable(self._process.stdin.get_extra_info("pipe").fileno(), True)
+
     def why_ended(self) -> str:
         """Return what is known of why the daemon has ended: what killed it, or the last line of its log."""
         if self._process is not None and (code := self._process.returncode or 0) < 0:
@@ -109,3 +118,37 @@ class DaemonLauncher:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def have_daemon(
+    launcher: DaemonLauncher, root: str, key: str, until: str, say: Callable[[str], None], *, settled: bool = False
+) -> None:
+    """Start a daemon if none runs and this machine could run it, and wait until it answers. Raises DaemonError.
+
+    `until` says when it ends, such as "ends with this chat". With `settled` its model is waited for, too: what that can
+    do is known then.
+    """
+    async with Link(root, key) as link:
+        for _ in range(int(START_S / SOON_S)):
+            try:
+                state = await link.state()
+            except DaemonError as e:
+                if e.code != NOT_RUNNING or not startable(root):
+                    return  # the question itself says what is wrong
+                if launcher.has_failed:
+                    msg = f"no daemon was running, and the one that was started has ended: {launcher.why_ended()}"
+                    raise DaemonError(msg) from e
+                if not launcher.running:
+                    say(f"No daemon was running: one is starting, and {until} …")
+                    await _started(launcher)
+            else:
+                if not settled or state["endpoints"].get("device", {}).get("state") != "loading":
+                    return
+            await asyncio.sleep(SOON_S)
+
+
+async def _started(launcher: DaemonLauncher) -> None:
+    try:
+        await launcher.start()
+    except OSError as e:
+        raise DaemonError(f"no daemon runs, and none can be started: {reason_of(e)}") from e

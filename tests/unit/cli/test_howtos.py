@@ -35,9 +35,7 @@ def typed(text: str) -> list[list[str]]:
 
 def test_there_are_how_tos() -> None:
     assert {page.stem for page in PAGES} == {
-        "aider",
-        "claude-code",
-        "codex",
+        "agents",
         "copilot",
         "editors",
         "fleet",
@@ -48,7 +46,6 @@ def test_there_are_how_tos() -> None:
         "obsidian",
         "offline",
         "openai",
-        "opencode",
         "split",
         "two-machines",
         "vllm",
