@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from disco_daemon.cli.main import main
 from disco_daemon.models.default import models_dir
 from disco_daemon.onboarding.agents import AGENTS, NO_KEY
 from tests.fixtures.daemon import running
@@ -154,7 +155,7 @@ async def test_the_key_of_the_api_goes_along_and_is_never_shown(tmp_path: Path, 
     ):
         port = daemon.root.rpartition(":")[2]
         env = {"DISCO_API_KEY": KEY, "DISCO_API_CONTROL_KEY": "for-the-owner-alone", "DISCO_API_PORT": port}
-        for name in ("codex", "claude", "continue"):
+        for name in ("claude", "continue"):
             code, _, err, _ = await launch(name, home=tmp_path, programs=programs, env=env)
             assert (code, err) == (STATUS, ""), name
             assert report(tmp_path)["answer"].split() == SAID.split(), name
@@ -170,7 +171,8 @@ async def test_the_key_of_the_api_goes_along_and_is_never_shown(tmp_path: Path, 
 
 async def test_print_shows_what_would_be_set_and_starts_nothing(tmp_path: Path, programs: Path) -> None:
     async with Upstream(tokens=2) as upstream, running(tmp_path / "d", server=upstream.url, device=False) as daemon:
-        for name, agent in AGENTS.items():
+        for name in ("codex", "opencode", "zed"):
+            agent = AGENTS[name]
             words = (name, "--print", "--json", "--url", daemon.url, "--model", "disco/server", "--", "more")
             code, out, err, _ = await launch(*words, home=tmp_path, programs=programs)
             assert (code, err) == (0, ""), name
@@ -189,15 +191,19 @@ async def test_print_shows_what_would_be_set_and_starts_nothing(tmp_path: Path, 
     assert "disco up" in err
 
 
-async def test_a_program_that_is_missing_or_unknown_says_what_to_do(tmp_path: Path) -> None:
+def test_a_program_that_is_missing_or_unknown_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("DISCO_CONFIG", str(tmp_path / "config.toml"))
     for name, agent in AGENTS.items():
-        code, _, err, _ = await launch(name, home=tmp_path, programs=None)
-        assert code == 127
-        assert agent.install in err
-        assert len(err.splitlines()) == 1
-    code, _, err, _ = await launch("codeks", home=tmp_path, programs=None)
-    assert code == 2
-    assert "did you mean codex" in err
+        assert main(["launch", name]) == 127
+        said = capsys.readouterr().err
+        assert agent.install in said
+        assert len(said.splitlines()) == 1
+    with pytest.raises(SystemExit):
+        main(["launch", "codeks"])
+    assert "did you mean codex" in capsys.readouterr().err
 
 
 async def test_a_model_that_cannot_do_what_an_agent_needs_is_named_with_one_that_can(

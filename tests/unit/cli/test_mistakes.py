@@ -49,8 +49,11 @@ def test_a_misspelled_option_is_answered_by_its_own_command(words: str, capsys: 
     flags = [name for action in arguments(ALL[words]) for name in action.option_strings if name.startswith("--")]
     if not flags:
         return
-    needed = ["1" for action in arguments(ALL[words]) if not action.option_strings and action.nargs is None]
-    needed = needed if words != "disco completion" else ["bash"]
+    needed = [
+        str(next(iter(action.choices or ["1"])))
+        for action in arguments(ALL[words])
+        if not action.option_strings and action.nargs is None
+    ]
     for action in arguments(ALL[words]):
         if action.required and action.option_strings:
             needed += [action.option_strings[0], str(next(iter(action.choices or ["1"])))]
