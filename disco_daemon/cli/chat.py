@@ -13,6 +13,7 @@ from .terminal import direct, progress
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping
 
     from ..client.stream import AnswerPiece
 
@@ -108,25 +109,57 @@ class Screen:
 
 
 class Talk:
-    """A conversation: its messages so far, and the daemon they are sent to."""
+    """A conversation: its turns so far, and the daemon they are sent to.
+
+    Of `summaries` each says what was said before the turn of that number; the last one goes out in place of that.
+    """
 
     def __init__(self, args: argparse.Namespace, root: str, key: str) -> None:
         self._args = args
         self._root = root
         self._key = key
-        self.messages: list[dict[str, str]] = []
-        self.reset()
+        self.turns: list[dict[str, str]] = []
+        self.summaries: list[tuple[str, int]] = []
+        self.used = 0  # tokens of the conversation with its last answer
 
-    def state(self) -> dict[str, Any]:
+    @property
+    def model(self) -> str:
+        """The model or route that is asked."""
+        return str(self._args.model)
+
+    async def state(self) -> dict[str, Any]:
         """Return the daemon's state. Raises DaemonError."""
-        from ..client import once as client
+        from ..client.stream import Link
 
-        found: dict[str, Any] = client.get(self._root, "/disco/v1/state", self._key)
-        return found
+        async with Link(self._root, self._key) as link:
+            return await link.state()
 
     def reset(self) -> None:
         """Forget all turns but the system prompt."""
-        self.messages = [{"role": "system", "content": self._args.system}] if self._args.system else []
+        self.turns, self.summaries, self.used = [], [], 0
+
+    def messages(self, end: int | None = None) -> list[dict[str, str]]:
+        """Return what goes out to have the turns before `end` (None = all) gone on with."""
+        from ..client.compaction import with_summary
+
+        summary, first = self.summaries[-1] if self.summaries else ("", 0)
+        system = with_summary(self._args.system or "", summary)
+        return [*([{"role": "system", "content": system}] if system else []), *self.turns[first:end]]
+
+    async def compact(self) -> bool:
+        """Have all before the last question summarised, and print that; False if nothing is. Raises DaemonError."""
+        from ..client.compaction import INSTRUCTION, SUMMARY_TOKENS, route_of_summary
+
+        asked = next((i for i in reversed(range(len(self.turns))) if self.turns[i]["role"] == "user"), 0)
+        if asked <= (self.summaries[-1][1] if self.summaries else 0):
+            return False
+        messages = [*self.messages(asked), {"role": "user", "content": INSTRUCTION}]
+        model = route_of_summary(await self.state(), self._args.model, self.used)
+        summary, _ = await self._answer(messages, model, self._options() | {"max_tokens": SUMMARY_TOKENS})
+        if summary.strip():
+            self.summaries.append((summary, asked))
+            self.used = 0
+        return bool(summary.strip())
 
     def _delivery(self) -> dict[str, str]:
         """Return the delivery asked for: a pace means paced, a program wants all at once, a reader what is set."""
@@ -142,34 +175,47 @@ class Talk:
         pace = {"pace_tps": args.pace} if args.pace is not None else {}
         return {k: v for k, v in given.items() if v is not None} | {"disco": self._delivery() | pace}
 
-    async def ask(self, question: str) -> None:
-        """Send one turn and print the answer as it comes; a turn that fails is taken back. Raises DaemonError."""
+    async def _answer(
+        self, messages: list[dict[str, str]], model: str, options: dict[str, Any]
+    ) -> tuple[str, Mapping[str, Any] | None]:
+        """Print an answer as it comes; return it, and how it came about. Raises DaemonError."""
         from contextlib import aclosing
 
-        from ..client.side_health import fallback_words
         from ..client.stream import Link
 
-        self.messages.append({"role": "user", "content": question})
         screen, answer, record = None if self._args.json else Screen(), "", None
         try:
             async with (
                 Link(self._root, self._key) as link,
-                aclosing(link.chat(self.messages, model=self._args.model, **self._options())) as pieces,
+                aclosing(link.chat(messages, model=model, **options)) as pieces,
             ):
                 async for piece in pieces:
                     answer += piece.text
                     record = piece.disco or record
                     if screen is not None:
                         screen.show(piece)
-        except BaseException:  # Ctrl-C too: a turn without an answer is none
-            self.messages.pop()
+        except BaseException:
             if answer and screen is not None:
                 sys.stdout.write("\n")
             raise
         finally:
             if screen is not None:
                 screen.settle()
-        self.messages.append({"role": "assistant", "content": answer})
+        return answer, record
+
+    async def ask(self, question: str) -> None:
+        """Send one turn and print the answer as it comes; a turn that fails is taken back. Raises DaemonError."""
+        from ..client.compaction import used_tokens
+        from ..client.side_health import fallback_words
+
+        self.turns.append({"role": "user", "content": question})
+        try:
+            answer, record = await self._answer(self.messages(), self._args.model, self._options())
+        except BaseException:  # Ctrl-C too: a turn without an answer is none
+            self.turns.pop()
+            raise
+        self.turns.append({"role": "assistant", "content": answer})
+        self.used = used_tokens(record)
         print(json.dumps({"answer": answer, "disco": record}) if self._args.json else "")
         if words := fallback_words(record or {}):
             print(f"({words}; `disco doctor` looks for the cause)", file=sys.stderr)
@@ -182,15 +228,16 @@ def _converse(talk: Talk, runner: asyncio.Runner) -> int:
     """Read and answer questions until Ctrl-D or /quit."""
     import contextlib
 
+    from ..client.compaction import TOO_LONG
     from ..client.offers import stand_in_words
     from ..client.once import DaemonError
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - line editing and history for input()
     with contextlib.suppress(DaemonError):
-        if words := stand_in_words(talk.state()):
+        if words := stand_in_words(runner.run(talk.state())):
             print(f"{words} `disco models recommend` shows real ones.")
-    print("Ask away. /new starts afresh, /quit or Ctrl-D ends, Ctrl-C stops an answer.")
+    print("Ask away. /new starts afresh, /compact shortens, /quit or Ctrl-D ends, Ctrl-C stops an answer.")
     while True:
         try:
             question = input("> ").strip()
@@ -201,10 +248,31 @@ def _converse(talk: Talk, runner: asyncio.Runner) -> int:
             return 0
         if question == "/new":
             talk.reset()
+        elif question == "/undo":
+            print("(the summary is undone)" if talk.summaries else "(there is no summary to undo)")
+            del talk.summaries[-1:]
         elif question:
             try:
-                runner.run(talk.ask(question))
+                runner.run(_turn(talk, question))
             except KeyboardInterrupt:
                 print("(stopped)")
             except DaemonError as e:
-                print(f"disco: {e}", file=sys.stderr)
+                hint = " /compact shortens the conversation; then ask again." if e.code == TOO_LONG else ""
+                print(f"disco: {e}{hint}", file=sys.stderr)
+
+
+async def _turn(talk: Talk, question: str) -> None:
+    """Answer a question, or shorten the conversation, and say what is next. Raises DaemonError."""
+    import contextlib
+
+    from ..client.compaction import filled
+    from ..client.once import DaemonError
+
+    if question == "/compact":
+        said = "this goes out in place of what was said before the last question; /undo takes it back"
+        print(f"\n({said})" if await talk.compact() else "(there is nothing to shorten before the last question)")
+        return
+    await talk.ask(question)
+    with contextlib.suppress(DaemonError):
+        if found := filled(await talk.state(), talk.model, talk.used):
+            print("({:,} of {:,} tokens are used: /compact shortens the conversation)".format(*found), file=sys.stderr)

@@ -14,7 +14,7 @@ from disco_daemon.client.amounts import dollars, figure
 from .store import Conversation, StoredTurn
 
 FORMAT = 1  # of the JSON; a reader refuses formats it does not know
-_SPEAKERS = {"user": "You", "assistant": "Answer", "system": "System"}
+_SPEAKERS = {"user": "You", "assistant": "Answer", "summary": "Summary"}
 
 
 def to_json(conversation: Conversation, turns: Sequence[StoredTurn]) -> str:
@@ -30,7 +30,7 @@ def to_markdown(conversation: Conversation, turns: Sequence[StoredTurn]) -> str:
         parts.append("\n".join(f"> {line}".rstrip() for line in f"System: {conversation.system}".splitlines()))
     for turn in turns:
         parts += [f"## {_SPEAKERS.get(turn.role, turn.role)}", turn.text]
-        if turn.role == "assistant" and (note := _note(turn)):
+        if turn.role != "user" and (note := _note(turn)):
             parts.append(f"*{note}*")
     return "\n\n".join(parts) + "\n"
 

@@ -95,7 +95,7 @@ _ANYWHERE = """
 _TURN = "SELECT id, role, text, sides, disco, finish, created, parent FROM turns "
 _TURNS = _TURN + "WHERE conversation = ? AND cut IS NULL ORDER BY id"
 _HEADS = """
-SELECT id, role, iif(role = 'assistant', finish, 'stop'),
+SELECT id, role, iif(role = 'user', 'stop', finish),
   length(text), length(text) - length(replace(text, char(10), ''))
 FROM turns WHERE conversation = ? AND cut IS NULL ORDER BY id
 """

@@ -10,6 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from disco_daemon.client.amounts import dollars, figure
+from disco_daemon.client.compaction import TOO_LONG
 from disco_daemon.client.side_health import fallback_words
 
 from ..data.readers import tokens_in
@@ -24,8 +25,12 @@ ENDS = {
     "repetition": "stopped: it was repeating itself; Ctrl+R tries again (delivery.stop_repetition = false lets it)",
     "cancelled": "stopped: Ctrl+G goes on, Ctrl+R tries again",
     "error": "failed: Ctrl+R tries again",
+    TOO_LONG: "too long: Alt+C puts a summary in place of what was said before, and asks again",
     None: "interrupted: Ctrl+G goes on, Ctrl+R tries again",
 }
+SUMMARY = "summary"  # the role of a message that stands for all before the last question
+SHORTENED = "summary: it goes out for all before the last question; Ctrl+Z undoes that"
+UNUSABLE = "this summary is not used: Alt+C tries again, Ctrl+Z takes it away"
 Json = Mapping[str, Any]
 
 
@@ -132,6 +137,11 @@ class Entry:
         return self.words.text
 
     @property
+    def is_usable_summary(self) -> bool:
+        """Whether it is a summary that a model has brought to its end."""
+        return self.role == SUMMARY and not self.live and self.finish in ("stop", "length") and self.size[0] > 0
+
+    @property
     def sides(self) -> list[tuple[int, str]]:
         """Which side wrote what, as in `StoredTurn`."""
         return self.words.sides
@@ -163,7 +173,9 @@ class Entry:
         """Return the lines of the message and an empty one, each of at most `width` cells with its gutter."""
         width -= 0 if theme.plain else GUTTER
         body = self._body(width, theme)
-        if self.role == "assistant":
+        if self.role == SUMMARY and self.is_usable_summary:
+            body = [*markdown.wrap(Text(SHORTENED, theme.dim), width), Text(), *body]
+        if self.role != "user":
             below = self._below(width, theme)
             body = [*self._draw_reasoning(width, theme), *body, *[Text()] * bool(body and below), *below]
         if theme.plain:
@@ -260,8 +272,11 @@ class Entry:
             lines += markdown.wrap(Text(fit(words), theme.dim), width)
         if record.get("error"):
             lines += markdown.wrap(Text(fit(str(record["error"])), theme.error), width)
-        if self.finish != "stop":
-            end = str(record["stopped"]) if record.get("stopped") else self.finish
+        if self.role == SUMMARY:
+            lines += [] if self.is_usable_summary else markdown.wrap(Text(UNUSABLE, theme.dim), width)
+        elif self.finish != "stop":
+            told = record.get("stopped") or record.get("code")
+            end = str(told) if told else self.finish
             lines += markdown.wrap(Text(ENDS.get(end, fit(str(end))), theme.dim), width)
         return lines
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from disco_daemon.client.compaction import TOO_LONG, with_summary
 from disco_daemon.client.once import DaemonError
 from disco_daemon.client.stream import Link
 
@@ -18,12 +19,12 @@ WISH = {"sides": True}  # who wrote each word; the delivery is what the user has
 ApiMessage = dict[str, Any]
 
 
-def messages_of(said: Iterable[tuple[str, str]], system: str) -> Iterator[ApiMessage]:
-    """Yield the messages for the daemon: the system prompt, then `said`, pairs of (role, text).
+def messages_of(said: Iterable[tuple[str, str]], system: str, summary: str = "") -> Iterator[ApiMessage]:
+    """Yield the messages for the daemon: the system prompt with a `summary` of what was said before, then `said`.
 
-    Answers without words are left out.
+    Those are pairs of (role, text). Answers without words are left out.
     """
-    if system:
+    if system := with_summary(system, summary):
         yield {"role": "system", "content": system}
     for role, text in said:
         if text or role == "user":
@@ -39,6 +40,7 @@ async def stream_answer(
     model: str,
     touched: Callable[[], object],
     ready: Callable[[], Awaitable[None]],
+    max_tokens: int | None = None,
 ) -> None:
     """Stream an answer into `entry`, or continue it if it has words; afterwards it has an end, whatever happened.
 
@@ -46,7 +48,9 @@ async def stream_answer(
     answer; only a cancellation is raised.
     """
     entry.load()
-    more = {"continue_final_message": True} if entry.text else {}
+    more: dict[str, Any] = {"continue_final_message": True} if entry.text else {}
+    if max_tokens is not None:
+        more["max_tokens"] = max_tokens
     entry.live = True
     entry.end(None, None)
     ending: tuple[str, Mapping[str, Any] | None] = ("cancelled", None)
@@ -63,7 +67,8 @@ async def stream_answer(
                 touched()
         ending = (entry.finish or "stop", entry.disco)
     except (DaemonError, StoreError) as e:
-        ending = ("error", {"error": str(e)})
+        is_too_long = isinstance(e, DaemonError) and e.code == TOO_LONG
+        ending = ("error", {"error": str(e)} | ({"code": TOO_LONG} if is_too_long else {}))
     except asyncio.CancelledError:
         ending = ("cancelled", entry.disco)
         raise

@@ -69,6 +69,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+up", "edit", "Edit", show=False, priority=True, tooltip="Edit the last question and ask again"),
         Binding("ctrl+g", "go_on", "Continue", show=False, priority=True, tooltip="Continue the answer"),
         Binding("ctrl+o", "attach", "Attach", show=False, priority=True, tooltip="Attach a text file"),
+        Binding("alt+c", "compact", "Shorten", show=False, priority=True, tooltip="Have a summary replace older turns"),
         Binding("alt+up", "select(-1)", "Before", show=False, priority=True, tooltip="Select the message before"),
         Binding("alt+down", "select(1)", "After", show=False, priority=True, tooltip="Select the message after"),
         Binding("pageup", "page(-1)", "Up", show=False, priority=True),
@@ -172,6 +173,8 @@ class ChatScreen(Screen[None]):
             parts.append("editing: Enter asks again from here, Escape gives up")
         elif open_one.running is not None:
             parts.append("answering: Escape stops")
+        if (filled := open_one.filled) is not None and open_one.running is None:
+            parts.append("Alt+C shortens it" + (": {:,} of {:,} tokens".format(*filled) if filled[1] else ""))
         if open_one.model != DEFAULT_MODEL:
             parts.append(f"{fit(open_one.model)}: F8")
         if open_one.attached:
@@ -233,6 +236,9 @@ class ChatScreen(Screen[None]):
     def on_answer_ended(self, message: AnswerEnded) -> None:
         if (transcript := self.query_one_optional(Transcript)) is not None:
             transcript.settle(message.entry)
+            with self.errors_shown():
+                if (answer := self.conversations.answered(message.entry)) is not None:
+                    transcript.add(answer)
             self.show_list()
             self.show_line()
         self.post_message(self.AnswerOver())
@@ -297,6 +303,16 @@ class ChatScreen(Screen[None]):
             with self.errors_shown():
                 self.conversations.again(answer)
                 self._reshow()
+
+    def action_compact(self) -> None:
+        """Put a summary in place of all before the last question."""
+        if self.conversations.running is not None:
+            self.say("An answer is running: Escape stops it.")
+            return
+        with self.errors_shown():
+            if self.conversations.compact() is None:
+                self.say("There is nothing to shorten before the last question.")
+            self._reshow()
 
     def action_go_on(self) -> None:
         last = self.conversations.entries[-1] if self.conversations.entries else None
@@ -454,6 +470,7 @@ KEYS: list[tuple[str, str]] = [
     ("Ctrl+R, Ctrl+G", "regenerate the answer; continue it"),
     ("Ctrl+Up", "edit a question and ask from there again; once more: the question before"),
     ("Ctrl+O", "attach a text file to the next question"),
+    ("Alt+C", "shorten the conversation: a summary goes out for older turns; Ctrl+Z undoes it"),
     ("Ctrl+N, Ctrl+B, Ctrl+F", "new conversation; show or hide the list; search"),
     ("F6, Ctrl+D, Ctrl+Z", "rename; delete; undo that"),
     ("Ctrl+E", "export as Markdown or JSON"),

@@ -12,11 +12,12 @@ from typing import Any
 
 from textual.message import Message
 
+from disco_daemon.client.compaction import INSTRUCTION, SUMMARY_TOKENS, TOO_LONG, filled, route_of_summary, used_tokens
 from disco_daemon.client.side_health import waiting_for
 from disco_daemon.client.stream import Link
 
 from ..data.store import Conversation, Store
-from ..draw.entry import Entry
+from ..draw.entry import SUMMARY, Entry
 from ..draw.message_cache import MessageCache
 from ..widgets.prompt import REMEMBERED
 from ..widgets.sidebar import UNTITLED
@@ -112,7 +113,7 @@ class Conversations:
         """Open the latest conversation if its last answer was interrupted; return whether it was. Raises StoreError."""
         latest = next(iter(self.store.list()), None)
         heads = [] if latest is None else self.store.heads(latest.id)
-        if latest is None or not heads or heads[-1].finish is not None:
+        if latest is None or not heads or heads[-1].finish is not None or heads[-1].role == SUMMARY:
             return False
         self.open(latest.id)
         return True
@@ -136,6 +137,17 @@ class Conversations:
     def alone(self) -> bool:
         """Whether the daemon is known to have no server, so that nobody else can have written a word."""
         return self.state is not None and "server" not in (self.state.get("endpoints") or {})
+
+    @property
+    def filled(self) -> tuple[int, int] | None:
+        """Tokens and context where the open conversation fills most of it, or was too long for it: 0 is not known."""
+        last = next((e for e in reversed(self.entries) if e.role == "assistant" or e.is_usable_summary), None)
+        if last is None or last.live or last.role == SUMMARY:
+            return None
+        record = last.disco or {}
+        if record.get("code") == TOO_LONG:
+            return (0, 0)
+        return filled(self.state, self.model, used_tokens(record))
 
     @property
     def answering(self) -> bool:
@@ -209,14 +221,47 @@ class Conversations:
         self._stream(answer, self._messages())
         return True
 
+    def compact(self) -> Entry | None:
+        """Have all before the last question summarised; return the summary's entry. None if there is nothing before it.
+
+        An answer that has failed without a word gives way to it, and its question can be `answered` behind it.
+        """
+        entries = self.entries
+        while entries and (self._has_failed(entries[-1]) or self._is_unusable(entries[-1])):
+            self._cut(entries[-1])
+        asked = next((i for i in reversed(range(len(entries))) if entries[i].role == "user"), 0)
+        summary, before = self._sent(entries[:asked])
+        if not before or entries[-1].role == SUMMARY:
+            return None
+        said = chain(self._texts(before), [("user", INSTRUCTION)])
+        messages = messages_of(said, self.system, "" if summary is None else summary.text)
+        used = next((used_tokens(entry.disco) for entry in reversed(before) if entry.role == "assistant"), 0)
+        found = Entry(0, SUMMARY, live=True)
+        found.turn = self.store.add(self._stored_conversation().id, SUMMARY, "", self._last_turn())
+        entries.append(found)
+        self._stream(found, messages, route_of_summary(self.state, self.model, used), SUMMARY_TOKENS)
+        return found
+
+    def answered(self, summary: Entry) -> Entry | None:
+        """Answer the question before a summary that has just come, where it has no answer; return that one's entry."""
+        is_open = self.entries[-1:] == [summary] and self.entries[-2].role == "user"
+        return self._answer() if is_open and summary.is_usable_summary else None
+
     def stop(self) -> bool:
         """Stop the answer of the open conversation; return False if none is streaming."""
         running = self.running
         return running is not None and running.task.cancel()
 
     def uncut(self) -> bool:
-        """Swap what was dropped last with what came in its place; return False if nothing was dropped."""
-        if self.current is None or self.running is not None or not self.store.uncut(self.current.id):
+        """Take away the summary at the end, or swap what was dropped last with what came in its place.
+
+        Returns False if nothing was dropped.
+        """
+        if self.current is None or self.running is not None:
+            return False
+        if [e.role for e in self.entries[-2:]] == ["assistant", SUMMARY]:
+            self.store.cut(self.current.id, self.entries[-1].turn)
+        elif not self.store.uncut(self.current.id):
             return False
         self.open(self.current.id)
         return True
@@ -252,7 +297,23 @@ class Conversations:
 
     def _messages(self) -> Iterator[ApiMessage]:
         """Yield the messages for the daemon; words are read from the store in portions, as they are needed."""
-        return messages_of(self._texts(list(self.entries)), self.system)
+        summary, entries = self._sent(self.entries)
+        return messages_of(self._texts(entries), self.system, "" if summary is None else summary.text)
+
+    @staticmethod
+    def _sent(entries: list[Entry]) -> tuple[Entry | None, list[Entry]]:
+        """Return the last summary, and the messages that go out behind it: from the question before it on."""
+        at = next((i for i in reversed(range(len(entries))) if entries[i].is_usable_summary), None)
+        asked = next((i for i in reversed(range(at or 0)) if entries[i].role == "user"), 0)
+        return None if at is None else entries[at], [e for e in entries[asked:] if e.role != SUMMARY]
+
+    @staticmethod
+    def _has_failed(entry: Entry) -> bool:
+        return entry.role == "assistant" and entry.finish == "error" and entry.size[0] == 0
+
+    @staticmethod
+    def _is_unusable(entry: Entry) -> bool:
+        return entry.role == SUMMARY and not entry.is_usable_summary
 
     def _texts(self, entries: list[Entry]) -> Iterator[tuple[str, str]]:
         for first in range(0, len(entries), READ_AT_ONCE):
@@ -269,10 +330,13 @@ class Conversations:
         self._stream(answer, messages)
         return answer
 
-    def _stream(self, answer: Entry, messages: Iterator[ApiMessage]) -> None:
-        conversation = self._stored_conversation().id
+    def _stream(
+        self, answer: Entry, messages: Iterator[ApiMessage], model: str = "", max_tokens: int | None = None
+    ) -> None:
+        """Begin to stream an answer, by the conversation's model if no other one is named."""
+        conversation, model = self._stored_conversation().id, model or self.model
         answer.live = True
-        answer.asked_at, answer.asked_of = monotonic(), waiting_for(self.state, self.model)
+        answer.asked_at, answer.asked_of = monotonic(), waiting_for(self.state, model)
 
         def over(task: asyncio.Task[None]) -> None:
             self._answering.pop(conversation, None)
@@ -287,10 +351,10 @@ class Conversations:
 
         streaming = stream_answer(
             self.link, self.store, answer, messages,
-            model=self.model, touched=lambda: self.post(AnswerGrew(answer)), ready=self.ready,
+            model=model, touched=lambda: self.post(AnswerGrew(answer)), ready=self.ready, max_tokens=max_tokens,
         )  # fmt: skip
         task = asyncio.create_task(streaming, name=f"answer {answer.turn}")
-        self._answering[conversation] = RunningAnswer(answer, task, self.model)
+        self._answering[conversation] = RunningAnswer(answer, task, model)
         task.add_done_callback(over)
 
 
