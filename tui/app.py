@@ -326,6 +326,11 @@ class DiscoApp(App[None]):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), START_S)
 
+    async def _close_all(self) -> None:
+        """End what works for the screens before their parts go, one after the other: it would miss them."""
+        self.workers.cancel_all()
+        await super()._close_all()
+
     # --- when this program itself is wrong --------------------------------------------------------------------------
 
     def _fatal_error(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 import sys
@@ -9,8 +10,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from textual.app import ComposeResult
 from textual.pilot import Pilot
-from textual.widgets import Input, OptionList
+from textual.screen import Screen
+from textual.widgets import Input, OptionList, Static
 
 from disco_tui.app import LIGHT, DiscoApp
 from disco_tui.data.preferences import NAME, Preferences
@@ -606,3 +609,27 @@ async def test_the_picture_of_the_offers(daemon: Dictated, size: tuple[int, int]
     async with shown(daemon.root, size=size) as (app, pilot):
         await to_offers(app, pilot)
         await compare(pilot, f"setup-offers-{size[0]}x{size[1]}-dark")
+
+
+async def test_what_works_for_a_screen_is_over_before_its_parts_go(daemon: Dictated) -> None:
+    gone = asyncio.Event()
+
+    class Part(Static):
+        def on_unmount(self) -> None:
+            gone.set()
+
+    class Late(Screen[None]):
+        def compose(self) -> ComposeResult:
+            yield Part(id="part")
+
+        def on_mount(self) -> None:
+            self.run_worker(self.look())
+
+        async def look(self) -> None:
+            await gone.wait()
+            self.query_one("#part")
+
+    async with shown(daemon.root) as (app, pilot):
+        await app.push_screen(Late())
+        await pilot.pause()
+    assert gone.is_set()
