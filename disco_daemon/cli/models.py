@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..plain import reason_of
+from .models_compare import add_arguments, compare
 from .models_offer import asked_at_terminal, recommend, spec_of
 from .terminal import direct, progress
 
@@ -52,6 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     remove = _add(actions, "rm", _rm, "remove a model that disco has fetched, with its segments and exits")
     remove.add_argument("model", metavar="MODEL", help="as for `use`")
     remove.add_argument("--yes", action="store_true", help="do not ask")
+    compared = _add(actions, "compare", compare, "ask models the same questions, and say whose answers you prefer")
+    add_arguments(compared)
     _add(actions, "fetch", _fetch, "fetch the default model")
 
 
