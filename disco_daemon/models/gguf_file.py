@@ -7,6 +7,7 @@ from typing import BinaryIO
 from .gguf import HEADER_BYTES, Header, read_header
 
 FIRST_BYTES = 1 << 18  # read at first: that is the whole header of a range of layers, which has no vocabulary
+MORE_BYTES = 1 << 24  # then: enough for the vocabularies there are, and read in a fifth of the time that all takes
 
 
 def read_file_header(file: BinaryIO) -> tuple[bytes, Header]:
@@ -15,9 +16,10 @@ def read_file_header(file: BinaryIO) -> tuple[bytes, Header]:
     A host reads it while it computes for answers: 64 MiB at once would be most of what it takes to load ten layers.
     Raises OSError, and ValueError if it is no GGUF header.
     """
-    head = file.read(FIRST_BYTES)
-    header = read_header(head)
-    if header.whole or len(head) < FIRST_BYTES:
-        return head, header
-    head += file.read(HEADER_BYTES - len(head))
-    return head, read_header(head)
+    head = b""
+    for n in (FIRST_BYTES, MORE_BYTES, HEADER_BYTES):
+        head += file.read(n - len(head))
+        header = read_header(head)
+        if header.whole or len(head) < n:
+            break
+    return head, header
