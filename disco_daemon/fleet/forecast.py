@@ -106,6 +106,8 @@ class FleetModel:
             return self._nothing(placement)
         ends = np.diff(np.array(placement.masks)) != 0  # whether a range of layers ends behind a module
         best = self._under(compute, free, ends)
+        if all(mask.bit_count() == 1 for mask in placement.masks):
+            return best  # without replicas all shares are the same
         if best.n_sequences:  # replicas need not be used: none makes a fleet slower
             first = self._anywhere(placement.masks)
             best = max((best, replace(self._under(first, free, ends), unevenness=best.unevenness)), key=_tokens_per_s)
