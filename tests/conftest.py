@@ -43,13 +43,14 @@ CLOCKED = tuple(
         "faults/test_kept_connections", "faults/test_thoughts", "faults/test_tui_store_kill",
     )
 )  # fmt: skip
-# Each has a simulation or a compiled library as its fixture, which takes longer than its tests.
+# Each has a simulation or a compiled library as its fixture, which takes longer than its tests; or one of its tests
+# takes a minute, and is not to be begun last, when the other workers are about to have nothing left.
 PREPARED = tuple(
     f"tests/unit/{name}.py"
     for name in (
         "benchmarks/test_chats", "benchmarks/test_report", "benchmarks/test_simulate",
         "benchmarks/test_simulate_handoff", "benchmarks/test_simulate_scheduler", "native/test_exact_attention",
-        "native/test_products",
+        "native/test_products", "scheduler/test_scheduler_policy",
     )
 )  # fmt: skip
 
