@@ -245,8 +245,9 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str, Any]:
-    from ..models.files import CHAT_TEMPLATE, thoughts_of
+    from ..models.files import CHAT_TEMPLATE, thoughts_of, whole_header
     from ..models.gguf import shard
+    from ..models.own_guesses import why_no_guesses
     from ..models.segments import state_of
     from ..system.smallfile import read_text
     from ..tools.formats import GENERIC
@@ -257,6 +258,7 @@ def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str
         path_of_it, where = _path_of(settings.chat_template), "device.chat_template"
         source = read_text(path_of_it, f"{where} ", hidden=0o002)
     tools = _tool_format(source)
+    why_not = None if file.problem else why_no_guesses(whole_header(path))
     return {
         "path": str(path),
         "in_use": path == _in_use(),
@@ -269,6 +271,7 @@ def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str
         "parts": shard(path.name)[1],
         "n_ctx": file.n_ctx,
         "state": state_of(header),
+        "mtp": None if why_not is None else {"used": not why_not, "why_not": why_not or None},
         "template": {
             "tools": None if tools == GENERIC.name else tools,
             "thoughts": None if file.problem else thoughts_of(path, header, source, tools),
@@ -326,7 +329,16 @@ def _lines(description: dict[str, Any], settings: DeviceSettings) -> list[tuple[
         ("tools", _tool_words(description["tool_format"])),
         ("memory", _memory_words(description["memory"])),
     ]
-    return lines
+    return [*lines, ("guesses", _guess_words(description["mtp"], settings))] if description["mtp"] else lines
+
+
+def _guess_words(found: dict[str, Any], settings: DeviceSettings) -> str:
+    layer = "a layer of its own guesses next tokens (MTP)"
+    if found["why_not"]:
+        return f"{layer}, but {found['why_not']}"
+    if settings.speculation == "off":
+        return f"{layer}, but device.speculation is off"
+    return f"{layer}, but device.draft_model guesses" if settings.draft_model else f"{layer}, where that pays"
 
 
 def _parameters(n: int) -> str:

@@ -127,10 +127,11 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chat_template: str = ""
     """A Jinja file in place of the model's own chat template; empty = the model's own."""
     speculation: Literal["auto", "off"] = "auto"
-    """`auto`: guess the next tokens from the text (quotes, edits) and compute several at once where that pays, without
-    changing the answer; `off`."""
+    """`auto`: guess the next tokens from the text (quotes, edits), or by a layer that some models have for that (MTP),
+    and compute several at once where that pays, without changing the answer; `off`."""
     draft_model: str = ""
-    """A small GGUF file of the same family as `device.model`, which guesses, too; empty = none."""
+    """A small GGUF file of the same family as `device.model`, which guesses, too (and its own layer then does not);
+    empty = none."""
     watts: _NonNegative = 0.0
     """Power that computing draws, W, where no sensor can be read; 0 = guessed from the cores. `disco doctor` shows what
     is used."""

@@ -308,7 +308,10 @@ class Engine:
         match wire.decode_from_engine(first):
             case wire.Loaded() as info:
                 self.info = info
-                log.info("engine ready: %s, %d tokens of context, %.2f s", info.model, info.n_ctx, info.load_s)
+                guesses = ", its own layer guesses" if info.own_layer else ""
+                log.info(
+                    "engine ready: %s, %d tokens of context%s, %.2f s", info.model, info.n_ctx, guesses, info.load_s
+                )
                 for name, why in info.adapters.items():
                     if why:
                         log.warning("engine goes on without adapter %s: %s", name, why)

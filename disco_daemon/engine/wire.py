@@ -328,6 +328,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     first `n_cpu_moe`. `kv_type` is f16 or q8_0. `confined` lists the rights
     that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits. `tool_format` is
     the name of the form in which the chat template has tools called; `fim`: it has tokens for filling in the middle.
+    `own_layer`: a layer of the model's own guesses next tokens (MTP).
     """
 
     model: str
@@ -345,6 +346,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     build: str = ""
     tool_format: str = ""
     fim: bool = False
+    own_layer: bool = False
 
 
 class LoadFailed(Message, frozen=True, kw_only=True):

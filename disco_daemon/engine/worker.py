@@ -111,7 +111,7 @@ class Worker:
             llama = load_llama(load, self._abort, hosts, warm=self._door is not None)
             if self._door is not None:
                 _require_divisible(llama, load.model_path)
-            small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else None
+            small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else llama.own_layer
         except ModelError as e:
             self.send(wire.LoadFailed(message=str(e)))
             return
@@ -149,6 +149,7 @@ class Worker:
             build=build() + ("" if load.exact else FAST),
             tool_format=llama.vocabulary.calling.name,
             fim=llama.vocabulary.infill.is_there,
+            own_layer=small is not None and small is llama.own_layer,
         )
         self.send(self._loaded)
         if self._door is not None and self._relay is not None:

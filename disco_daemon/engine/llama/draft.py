@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
-import numpy as np
 
 from ..wire import Load
+from .drafter import Drafter
 from .library import usable_threads
 from .memory import F16, Need, available_bytes, open_context, too_large
 from .metadata import Metadata
@@ -20,14 +20,11 @@ from .rows import NO_KV_SLOT, Rows
 
 N_TEXTS = 4  # texts that the draft model has in its KV cache
 CATCH_UP = 128  # tokens of a text that it reads in one go, while running answers wait
-LEAST_SURE = 0.75  # of a token: a guess ends before one that it would be less sure of; as in llama.cpp
 MORE_TOKENS = 128  # by which vocabularies may differ: families pad theirs to different sizes; as in llama.cpp
 FIRST_COMPARED = 5  # before it stand control tokens, which some model names differently; as in llama.cpp
-NEWEST = 0.2  # weight of the newest measurement
-MOST_OFF = 4.0  # a measurement is at most this many times what was known: another process had the processor
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """A small model in a context of its own, which continues texts.
 
     State: the texts that it has in its KV cache, by key, the one used longest ago first; each has a sequence.
@@ -39,8 +36,6 @@ class DraftModel:
         self._path = load.draft_path
         self._model = self._load_model(load)
         vocab = llama_cpp.llama_model_get_vocab(self._model)
-        self._n_vocab: int = llama_cpp.llama_vocab_n_tokens(vocab)
-        self._n_known = llama.vocabulary.n_tokens
         if why := difference(llama.vocabulary.handle, vocab):
             msg = (
                 f"device.draft_model {self._path} cannot guess for {load.model_path}: {why}. It has to be a small "
@@ -50,10 +45,9 @@ class DraftModel:
         trained = min(llama.n_ctx, llama_cpp.llama_model_n_ctx_train(self._model))
         need = Need(Metadata(self._model).kv_bytes(F16), 0)
         self._n_ctx = trained if load.n_ctx else open_context(trained, 0, need, available_bytes())
-        self._ctx = self._context(load, abort)
+        n_vocab = int(llama_cpp.llama_vocab_n_tokens(vocab))
+        super().__init__(self._context(load, abort), Rows(CATCH_UP), n_vocab, llama.vocabulary.n_tokens)
         self._abort = abort  # keeps callback and buffer alive as long as the context
-        self._memory = llama_cpp.llama_get_memory(self._ctx)
-        self._rows = Rows(CATCH_UP)
         self._texts: dict[str, tuple[int, list[int]]] = {}
         self._free = list(range(N_TEXTS))
         self.token_s = self._warm_up()
@@ -131,15 +125,8 @@ class DraftModel:
             began = time.perf_counter()
             if len(guess) == n or not self._read(key, [token]):
                 break
-            self.token_s += NEWEST * (min(time.perf_counter() - began, MOST_OFF * self.token_s) - self.token_s)
+            self.learn(time.perf_counter() - began)
         return guess
-
-    def _surest(self) -> int:
-        """Return the likeliest next token; -1 if the model is not sure, or the token is none of the large model's."""
-        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, -1), (self._n_vocab,))
-        token = int(logits.argmax())
-        sure = np.exp(logits - logits[token]).sum() * LEAST_SURE <= 1.0
-        return token if sure and token < self._n_known else -1
 
     def _read(self, key: str, new: list[int]) -> bool:
         """Read on in a text; return False if that was aborted, or there is no room."""
@@ -155,15 +142,6 @@ class DraftModel:
             return False
         known += new
         return True
-
-    def _decode(self, tokens: list[int], start: int, seq: int) -> int:
-        """Decode tokens, with logits of the last one; return llama_decode's return value."""
-        last = start + len(tokens) - 1
-        rows = [(token, i, seq, i == last) for i, token in enumerate(tokens, start)]
-        rc = llama_cpp.llama_decode(self._ctx, self._rows.fill(rows))
-        if rc == 0:
-            llama_cpp.llama_synchronize(self._ctx)
-        return int(rc)
 
     def _seq(self, key: str) -> int:
         """Return the sequence of a text; the text used longest ago gives way to a new one."""

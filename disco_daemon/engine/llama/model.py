@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ...models.kept_numbers import kept_numbers
+from ...models.own_guesses import why_no_guesses
 from ...types import LayerRange, Likelihood, ToolUse
 from ...types.thought_marks import ThoughtLimit
 from ..json_schema.reading import GrammarError
@@ -46,6 +47,7 @@ from .memory import (
     work_bytes,
 )
 from .metadata import Metadata
+from .mtp import OwnLayer, is_there, layer_bytes
 from .numa import use_nodes
 from .refusals import FormatError, ModelError, PromptError, ToolsError
 from .rounding import use_extra_buffers, whole_header
@@ -91,8 +93,10 @@ class Llama(Sequences):
     """One model, or a range of its layers, and one context with up to `n_seqs` sequences in a unified KV cache.
 
     A range which is not the last one gives hidden rows in place of logits: `hidden_out` has those of the latest decode,
-    n x n_embd; of all others n x 0. One which is not the first takes such rows.
+    n x n_embd; of all others n x 0. One which is not the first takes such rows. A layer of the model's own may guess.
     """
+
+    own_layer: OwnLayer | None = None
 
     def __init__(self, load: Load, abort: AbortFlag, *, warm: bool = True) -> None:
         """Load the model, and measure it unless `warm` is off: then `warm_up` does. Raises ModelError."""
@@ -106,6 +110,7 @@ class Llama(Sequences):
         if (kept := gpu.overrides(self.n_cpu_moe)) is not None:
             params.tensor_buft_overrides = ctypes.addressof(kept)
         params.use_extra_bufts = use_extra_buffers(load)
+        params.load_mtp = self._has_own = _guesses_itself(load)
         if not load.n_gpu_layers and (why := _too_large(load.model_path)):
             raise ModelError(f"{load.model_path}: {why}")
         self._model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
@@ -153,12 +158,16 @@ class Llama(Sequences):
         self.load_s = time.perf_counter() - started
 
     def close(self) -> None:
-        """Free model and context; nothing else may be called afterwards."""
+        """Free model and contexts; nothing else may be called afterwards."""
+        if self.own_layer is not None:
+            self.own_layer.close()
         llama_cpp.llama_free(self._ctx)
         llama_cpp.llama_model_free(self._model)
 
     def renew(self, load: Load) -> None:
         """Compute as `load` says from now on, with as many cells; all sequences are gone. Raises ModelError."""
+        if self.own_layer is not None:
+            self.own_layer.close()
         llama_cpp.llama_free(self._ctx)
         self._begin(load)
 
@@ -188,6 +197,13 @@ class Llama(Sequences):
             self._hidden.begin(context)
         self._n_computing = load.n_threads
         self._load = load
+        if self._has_own:
+            own = context_params(load, Metadata(self._model))
+            own.abort_callback, own.abort_callback_data = self._abort.callback, self._abort.data
+            try:
+                self.own_layer = OwnLayer(self._model, context, own, self.n_cells)
+            except MemoryError as e:
+                raise ModelError(f"{e}: lower device.n_ctx, or turn device.speculation off") from e
 
     def _fit(self, load: Load) -> tuple[int, int]:
         """Return the sizes, and decide how the KV cache keeps a number where `load` leaves that open.
@@ -229,6 +245,8 @@ class Llama(Sequences):
         self.bytes_per_token = self._cell_bytes(load)
         available = available_bytes()
         work = work_bytes(N_BATCH, self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
+        if self._has_own:  # its cells are in those of the header, which counts its layer
+            work += layer_bytes(self.vocabulary.n_tokens, llama_cpp.llama_model_n_embd(self._model))
         scores = 0 if load.flash_attn is not False else 4 * N_BATCH * llama_cpp.llama_model_n_head(self._model)
         kept = KeptBytes(self.bytes_per_token)
         if not self.divisible and self.resumes:
@@ -366,8 +384,28 @@ class Llama(Sequences):
             self.hidden_out = self._hidden.take(self._ctx, len(rows) if rc == 0 else 0)
         else:
             self.hidden_out = np.empty((len(rows), 0), np.float32)
+        if self.own_layer is not None and rc == 0:
+            self.own_layer.follow(rows)
         self.took_s = time.perf_counter() - began
         return int(rc)
+
+    def forget(self, seq: int) -> None:
+        """Take all that it has from a sequence; its own layer's, too."""
+        super().forget(seq)
+        if self.own_layer is not None:
+            self.own_layer.forget(seq)
+
+    def clear(self) -> None:
+        """Free all cells of all sequences; its own layer's, too."""
+        super().clear()
+        if self.own_layer is not None:
+            self.own_layer.clear()
+
+    def share_range(self, source: int, seq: int, start: int, end: int) -> None:
+        """Let a sequence have another's cells at the positions from `start` to `end`; its own layer's, too."""
+        super().share_range(source, seq, start, end)
+        if self.own_layer is not None and start == 0:
+            self.own_layer.share(source, seq, end)
 
     def logits(self, row: int) -> FloatRows:
         """Return the logits of batch row `row`, [n_vocab]; they are valid until the next decode."""
@@ -503,6 +541,16 @@ class Llama(Sequences):
         Reading the weights once makes up most of a token, and context hardly any at first.
         """
         return 0.8 * token_s, 0.2 * token_s, prefill_s, 0.1 * token_s / self.n_ctx
+
+
+def _guesses_itself(load: Load) -> bool:
+    """Whether a layer of the model's own is to guess: not beside a draft model, nor where layers are elsewhere."""
+    if not load.speculate or load.draft_path or load.layers or load.ranges or load.exit is not None or not is_there():
+        return False
+    try:
+        return why_no_guesses(whole_header(load.model_path)) == ""
+    except (OSError, ValueError):  # llama.cpp says better what is wrong with a file
+        return False
 
 
 def _too_large(path: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from ...models.gguf import Header, joined, with_shards
@@ -33,6 +34,11 @@ def use_extra_buffers(load: Load) -> bool:
 
 def whole_header(path: str) -> Header:
     """Return the header of a model's first file, with the tensors of all its parts. Raises OSError, ValueError."""
+    return _read_header(path, Path(path).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # a load asks for it more than once, and a large vocabulary takes tenths of a second
+def _read_header(path: str, _changed_at: int) -> Header:
     return joined(map(_header, with_shards([Path(path)])))
 
 

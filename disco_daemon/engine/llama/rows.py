@@ -17,10 +17,11 @@ Row = tuple[int, int, int, bool]  # token, position, sequence, whether its logit
 class Rows:
     """A llama_batch over numpy arrays: filled as a whole, not element by element.
 
-    With `n_embd` its rows come in place of tokens, hidden rows of that length, as between two ranges of layers.
+    With `n_embd` its rows come in place of tokens, hidden rows of that length, as between two ranges of layers; or
+    `with_tokens`, as a layer that guesses takes both.
     """
 
-    def __init__(self, n_batch: int, n_embd: int = 0) -> None:
+    def __init__(self, n_batch: int, n_embd: int = 0, *, with_tokens: bool = False) -> None:
         self._token, self._pos, self._n_seq, self._seq = (np.ones(n_batch, np.int32) for _ in range(4))
         self._logits = np.zeros(n_batch, np.int8)
         self._hidden = np.empty((n_batch if n_embd else 0, n_embd), np.float32)
@@ -28,7 +29,9 @@ class Rows:
         self._seq_of = where.astype(np.uintp)  # each row's list of sequences has one entry
         self._batch = llama_cpp.llama_batch(
             n_tokens=0,
-            token=None if n_embd else self._token.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
+            token=None
+            if n_embd and not with_tokens
+            else self._token.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
             embd=self._hidden.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if n_embd else None,
             pos=self._pos.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
             n_seq_id=self._n_seq.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
@@ -39,7 +42,7 @@ class Rows:
     def fill(
         self, rows: Sequence[Row], hidden: NDArray[np.float32] | None = None, *, with_logits: bool = True
     ) -> llama_cpp.llama_batch:
-        """Fill the batch with these rows, and their hidden rows where they take the place of tokens.
+        """Fill the batch with these rows, and their hidden rows where it takes such.
 
         It is valid until the next call.
         """

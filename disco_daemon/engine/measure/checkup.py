@@ -10,7 +10,7 @@ import re
 
 from ...system.confine import Access, confine, try_forbidden
 from ...system.job import JobSocket
-from ..llama import gpu
+from ..llama import gpu, mtp
 from ..llama import model as llama
 from ..llama.library import FAULT
 from ..llama.memory import available_bytes
@@ -22,7 +22,8 @@ def bindings() -> Bindings:
     """Report llama.cpp's version, features and GPUs."""
     version, _, system = (build := llama.build()).partition(" ")
     backends = re.findall(r"(?:^|\| )(\w+) : ", system)
-    return Bindings(version, re.findall(r"(\w+) = 1\b", system), gpu.free_bytes(), backends, FAULT, build)
+    features = [*re.findall(r"(\w+) = 1\b", system), *(["MTP"] if mtp.is_there() else [])]
+    return Bindings(version, features, gpu.free_bytes(), backends, FAULT, build)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from disco_daemon.models.segment_files import _stem
 from disco_daemon.types import Side
 from tests.fixtures.gguf import model_file
 from tests.fixtures.hub import HubServer, Repo
+from tests.fixtures.tiny_models import tiny_model
 
 HERMES = Path(__file__).parents[2] / "fixtures/templates/tools/Qwen-Qwen2.5-7B-Instruct.jinja"
 
@@ -199,6 +201,31 @@ def test_show_tells_what_it_is_and_what_it_takes(home: Path, capsys: pytest.Capt
     assert seen["template"] == {"tools": None, "thoughts": "think", "source": "metadata"}
     assert seen["tool_format"] == "generic"
     assert seen["state"] == "kv"
+    assert seen["mtp"] is None
+
+
+@pytest.fixture(scope="module")
+def guessing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made before `home` is: it has the default model's vocabulary."""
+    return tiny_model(tmp_path_factory.mktemp("guessing") / "m.gguf", "nextn")
+
+
+def test_show_tells_whether_a_layer_of_its_own_guesses(
+    guessing_model: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "ours").mkdir()
+    copyfile(guessing_model, home / "ours/m.gguf")
+    assert told(capsys, "show", "m")["mtp"] == {"used": True, "why_not": None}
+    for setting, value, words in (
+        ("device.speculation", "auto", "(MTP), where that pays"),
+        ("device.speculation", "off", "(MTP), but device.speculation is off"),
+    ):
+        config.set_values(home / "config.toml", {setting: value})
+        disco("show", "m")
+        assert words in capsys.readouterr().out
+    model_file(home / "ours/m.gguf", llama__nextn_predict_layers=1)
+    disco("show", "m")
+    assert "(MTP), but the file was written without it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
