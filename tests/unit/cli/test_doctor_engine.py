@@ -66,7 +66,7 @@ def test_a_gpu_that_a_cuda_build_cannot_open_is_told(
     monkeypatch.setattr("disco_daemon.engine.llama.gpu.free_bytes", lambda: free)
     bindings = checkup.bindings()
     assert bindings.backends == ["CUDA", "CPU"]
-    assert bindings.features == ["USE_GRAPHS", "AVX2"]
+    assert bindings.features == ["USE_GRAPHS", "AVX2", "MTP"]
     found = engine.llama_cpp(DeviceSettings(), Examined(bindings), "0.3.36")
     assert found.level is level
     assert ("cannot open" in found.found) is (level is WARN)

@@ -42,7 +42,7 @@ def test_why_it_is_not_used(tmp_path: Path) -> None:
     assert why_no_guesses(changed(header, "nextn.")) == "the file was written without it"
     assert "one such layer" in str(why_no_guesses(changed(header, nextn_predict_layers=2)))
     shape = "it is not of the shape that llama.cpp computes"
-    assert why_no_guesses(changed(header, **{"attention.temperature_scale": 0.1})) == shape
+    assert why_no_guesses(changed(header, "", **{"attention.temperature_scale": 0.1})) == shape
     assert why_no_guesses(changed(header, "blk.3.attn_k_b")) == shape
     other = Header(
         1,
