@@ -306,10 +306,18 @@ def _lines(value: Any, depth: int) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(key)}:{_lines(below, depth - 1)}" for key, below in value.items()) + "\n}"
 
 
+def recommended() -> str:
+    """What is recommended on eight machines."""
+    from docs import recommended as machines
+
+    return machines.recommended()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "disco_daemon/api/openapi.json": openapi,
     "docs/reference/bounds.md": bounds,
     "docs/reference/cli.md": reference,
+    "docs/reference/recommended.md": recommended,
     "docs/reference/settings.md": settings,
 }
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {

@@ -46,13 +46,13 @@ from disco_daemon.bench.engine import (
 from disco_daemon.bench.engine_chats import Count
 from disco_daemon.bench.streamed import Chat, Door
 from disco_daemon.config.layers import cache_path
+from disco_daemon.engine.llama.ggml import Ggml
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.models.gguf import HEADER_BYTES, read_header
 
 from .. import llama_server
 from ..command import run_script
 from . import limits, shapes
-from .kernels import installed
 
 PEER = "peer"
 PROMPT, ONE, MANY = "512", "1", str(SHARE_AT)  # the measurements behind the ratios by processor time
@@ -179,7 +179,7 @@ def made(shape: str, quant: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="model-", dir=cache_path()) as folder:
         path = Path(folder) / f"random-{shape}-{quant}.gguf"
         progress(f"making {path.name}")
-        yield shapes.make(path, shapes.SHAPES[shape], quant, installed(), fetch_default_model(progress))
+        yield shapes.make(path, shapes.SHAPES[shape], quant, Ggml.installed(), fetch_default_model(progress))
 
 
 def table_long(figures: dict[str, Any]) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_daemon.arrays import FloatArray
+from disco_daemon.engine.llama.ggml import BF16, F16, F32, Array, Ggml, Node
 
-from .ggml import BF16, F16, F32, Array, Ggml, Graph, Node
+from .checked_operations import CheckedGraph
 from .kernel_products import Numbers
 
 KINDS = [*[(BF16, F16), (F16, F16)] * 4, (BF16, BF16), (F32, F32), (8, 8), (2, 2), (8, F16), (3, 3)]  # keys, values
@@ -44,7 +45,7 @@ class Attention:
         return self._kept[number]
 
     def _cells(
-        self, graph: Graph, random: np.random.Generator, number: int, ne: tuple[int, int, int, int]
+        self, graph: CheckedGraph, random: np.random.Generator, number: int, ne: tuple[int, int, int, int]
     ) -> tuple[Node, FloatArray] | None:
         """Return keys or values (numbers, cells, heads, sequences), mostly a part of a cache, heads side by side."""
         size, n_cells, n_heads, _ = ne
@@ -61,7 +62,7 @@ class Attention:
             return None
         return of.tensor(graph, ne, steps, int(random.integers(0, (N_NUMBERS - extent) // block + 1)) * block)
 
-    def attention(self, graph: Graph, random: np.random.Generator) -> bool:
+    def attention(self, graph: CheckedGraph, random: np.random.Generator) -> bool:
         """Add attention of tokens of one or more sequences; return False where chance made one that cannot be."""
         of_keys, of_values = KINDS[random.integers(len(KINDS))]
         n_key = int(random.choice(HEADS))
@@ -106,7 +107,7 @@ def _is_ours(of_keys: int, n_key: int, n_value: int) -> bool:
     return of_keys in (BF16, F16) and n_key % 16 == 0 and n_value % 16 == 0 and max(n_key, n_value) <= 512
 
 
-def _asked(graph: Graph, random: np.random.Generator, ne: tuple[int, int, int, int]) -> tuple[Node, FloatArray]:
+def _asked(graph: CheckedGraph, random: np.random.Generator, ne: tuple[int, int, int, int]) -> tuple[Node, FloatArray]:
     """Return what rows ask for; mostly the heads of a token lie side by side."""
     size, n_tokens, n_heads, n_sequences = ne
     whole = random.integers(-127, 128, (n_sequences, n_tokens, n_heads, size))
@@ -122,7 +123,7 @@ def _asked(graph: Graph, random: np.random.Generator, ne: tuple[int, int, int, i
 
 
 def _mask(
-    graph: Graph, random: np.random.Generator, shape: tuple[int, int, int, int], *, is_there: bool
+    graph: CheckedGraph, random: np.random.Generator, shape: tuple[int, int, int, int], *, is_there: bool
 ) -> tuple[Node, FloatArray | None]:
     """Return what is added to scores: which cells rows see, and how far they are."""
     n_cells, n_tokens, n_heads, n_sequences = shape

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_daemon.arrays import FloatArray
+from disco_daemon.engine.llama.ggml import BF16, F16, F32, I32, Q8_K, Array, Ggml, Node, Packing
 
-from .ggml import BF16, F16, F32, I32, Q8_K, Array, Ggml, Graph, Node, Packing
+from .checked_operations import CheckedGraph
 
 OURS = (
     "q4_0",
@@ -42,7 +43,9 @@ class Numbers:
     def __init__(self, packing: Packing, data: NDArray[np.uint8], numbers: NDArray[np.float32]) -> None:
         self.packing, self.data, self.numbers = packing, data, numbers
 
-    def tensor(self, graph: Graph, ne: Sequence[int], steps: Sequence[int], start: int) -> tuple[Node, FloatArray]:
+    def tensor(
+        self, graph: CheckedGraph, ne: Sequence[int], steps: Sequence[int], start: int
+    ) -> tuple[Node, FloatArray]:
         """Return a tensor with `steps` numbers from a row, slice, slice of slices to the next, and its numbers."""
         one = self.packing
         nb = [one.n_bytes, *(step // one.block * one.n_bytes for step in steps)]
@@ -122,7 +125,13 @@ class Products:
         return steps, int(random.integers(0, (most - extent) // block + 1)) * block
 
     def _rows_of(
-        self, graph: Graph, random: np.random.Generator, weights: Packing, ne: Sequence[int], *, may_be_packed: bool
+        self,
+        graph: CheckedGraph,
+        random: np.random.Generator,
+        weights: Packing,
+        ne: Sequence[int],
+        *,
+        may_be_packed: bool,
     ) -> tuple[Node, FloatArray] | None:
         """Return rows for a product with such weights, mostly floats."""
         kinds = [F32]
@@ -138,7 +147,7 @@ class Products:
 
     def _operands(
         self,
-        graph: Graph,
+        graph: CheckedGraph,
         random: np.random.Generator,
         weights: Packing,
         ne: Sequence[int],
@@ -153,7 +162,7 @@ class Products:
             return None
         return (*self.weights(weights.number).tensor(graph, ne, *placed), *rows)
 
-    def product(self, graph: Graph, random: np.random.Generator) -> bool:
+    def product(self, graph: CheckedGraph, random: np.random.Generator) -> bool:
         """Add a product of weights and rows of up to four dimensions; return False where chance made one too large."""
         one = self.packings[self._kind(random)]
         block = max(one.block, self.packings[one.of_rows].block)
@@ -181,7 +190,7 @@ class Products:
         )  # fmt: skip
         return True
 
-    def product_of_experts(self, graph: Graph, random: np.random.Generator) -> bool:
+    def product_of_experts(self, graph: CheckedGraph, random: np.random.Generator) -> bool:
         """Add a product of rows with some of many experts' weights; return False where chance made one too large."""
         one = self.packings[self._kind(random)]
         block = max(one.block, self.packings[one.of_rows].block)

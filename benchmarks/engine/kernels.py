@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 
 from disco_daemon.bench.command import at_least, print_figures, progress
+from disco_daemon.engine.llama.ggml import Ggml
 from disco_daemon.system.program import SPINS
 
 from ..command import run_script
-from .ggml import Ggml, Graph
+from .checked_operations import CheckedGraph
 from .kernel_attention import Attention
 from .kernel_products import Products
 
@@ -47,10 +48,10 @@ class Check:
         self.ggml, self.seed = ggml, seed
         self._products, self._attention = Products(ggml, seed), Attention(ggml, seed)
 
-    def graph(self, number: int, n_operations: int) -> Graph:
+    def graph(self, number: int, n_operations: int) -> CheckedGraph:
         """Make graph `number` of operations that chance chooses."""
         random = np.random.default_rng((self.seed, number))
-        graph = Graph(self.ggml, n_operations)
+        graph = CheckedGraph(self.ggml, n_operations)
         while len(graph.operations) < n_operations:
             chance = random.random()
             if chance < ATTENTION:
@@ -84,13 +85,6 @@ class Check:
         }  # fmt: skip
 
 
-def installed() -> Ggml:
-    """Return the ggml that the engine computes with."""
-    from disco_daemon.engine.llama import library
-
-    return Ggml(library.LIBRARY, library.kernels())
-
-
 def table(found: dict[str, Any]) -> str:
     """Return a line for each number of threads, and what is wrong."""
     lines = [
@@ -115,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # as in the engine, before ggml is loaded
-    ggml = Ggml.of_folder(args.library) if args.library else installed()
+    ggml = Ggml.of_folder(args.library) if args.library else Ggml.installed()
     found = Check(ggml, args.seed).run(args.cases, tuple(args.threads))
     print_figures(found, table, as_json=args.json)
     return 1 if args.check and found["wrong"] else 0

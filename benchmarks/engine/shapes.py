@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_daemon.engine.llama.ggml import Ggml, Packing
 from disco_daemon.models.default import default_model_path
 from tests.fixtures import gguf
 from tests.fixtures.weights import vocabulary_of
-
-from .ggml import Ggml, Packing
 
 CONTEXT = 32768  # tokens that a model says it was made for
 UNIT, N_UNITS = 256, 1024  # numbers of a block that is drawn, the largest of any packing, and how many there are

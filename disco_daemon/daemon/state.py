@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__
 from ..api.control.documents import Documents
@@ -28,9 +28,6 @@ from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
 
-if TYPE_CHECKING:
-    from ..models.offered import MeasuredSpeed
-
 CHOOSE_DEVICE = {"device.base_url", "device.enabled", "device.model"}  # what says which model is the device's
 LOAD_S = 600.0  # that a fetched model has to get into memory, from a slow disk too
 
@@ -50,7 +47,6 @@ class StateDocuments(Documents):
         self._started = shared.clock.now()
         self._files = DeviceFiles()
         self._offering = asyncio.Lock()
-        self._speed: MeasuredSpeed | None = None
         self._fetch = ModelFetch(self._use_fetched, lambda: shared.privacy.on, shared.clock)
 
     async def close(self) -> None:
@@ -177,10 +173,7 @@ class StateDocuments(Documents):
         async with self._offering:
             models = await asyncio.to_thread(offered_models, self._setup.folder)
             busy = self._runtime.conductor.in_flight
-            found = await recommendation(
-                self._runtime.config, models, may_measure=lambda: not len(busy), known=self._speed
-            )
-        self._speed = found.measured
+            found = await recommendation(self._runtime.config, models, may_measure=lambda: not len(busy))
         return found.to_json()
 
     async def fetch_model(self, name: str) -> dict[str, Any]:

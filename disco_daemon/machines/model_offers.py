@@ -1,57 +1,80 @@
-"""Which of the offered models suit this machine: by its free memory, and by the speed that was measured on it."""
+"""Which of the offered models suit this machine: by its free memory, and by what was measured on it.
+
+A processor is measured once, without a model (`profiling.measured_machine`). A GPU is not: speeds there are not known.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..config.schema import Config
+from ..engine.llama.memory import N_BATCH, work_bytes
 from ..engine.measure.checkup_messages import CheckupRequest, Fit
-from ..errors import ConfigError
-from ..models.files import examine
 from ..models.offered import (  # fmt: skip
     CONTEXT,
-    MeasuredSpeed,
     Memory,
     OfferedModel,
     PredictedModel,
     predict,
     recommend,
 )
-from ..profiling.autotuner import TuneError, run_tune
+from ..models.roofline import ERROR, MachineSpeed
+from ..profiling.measured_machine import (  # fmt: skip
+    MachineError,
+    computing_watts,
+    keep_speed,
+    kept_speed,
+    machine_key,
+    measure_machine,
+)
+from ..profiling.tuned_profile import Wanted, choose_knobs
 from ..system.idle import unless
-from .device_settings import job_for, measured_speeds, model_path, n_gpu_layers
+from ..system.processors import n_cores
+from .device_settings import n_gpu_layers, profiles
 from .model_memory import run_checkup
 
 log = logging.getLogger("disco.models")
 
-QUICK_S = 20.0  # the longest measurement that somebody waits for; one takes 3 s on a machine with nothing else to do
+QUICK_S = 20.0  # the longest measurement that somebody waits for: it takes 3 s on a machine with nothing else to do
+OUTPUTS = 16  # rows of a batch that have logits: the last of each answer, and what is guessed
 SPARE = 0.9  # of the free memory, as in the engine; something else may want some
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The models that suit this machine, the recommended one first, by the bytes that are free and a measured speed.
+    """The models that suit this machine, the recommended one first, by the bytes that are free and what it does.
 
     `problem` says why nothing is known of the machine's memory, and then nothing is offered.
     """
 
     free_bytes: int
     gpu_bytes: int
-    measured: MeasuredSpeed | None
+    measured: MachineSpeed | None
     models: tuple[PredictedModel, ...]
     problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as `disco models recommend --json` and the API show it."""
-        measured = self.measured
-        scaled = None if measured is None else {"model": measured.model, "tps": round(measured.decode_tps, 1)}
-        machine = {"free_bytes": self.free_bytes, "gpu_bytes": self.gpu_bytes, "measured": scaled}
-        return {"machine": machine, "models": [one.to_json() for one in self.models], "problem": self.problem}
+        return {
+            "machine": {
+                "free_bytes": self.free_bytes, "gpu_bytes": self.gpu_bytes,
+                "measured": None if self.measured is None else _machine_json(self.measured),
+            },
+            "models": [one.to_json() for one in self.models], "problem": self.problem,
+        }  # fmt: skip
+
+
+def _machine_json(machine: MachineSpeed) -> dict[str, Any]:
+    return {
+        "threads": machine.n_threads, "bytes_per_s": round(machine.bytes_per_s),
+        "multiply_adds_per_s": {name: round(of.multiply_adds_per_s) for name, of in machine.packings.items()},
+        "relative_error": ERROR,
+    }  # fmt: skip
 
 
 async def recommendation(
@@ -59,24 +82,46 @@ async def recommendation(
     models: tuple[OfferedModel, ...],
     *,
     may_measure: Callable[[], bool] = lambda: True,
-    known: MeasuredSpeed | None = None,
 ) -> Recommendation:
     """Return the models of the list that suit this machine as it is now.
 
-    While `may_measure` says so, the device's model is measured for some seconds if it never was: on a machine that has
-    something else to do, that would tell too little. `known` is what was measured so before, of whichever model.
+    While `may_measure` says so, the machine is measured for some seconds if it never was.
     """
     requests = [request_for(model, config) for model in models]
     seen = await run_checkup(*requests)
     if seen.bindings is None or len(seen.fits) < len(models):
         return Recommendation(0, 0, None, (), seen.problem or "the engine's part said nothing of memory")
-    measured = known or await measured_speed(config, models, may_measure=may_measure)
-    gpu_bytes = seen.bindings.gpu_bytes
-    found = []
+    machine = await this_machine(config, seen.bindings.build, may_measure)
+    found, shared = [], sys.platform == "darwin"
     for model, request, fit in zip(models, requests, seen.fits, strict=True):
-        known = measured if not gpu_bytes or fit.gpu_layers >= model.layers else None  # one on the GPU was measured
-        found.append(predict(model, memory_of(request, fit), known))
-    return Recommendation(seen.fits[0].available, gpu_bytes, measured, tuple(recommend(found)))
+        is_measured = not fit.gpu_layers
+        watts = computing_watts(config.device.watts, n_threads(config)) if is_measured else None
+        found.append(predict(model, memory_of(request, fit, shared=shared), machine if is_measured else None, watts))
+    return Recommendation(seen.fits[0].available, seen.bindings.gpu_bytes, machine, tuple(recommend(found)))
+
+
+def n_threads(config: Config) -> int:
+    """Return with how many threads models compute here: as it is set, or all cores but one."""
+    return choose_knobs(Wanted(config.device.n_threads), None, n_cores()).n_threads
+
+
+async def this_machine(config: Config, build: str, may_measure: Callable[[], bool]) -> MachineSpeed | None:
+    """Return what this machine does, as it was kept or is measured now; None where neither can be."""
+    folder, threads = profiles().folder, n_threads(config)
+    key = await asyncio.to_thread(machine_key, threads, build)
+    kept = await asyncio.to_thread(kept_speed, folder, key)
+    if kept is not None or not may_measure():
+        return kept
+    try:
+        async with asyncio.timeout(QUICK_S):
+            measure = measure_machine(threads, log.debug)
+            measured = await unless(measure, lambda: not may_measure(), "speed of the machine")
+        if measured is not None:
+            await asyncio.to_thread(keep_speed, folder, key, measured)
+    except (MachineError, OSError) as e:  # a TimeoutError is an OSError
+        log.info("the speed of models cannot be predicted: %s", e)
+        return None
+    return measured
 
 
 def request_for(model: OfferedModel, config: Config) -> CheckupRequest:
@@ -90,45 +135,13 @@ def request_for(model: OfferedModel, config: Config) -> CheckupRequest:
     )  # fmt: skip
 
 
-def memory_of(request: CheckupRequest, fit: Fit) -> Memory:
-    """Return whether a model fits: its weights and the whole context, in what others leave free."""
-    fits = not fit.problem and fit.n_ctx >= request.n_ctx and fit.n_bytes <= SPARE * fit.available
-    return Memory(fit.in_all or request.n_bytes, fits)
+def memory_of(request: CheckupRequest, fit: Fit, *, shared: bool = False) -> Memory:
+    """Return whether a model fits, its weights and the whole context, in what others leave free; and what it takes.
 
-
-async def measured_speed(
-    config: Config, models: tuple[OfferedModel, ...], *, may_measure: Callable[[], bool]
-) -> MeasuredSpeed | None:
-    """Return the speed of the device's model here: as it was measured, or measured now; None where neither can be."""
-    settings = config.device
-    if not settings.enabled or settings.base_url or config.split.enabled or config.fleet.enabled:
-        return None
-    try:
-        path = model_path(settings)
-        shape = await asyncio.to_thread(_shape_of, path, models)
-        if shape is None:
-            return None
-        speed = await asyncio.to_thread(measured_speeds, config, path)
-        if speed is None and may_measure():
-            tune = run_tune(job_for(config, path, budget_s=0.0), log.debug)
-            async with asyncio.timeout(QUICK_S):
-                tuned = await unless(tune, lambda: not may_measure(), "speed for offers")
-            speed = None if tuned is None else tuned.speed
-    except (ConfigError, TuneError, OSError) as e:  # a TimeoutError is an OSError
-        log.info("the speed of models cannot be predicted: %s", e)
-        return None
-    return None if speed is None else MeasuredSpeed(path.name, *shape, speed.prefill_tps, speed.decode_tps)
-
-
-def _shape_of(path: Path, models: tuple[OfferedModel, ...]) -> tuple[float, float] | None:
-    """Return the bytes and the parameters that a token takes; None where experts are chosen, and the list has no such.
-
-    Blocks on disk.
+    Room for logits of all rows of a batch has to be there, but answers touch a few of these. `shared`: the GPU has no
+    memory of its own.
     """
-    for model in models:
-        if model.file == path.name:
-            return model.active_bytes, model.active_parameters
-    found = examine(path)
-    if found.problem or not found.n_parameters or found.header.number(f"{found.header.architecture}.expert_count"):
-        return None
-    return found.n_bytes, found.n_parameters
+    taken = fit.in_all if shared else fit.n_bytes
+    fits = not fit.problem and fit.n_ctx >= request.n_ctx and taken <= SPARE * fit.available
+    untouched = work_bytes(N_BATCH - OUTPUTS, request.n_vocab, 0)
+    return Memory(max(request.n_bytes, fit.in_all - untouched), fits, on_gpu=fit.gpu_layers >= request.n_layers)

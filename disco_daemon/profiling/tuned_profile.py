@@ -65,11 +65,11 @@ class TunedProfiles:
     """The profiles of this machine's models, in a folder: one file for each model and way to compute."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def path(self, key: ProfileKey) -> Path:
         """Return the path of the profile. A changed model has the same place: the file is written anew."""
-        return place(self._folder, key)
+        return place(self.folder, key)
 
     def load(self, key: ProfileKey) -> TunedProfile | None:
         """The profile, if there is one about just this; a damaged file is none."""

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.engine.ggml import F32, Graph
+from benchmarks.engine.checked_operations import CheckedGraph
 from benchmarks.engine.kernel_products import Products
-from benchmarks.engine.kernels import Check, installed
+from benchmarks.engine.kernels import Check
 from disco_daemon.engine import wire
+from disco_daemon.engine.llama.ggml import F32, Ggml
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.llama.rounding import TILED
 from tests.fixtures.tiny_models import MODELS, tiny_model
@@ -48,12 +49,12 @@ def test_a_row_has_the_same_bits_alone_and_among_others_whatever_the_type_of_wei
 
 def differing() -> list[str]:
     """The types of weights with which a row has other bits among others than alone, each with the shape."""
-    products, k, n_together, found = Products(installed(), 1), 512, (2, 3, 8, 13), []
+    products, k, n_together, found = Products(Ggml.installed(), 1), 512, (2, 3, 8, 13), []
     given = np.random.default_rng(0).normal(0, 1, (13, k)).astype(np.float32)
     for kind in products.kinds:
         of = products.weights(kind)
         for m, n_threads in itertools.product((64, 20, 7), (1, 2)):
-            graph = Graph(products.ggml, 32)
+            graph = CheckedGraph(products.ggml, 32)
             for rows in [*(given[:n].copy() for n in n_together), *(row[None].copy() for row in given)]:
                 weights, _ = of.tensor(graph, (k, m, 1, 1), (k, k * m, k * m), 0)
                 node = graph.tensor(F32, (k, len(rows), 1, 1), (4, 4 * k, rows.nbytes, rows.nbytes), rows)
@@ -71,9 +72,9 @@ def differing() -> list[str]:
 
 
 @pytest.fixture
-def graph() -> Graph:
+def graph() -> CheckedGraph:
     """One product of ones, 6 weights by 3 rows in 2 slices, with a gap behind each row of the result."""
-    made = Graph(installed(), 8)
+    made = CheckedGraph(Ggml.installed(), 8)
     ones = np.ones(1000, np.float32)
     weights = made.tensor(F32, (8, 6, 1, 1), (4, 32, 192, 192), ones)
     rows = made.tensor(F32, (8, 3, 2, 1), (4, 32, 96, 192), ones)
@@ -82,7 +83,7 @@ def graph() -> Graph:
     return made
 
 
-def test_the_check_finds_what_is_never_written_what_is_wrong_and_what_is_written_beside(graph: Graph) -> None:
+def test_the_check_finds_what_is_never_written_what_is_wrong_and_what_is_written_beside(graph: CheckedGraph) -> None:
     assert graph.compute(2) == []
     [one] = graph.operations
 
@@ -105,7 +106,7 @@ def test_the_check_finds_what_is_never_written_what_is_wrong_and_what_is_written
 
 
 def test_a_wrong_expectation_is_told_for_each_number_of_threads() -> None:
-    check = Check(installed(), 5)
+    check = Check(Ggml.installed(), 5)
     graph = check.graph(0, 3)
     graph.operations[1].expected += 1.0
     for n in (1, 3):

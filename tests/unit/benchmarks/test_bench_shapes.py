@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.engine import limits, shapes
-from benchmarks.engine.kernels import installed
 from benchmarks.engine.shapes import QUANTS, SHAPES
+from disco_daemon.engine.llama.ggml import Ggml
 from disco_daemon.models.gguf import HEADER_BYTES, read_header
 from tests.fixtures.weights import packed, random_bytes_speaker
 
@@ -46,7 +46,7 @@ def packings(path: Path) -> dict[str, int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_tensor_is_packed_as_llama_cpp_packs_it(kind: str, speaker: Path, tmp_path: Path) -> None:
     shape = KINDS[kind]
-    plain = shapes.make(tmp_path / "plain.gguf", shape, "f32", installed(), speaker)
+    plain = shapes.make(tmp_path / "plain.gguf", shape, "f32", Ggml.installed(), speaker)
     for quant, (recipe, _) in QUANTS.items():
         if quant == "f32" or (quant == "mxfp4" and not shape.n_experts) or (kind != "dense" and quant not in MIXED):
             continue
@@ -58,21 +58,21 @@ def test_each_tensor_is_packed_as_llama_cpp_packs_it(kind: str, speaker: Path, t
 @pytest.mark.parametrize("quant", QUANTS)
 def test_a_file_is_whole_and_says_how_it_is_packed(quant: str, speaker: Path, tmp_path: Path) -> None:
     shape = KINDS["dense"]
-    path = shapes.make(tmp_path / "m.gguf", shape, quant, installed(), speaker)
+    path = shapes.make(tmp_path / "m.gguf", shape, quant, Ggml.installed(), speaker)
     header = read_header(path.read_bytes()[:HEADER_BYTES])
     assert (header.packing.lower(), header.least_bytes) == (quant, path.stat().st_size)
     assert packings(path) == {name: shapes.packing_of(name, dims, shape, quant) for name, dims in shape.tensors(260)}
 
 
 def test_a_dense_model_has_mxfp4_in_its_feed_forward_part(speaker: Path, tmp_path: Path) -> None:
-    found = packings(shapes.make(tmp_path / "m.gguf", KINDS["dense"], "mxfp4", installed(), speaker))
+    found = packings(shapes.make(tmp_path / "m.gguf", KINDS["dense"], "mxfp4", Ggml.installed(), speaker))
     assert {name for name, packing in found.items() if packing == shapes.MXFP4} == {
         name for name in found if ".ffn_" in name and "norm" not in name
     }
 
 
 def test_the_work_of_a_token_is_that_of_its_weights(speaker: Path, tmp_path: Path) -> None:
-    shape, ggml = KINDS["moe"], installed()
+    shape, ggml = KINDS["moe"], Ggml.installed()
     n, n_ff, at = shape.n_embd, shape.n_ff, shape.n_heads * shape.head
     attention = 2 * n * at + 2 * n * shape.n_kv_heads * shape.head
     used = 3 * n * n_ff * shape.n_used
@@ -94,7 +94,9 @@ def test_a_larger_vocabulary_is_the_speakers_and_more(speaker: Path, tmp_path: P
     from llama_cpp import Llama
 
     wide = replace(KINDS["tied"], n_words=1000)
-    model = Llama(str(shapes.make(tmp_path / "m.gguf", wide, "q8_0", installed(), speaker)), n_ctx=64, verbose=False)
+    model = Llama(
+        str(shapes.make(tmp_path / "m.gguf", wide, "q8_0", Ggml.installed(), speaker)), n_ctx=64, verbose=False
+    )
     assert model.n_vocab() == 1000
     assert model.detokenize([999]) == b"[999]"
     assert model.detokenize(model.tokenize(b"hello", add_bos=False)) == b"hello"

@@ -12,18 +12,17 @@ from disco_daemon.cli.doctor import stand_in
 from disco_daemon.cli.doctor.finding import Level, ok, wrong
 from disco_daemon.config.schema import Config, DeviceSettings
 from disco_daemon.machines.model_offers import Recommendation
-from disco_daemon.models.offered import MeasuredSpeed, Memory, predict, shipped
+from disco_daemon.models.offered import Memory, predict, shipped
+from disco_daemon.models.roofline import MachineSpeed
+from docs.recommended import MEASURED
 
 FOUND = ok("model", "/models/SmolLM2, 98 MB")
 FITS = next(model for model in shipped() if model.name == "qwen3-4b")
 
 
-SPEED = MeasuredSpeed("SmolLM2", 98e6, 135e6, 400.0, 60.0)
-
-
-@pytest.mark.parametrize(("fits", "measured"), [(True, SPEED), (True, None), (False, SPEED)])
+@pytest.mark.parametrize(("fits", "measured"), [(True, MEASURED), (True, None), (False, MEASURED)])
 def test_a_real_model_that_fits_is_named_beside_the_stand_in_once_the_speed_is_known(
-    fits: bool, measured: MeasuredSpeed | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fits: bool, measured: MachineSpeed | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DISCO_CONFIG", str(tmp_path / "config.toml"))
 

@@ -346,8 +346,10 @@ def test_pull_without_a_name_shows_what_fits_and_fetches_nothing_without_a_yes(
     monkeypatch.setattr(models_offer, "recommended", lambda: Offered(OFFER))
     assert disco("pull") == 0
     printed = capsys.readouterr().err
-    assert "Tiny  2.5 GB  4.2 GB memory  about 7.9 token/s  first after 3.8 s  MIT  recommended" in printed
-    assert "about right" in printed
+    assert (
+        "Tiny  2.5 GB  about 7.9 token/s  4.2 GB memory  first after 3.8 s, 75 s (2,000)  MIT  recommended" in printed
+    )
+    assert "mostly within 15 %" in printed
     assert server.repo.asked == [], "this is no terminal, so nobody said yes"
     for answers, wanted in ((["", "1"], ""), (["7", "1"], str(home / "ours" / "tiny-Q8_0.gguf"))):
         typed = iter(answers)

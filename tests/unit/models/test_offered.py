@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
@@ -19,7 +18,6 @@ from disco_daemon.models.kept_numbers import KeptNumbers, kept_numbers
 from disco_daemon.models.offered import (
     CONTEXT,
     READING_TPS,
-    MeasuredSpeed,
     Memory,
     OfferedModel,
     PredictedModel,
@@ -30,15 +28,18 @@ from disco_daemon.models.offered import (
     shipped,
 )
 from disco_daemon.models.quants import bits
+from disco_daemon.models.roofline import ERROR, MachineSpeed
+from docs.recommended import MACHINES, RecordedMachine, offered, recommended, scaled
 
 GIB = 2**30
-HERE = MeasuredSpeed("SmolLM2-135M-Instruct.Q4_1.gguf", 98e6, 134.5e6, 800.0, 180.0)
+HERE = scaled(3, 1.0, 25e9)
+SLOW = scaled(1, 0.5, 10e9)
 RECURRENT = {"qwen35", "qwen35moe", "qwen3next", "granitehybrid", "lfm2", "mamba2", "nemotron_h", "falcon-h1"}
 WINDOWED = {"gemma3", "gpt-oss"}
-LICENCES = {"Apache-2.0", "MIT", "Llama 3.2 Community", "Gemma terms"}
+LICENCES = {"Apache-2.0", "MIT", "Llama 3.1 Community", "Llama 3.2 Community", "Gemma terms"}
 
 
-def by_memory(free: int, measured: MeasuredSpeed | None = HERE, gpu: int = 0) -> list[PredictedModel]:
+def by_memory(free: int, measured: MachineSpeed | None = HERE, gpu: int = 0) -> list[PredictedModel]:
     """What is recommended with so much memory, by the arithmetic of the engine itself."""
     requests = [(model, request_for(model, Config())) for model in shipped()]
     memories = [(model, memory_of(request, fit(request, free, gpu))) for model, request in requests]
@@ -47,7 +48,8 @@ def by_memory(free: int, measured: MeasuredSpeed | None = HERE, gpu: int = 0) ->
 
 def test_the_list_names_models_once_and_by_words_that_can_be_typed() -> None:
     names = [model.name for model in shipped()]
-    assert 8 <= len(names) == len(set(names)) <= 16
+    assert 16 <= len(names) == len(set(names)) <= 40
+    assert len({model.family for model in shipped()}) >= 12
     assert all(name == name.casefold() and "/" not in name and " " not in name for name in names)
 
 
@@ -67,7 +69,7 @@ def test_an_entry_is_of_one_piece(model: OfferedModel) -> None:
 @pytest.mark.parametrize("model", shipped(), ids=lambda model: model.name)
 def test_the_engine_knows_the_architecture_and_the_entry_what_it_keeps_of_a_text(model: OfferedModel) -> None:
     library = next(Path(llama_cpp.__file__).parent.joinpath("lib").glob("libllama.*"))
-    assert b"\0" + model.architecture.encode() + b"\0" in library.read_bytes()
+    assert model.architecture.encode() + b"\0" in library.read_bytes(), "a linker keeps the end of a longer word once"
     assert (model.state_bytes > 0) is (model.architecture in RECURRENT), "memory is reckoned by it"
     assert (model.window > 0 and 0 < model.attending < model.layers) is (model.architecture in WINDOWED)
     if model.architecture in WINDOWED:
@@ -93,8 +95,7 @@ def test_the_best_published_one_that_keeps_up_with_its_reader_comes_first() -> N
 
 
 def test_a_slow_machine_gets_a_light_model_and_none_where_none_fits() -> None:
-    slow = replace(HERE, decode_tps=20.0, prefill_tps=100.0)
-    first = by_memory(20 * GIB, slow)[0]
+    first = by_memory(20 * GIB, SLOW)[0]
     assert not first.model.thinks
     assert first.model.n_bytes < 1.2e9
     assert by_memory(GIB) == []
@@ -104,38 +105,124 @@ def test_without_a_measurement_it_is_cautious_and_says_nothing_of_speed() -> Non
     first = by_memory(64 * GIB, None)[0]
     assert first.model.active_bytes < 3e9
     assert first.to_json()["tps"] is None
+    assert first.to_json()["j_per_answer"] is None
     assert first.to_json()["ttft_s"] == {"100": None, "2000": None}
 
 
-def test_speeds_are_scaled_by_what_a_token_takes() -> None:
-    dense, sparse = find("qwen3-4b", shipped()), find("qwen3-30b-a3b", shipped())
-    memory = Memory(1, fits=True)
-    one, other = predict(dense, memory, HERE), predict(sparse, memory, HERE)
-    assert one.decode_tps == pytest.approx(180.0 * 98e6 / dense.n_bytes)
-    assert one.prefill_tps == pytest.approx(800.0 * 0.1345 / dense.parameters)
-    assert other.decode_tps == pytest.approx(180.0 * 98e6 / (sparse.n_bytes * sparse.active / sparse.parameters))
-    prefill_tps, decode_tps = 800.0 * 0.1345 / dense.parameters, 180.0 * 98e6 / dense.n_bytes
-    assert one.ttft_s(100) == pytest.approx(100 / prefill_tps + 1 / decode_tps)
+def test_a_gpu_that_holds_a_model_is_fast_enough_without_a_measurement() -> None:
+    first = by_memory(26 * GIB, None, 24 * GIB)[0]
+    assert first.memory.on_gpu
+    assert first.model.quality == max(model.quality or 0 for model in shipped() if model.n_bytes < 20e9)
 
 
-@given(free=st.integers(0, 128 * GIB), gpu=st.sampled_from([0, 0, 8 * GIB, 24 * GIB]), bytes_=st.integers(1, 60 * GIB),
-       tps=st.none() | st.floats(0.1, 500))  # fmt: skip
-def test_what_does_not_fit_is_never_offered(free: int, gpu: int, bytes_: int, tps: float | None) -> None:
-    models = [*shipped(), changed(shipped()[0], name="other", n_bytes=bytes_, quality=99.0)]
-    measured = None if tps is None else replace(HERE, decode_tps=tps)
+def test_of_a_model_in_two_packings_the_larger_one_is_taken_where_it_is_fluent_and_one_is_shown() -> None:
+    quick, slow = by_memory(20 * GIB, scaled(16, 2.0, 200e9)), by_memory(20 * GIB, SLOW)
+    for found in (quick, slow):
+        assert len({one.model.family for one in found}) == len(found) == 3
+    light = by_memory(3 * GIB, scaled(1, 1.0, 20e9))[0].model
+    heavy = by_memory(3 * GIB, scaled(16, 2.0, 200e9))[0].model
+    assert (light.family, light.packing) == (heavy.family, "Q4_K_M")
+    assert heavy.packing == "Q8_0"
+
+
+def test_a_file_s_weights_are_told_by_its_bytes() -> None:
+    dense, sparse = find("qwen3-8b", shipped()), find("qwen3-30b-a3b", shipped())
+    work = dense.work
+    in_head = dense.vocab * dense.hidden
+    assert work.head == {"Q6_K": in_head}
+    assert sum(work.weights.values()) == pytest.approx(1e9 * dense.parameters - 2 * in_head)
+    assert 0.1 < work.weights["Q6_K"] / work.weights["Q4_K"] < 0.25, "as llama.cpp mixes them"
+    assert sum(sparse.work.weights.values()) < 3.1e9, "a token has the experts that it is sent to"
+    assert sparse.work.decode_s(HERE, 0) < find("mistral-small-3.2", shipped()).work.decode_s(HERE, 0) / 5
+
+
+def test_what_nobody_has_told_is_reckoned_and_said_to_be() -> None:
+    for model in shipped():
+        assert model.reckoned_bytes == pytest.approx(model.n_bytes, rel=0.06), model.name
+        said = predict(model, Memory(1, fits=True), HERE).to_json()
+        assert said["bytes_are_reckoned"] is model.is_reckoned
+        assert said["sha256"] is None or len(bytes.fromhex(said["sha256"])) == 32
+        assert said["revision"] is None or len(bytes.fromhex(said["revision"])) == 20
+        assert said["date"]
+        assert (said["quality"] is None) == (said["quality_source"] is None)
+    assert any(model.is_reckoned for model in shipped())
+
+
+def test_the_json_has_the_keys_that_programs_read() -> None:
+    for machine in MACHINES:
+        for one in offered(machine):
+            said = one.to_json()
+            keys = {
+                "id",
+                "quant",
+                "context",
+                "bytes",
+                "memory_bytes",
+                "fits",
+                "ttft_s",
+                "tps",
+                "j_per_answer",
+                "abilities",
+            }
+            assert keys | {"licence", "recommended"} <= said.keys()
+            assert set(said["ttft_s"]) == {"100", "2000"}
+            assert set(said["abilities"]) <= {"tools", "thinks", "sees"}
+
+
+def test_an_answer_s_energy_is_its_power_for_its_time() -> None:
+    one = predict(find("qwen3-4b", shipped()), Memory(1, fits=True), HERE, 9.0)
+    assert one.decode_tps is not None
+    first_s = one.ttft_s(100)
+    assert first_s is not None
+    assert one.j_per_answer == pytest.approx(9.0 * (first_s + 200 / one.decode_tps))
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_each_recorded_machine_gets_one_that_fits_and_keeps_up_with_its_reader(machine: RecordedMachine) -> None:
+    found = offered(machine)
+    assert [one.recommended for one in found] == [True, False, False]
+    first = found[0]
+    assert not first.model.thinks
+    assert first.memory.on_gpu or (first.decode_tps or 0) * (1 - ERROR["decode"]) > READING_TPS
+    assert all(one.memory.n_bytes < (machine.free + (0 if machine.shared else machine.gpu)) * GIB for one in found)
+
+
+def test_the_page_of_recorded_machines_is_what_the_list_gives() -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "recommended.md"
+    assert page.read_text("utf-8") == recommended()
+
+
+listed = st.builds(
+    changed, st.sampled_from(shipped()), name=st.just("other"), n_bytes=st.integers(1, 60 * GIB),
+    quality=st.none() | st.floats(0, 100), layers=st.integers(1, 100), kv_heads=st.integers(1, 32),
+    parameters=st.floats(0.05, 120), hidden=st.sampled_from([256, 640, 2048, 8192]), thinks=st.booleans(),
+)  # fmt: skip
+
+
+@given(
+    free=st.integers(0, 128 * GIB), gpu=st.sampled_from([0, 0, 8 * GIB, 24 * GIB]), more=st.lists(listed, max_size=6),
+    machine=st.none() | st.builds(scaled, st.integers(1, 64), st.floats(0.05, 8), st.floats(1e9, 1e12)),
+    shared=st.booleans(), leave=st.integers(0, len(shipped())),
+)  # fmt: skip
+def test_what_does_not_fit_is_never_offered(
+    free: int, gpu: int, more: list[OfferedModel], machine: MachineSpeed | None, shared: bool, leave: int
+) -> None:
+    models = [*shipped()[leave:], *(changed(one, name=f"other-{i}") for i, one in enumerate(more))]
     found = []
     for model in models:
         request = request_for(model, Config())
-        found.append(predict(model, memory_of(request, fit(request, free, gpu)), measured))
-    offered = recommend(found)
-    assert len(offered) <= 3
-    assert sum(one.recommended for one in offered) == bool(offered)
-    for one in offered:
+        memory = memory_of(request, fit(request, free, gpu), shared=shared)
+        found.append(predict(model, memory, machine))
+    offers = recommend(found)
+    assert len(offers) <= 3
+    assert sum(one.recommended for one in offers) == bool(offers)
+    for one in offers:
         answer = fit(request_for(one.model, Config()), free, gpu)
         assert not answer.problem
         assert answer.n_ctx >= CONTEXT
-        assert answer.n_bytes <= SPARE * free
-    assert bool(offered) == any(one.memory.fits for one in found)
+        assert (answer.in_all if shared else answer.n_bytes) <= SPARE * free
+        assert one.model.n_bytes <= one.memory.n_bytes <= free + gpu
+    assert bool(offers) == any(one.memory.fits for one in found)
 
 
 def test_the_user_s_own_list_goes_before_and_a_broken_one_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""ggml from Python: tensors over numpy's memory, and graphs of operations that its CPU kernels compute."""
+"""ggml from Python: tensors over numpy's memory, and graphs of operations that its CPU kernels compute.
+
+llama-cpp-python binds llama.cpp alone. Measuring kernels and checking them needs the library below.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_daemon.arrays import FloatArray
+from . import library
 
 F32, F16, Q8_K, I32, BF16 = 0, 1, 15, 26, 30
 Array = NDArray[Any]
@@ -77,47 +80,18 @@ class Packing:
     is_of_weights: bool
 
 
-@dataclass(slots=True)
-class Operation:
-    """What is computed: `numbers` is to be `expected`, give or take `allowance`, beside it all stays."""
-
-    name: str
-    node: Node
-    memory: NDArray[np.float32]
-    numbers: NDArray[np.float32]
-    expected: FloatArray
-    allowance: FloatArray
-
-    def poison(self) -> None:
-        """Put into the memory what no operation gives."""
-        self.memory.fill(np.nan)
-
-    def fault(self) -> str:
-        """Return what is wrong with the result; "" if nothing is. The result is gone afterwards."""
-        missing = int(np.isnan(self.numbers).sum())
-        off = ~(np.abs(self.numbers - self.expected) <= self.allowance)
-        worst = float(np.nanmax(np.abs(self.numbers - self.expected) / self.allowance)) if off.any() else 0.0
-        self.numbers[...] = np.nan
-        if missing:
-            return f"{missing} of {self.numbers.size} numbers never written"
-        if off.any():
-            return f"{int(off.sum())} of {off.size} numbers wrong, by {worst:.3g} times what rounding may do"
-        if not np.isnan(self.memory).all():
-            return "something is written beside the result"
-        return ""
-
-
 class Ggml:
     """The libraries in a folder, or in one that holds all (`kernels`), as llama.cpp has them."""
 
     def __init__(self, base: ctypes.CDLL, cpu: ctypes.CDLL) -> None:
         self.base, self.cpu = base, cpu
         place, number, node = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(Tensor)
-        for library, name, result, arguments in (
+        for part, name, result, arguments in (
             (base, "ggml_init", place, (_Memory,)),
             (base, "ggml_free", None, (place,)),
             (base, "ggml_new_tensor", node, (place, ctypes.c_int, ctypes.c_int, ctypes.POINTER(number))),
             (base, "ggml_mul_mat", node, (place, node, node)),
+            (base, "ggml_mul", node, (place, node, node)),
             (base, "ggml_mul_mat_id", node, (place, node, node, node)),
             (base, "ggml_flash_attn_ext", node, (place, node, node, node, node, *[ctypes.c_float] * 3)),
             (base, "ggml_flash_attn_ext_add_sinks", None, (node, node)),
@@ -130,7 +104,7 @@ class Ggml:
             (cpu, "ggml_graph_plan", _Plan, (place, ctypes.c_int, place)),
             (cpu, "ggml_graph_compute", ctypes.c_int, (place, ctypes.POINTER(_Plan))),
         ):
-            function = getattr(library, name)
+            function = getattr(part, name)
             function.restype, function.argtypes = result, arguments
         cpu.ggml_cpu_init()
 
@@ -139,6 +113,11 @@ class Ggml:
         """Load the libraries of a folder. Raises OSError where they are not there."""
         found = [next(iter(sorted(folder.glob(f"libggml-{part}.*"))), folder / part) for part in ("base", "cpu")]
         return cls(*(ctypes.CDLL(str(path)) for path in found))
+
+    @classmethod
+    def installed(cls) -> Ggml:
+        """Return the libraries that the engine computes with."""
+        return cls(library.LIBRARY, library.kernels())
 
     def marks(self, names: Sequence[str]) -> dict[str, int]:
         """Return versions of changes by their names; 0 where a build has not a change."""
@@ -199,7 +178,6 @@ class Graph:
         self._context = ggml.base.ggml_init(_Memory((1 << 20) + n_nodes * 4096, None, True))
         self._graph = ggml.base.ggml_new_graph_custom(self._context, 8 * n_nodes, False)
         self._kept: list[Array] = []
-        self.operations: list[Operation] = []
 
     def tensor(self, number: int, ne: Sequence[int], nb: Sequence[int], memory: Array, offset: int = 0) -> Node:
         """Return a tensor of this type and shape, `nb` bytes from one to the next, over memory from `offset` on."""
@@ -213,37 +191,15 @@ class Graph:
         """Return the node of an operation."""
         return getattr(self.ggml.base, name)(self._context, *arguments)
 
-    def add(
-        self, name: str, node: Node, expected: FloatArray, allowance: FloatArray, gaps: tuple[int, int, int] = (0, 0, 0)
-    ) -> None:
-        """Take up an operation; `gaps` are the numbers behind each row, slice and slice of slices of the result."""
-        ne = tuple(node.contents.ne)
-        strides = [1, ne[0] + gaps[0]]
-        strides.append(strides[1] * ne[1] + gaps[1])
-        strides.append(strides[2] * ne[2] + gaps[2])
-        memory = np.empty(strides[3] * ne[3] + 16, np.float32)  # some behind the end, too
-        node.contents.nb[:] = [4 * stride for stride in strides]
+    def compute_into(self, node: Node, memory: NDArray[np.float32], nb: Sequence[int]) -> None:
+        """Have an operation's result computed into memory, `nb` bytes from one to the next."""
+        node.contents.nb[:] = nb
         node.contents.data = memory.ctypes.data
-        numbers = np.lib.stride_tricks.as_strided(memory, ne[::-1], [4 * stride for stride in reversed(strides)])
-        if numbers.shape != expected.shape:
-            msg = f"{name}: ggml makes {numbers.shape}, not {expected.shape}"
-            raise ValueError(msg)
+        self._kept.append(memory)
         self.ggml.base.ggml_build_forward_expand(self._graph, node)
-        self.operations.append(Operation(name, node, memory, numbers, expected, allowance))
 
-    def compute(self, n_threads: int) -> list[tuple[str, str]]:
-        """Compute all; return the operations that are wrong, with what is. Raises RuntimeError if ggml refuses."""
-        self._compute(n_threads)
-        return [(one.name, fault) for one in self.operations if (fault := one.fault())]
-
-    def results(self, n_threads: int) -> list[NDArray[np.float32]]:
-        """Compute all; return what each operation came to. Raises RuntimeError if ggml refuses."""
-        self._compute(n_threads)
-        return [one.numbers.copy() for one in self.operations]
-
-    def _compute(self, n_threads: int) -> None:
-        for one in self.operations:
-            one.poison()
+    def run(self, n_threads: int) -> None:
+        """Compute all. Raises RuntimeError if ggml refuses."""
         plan = self.ggml.cpu.ggml_graph_plan(self._graph, n_threads, None)
         work = np.full(plan.work_size + 64, 0xFF, np.uint8)  # nothing that was there before may be of use
         plan.work_data = -(-work.ctypes.data // 64) * 64
