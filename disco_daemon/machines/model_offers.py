@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config.schema import Config
-from ..engine.llama.memory import N_BATCH, work_bytes
 from ..engine.measure.checkup_messages import CheckupRequest, Fit
+from ..engine.measure.predicted_memory import in_use
 from ..models.offered import (  # fmt: skip
     CONTEXT,
     Memory,
@@ -41,7 +41,6 @@ from .model_memory import run_checkup
 log = logging.getLogger("disco.models")
 
 QUICK_S = 20.0  # the longest measurement that somebody waits for: it takes 3 s on a machine with nothing else to do
-OUTPUTS = 16  # rows of a batch that have logits: the last of each answer, and what is guessed
 SPARE = 0.9  # of the free memory, as in the engine; something else may want some
 
 
@@ -138,10 +137,8 @@ def request_for(model: OfferedModel, config: Config) -> CheckupRequest:
 def memory_of(request: CheckupRequest, fit: Fit, *, shared: bool = False) -> Memory:
     """Return whether a model fits, its weights and the whole context, in what others leave free; and what it takes.
 
-    Room for logits of all rows of a batch has to be there, but answers touch a few of these. `shared`: the GPU has no
-    memory of its own.
+    `shared`: the GPU has no memory of its own.
     """
     taken = fit.in_all if shared else fit.n_bytes
     fits = not fit.problem and fit.n_ctx >= request.n_ctx and taken <= SPARE * fit.available
-    untouched = work_bytes(N_BATCH - OUTPUTS, request.n_vocab, 0)
-    return Memory(max(request.n_bytes, fit.in_all - untouched), fits, on_gpu=fit.gpu_layers >= request.n_layers)
+    return Memory(in_use(request, fit), fits, on_gpu=fit.gpu_layers >= request.n_layers)

@@ -154,9 +154,10 @@ def mac_sensors(fallback: PowerReading, ask: Callable[[tuple[str, ...]], bytes] 
 def of_this_machine(user_watts: float = 0.0, threads: int = 0, *, on_gpu: bool = False) -> Sensors:
     """Return the sensors here, for `threads` that compute (0: one fewer than may be); `on_gpu`: layers are on a GPU."""
     fallback = assumed_of_this_machine(user_watts, threads)
+    on_linux = sys.platform.startswith("linux")
     if sys.platform == "darwin":
         return mac_sensors(fallback)
-    if sys.platform.startswith("linux"):
+    if on_linux:
         return linux_sensors(SYS, fallback, Gpus() if on_gpu else None)
     return Sensors([], fallback)
 
@@ -166,6 +167,7 @@ def assumed_of_this_machine(user_watts: float = 0.0, threads: int = 0) -> PowerR
     # More threads than the machine has cores share these, and draw no more.
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     busy = min(float(cores), threads or max(1, min(cores, n_cores()) - 1))
-    portable = sys.platform.startswith("linux") and bool(linux.batteries(linux.supplies(SYS)))
+    on_linux = sys.platform.startswith("linux")
+    portable = on_linux and bool(linux.batteries(linux.supplies(SYS)))
     frugal = portable or platform.machine().lower() in {"arm64", "aarch64"}
     return assumed_reading(user_watts, busy, frugal=frugal)

@@ -27,6 +27,8 @@ from ..llama.memory import (
 )
 from .checkup_messages import CheckupRequest, Fit
 
+OUTPUTS = 16  # rows of a batch with logits: the last of each answer, and what is guessed
+
 
 def kv_type_of(kv_type: str, head_length: int) -> str:
     """Return `kv_type`, but f16 in place of auto for heads of a length that cannot be kept as Q8_0."""
@@ -41,6 +43,14 @@ def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     if asked.kv_type != "auto" or asked.is_open:
         return found[F16 if asked.is_open and asked.kv_type == "auto" else asked.kv_type]
     return found[kv_type_for(lambda kv_type: found[kv_type].n_ctx == asked.n_ctx)]
+
+
+def in_use(asked: CheckupRequest, found: Fit) -> int:
+    """Return what a model takes while it answers, on a GPU too, bytes.
+
+    Room for the logits of a whole batch has to be there, but answers touch those of a few rows.
+    """
+    return max(asked.n_bytes, found.in_all - work_bytes(N_BATCH - OUTPUTS, asked.n_vocab, 0))
 
 
 def _kept(asked: CheckupRequest, kv_type: str) -> KeptBytes:

@@ -1,0 +1,86 @@
+"""The machine is measured once, by its kernels, in a process of its own; another build or processor is another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from disco_daemon.config.schema import Config
+from disco_daemon.engine.measure.machine_speed import NAMES, least_s
+from disco_daemon.machines import model_offers
+from disco_daemon.models.roofline import BITS, MachineSpeed
+from disco_daemon.profiling import measured_machine
+from disco_daemon.profiling.measured_machine import MachineKey, keep_speed, kept_speed, measure_machine
+from disco_daemon.profiling.tuned_profile import TunedProfiles
+from docs.recommended import MEASURED
+
+KEY = MachineKey("a processor", 4, 3, "a build")
+
+
+@pytest.mark.slow
+async def test_kernels_are_measured_without_a_model() -> None:
+    found = await measure_machine(1, lambda _: None)
+    assert set(found.packings) == set(NAMES.values()) <= set(BITS)
+    assert found.n_threads == 1
+    for speed in found.packings.values():
+        assert 1e8 < speed.bytes_per_s < 1e12
+        assert 1e8 < speed.multiply_adds_per_s < 1e13
+    assert found.bytes_per_s == max(speed.bytes_per_s for speed in found.packings.values())
+    assert min(found.attention_one_per_s, found.attention_many_per_s, found.elements_per_s) > 1e7
+    assert 0 < found.operation_s < 1e-3
+
+
+def test_it_is_kept_for_this_machine_and_this_build(tmp_path: Path) -> None:
+    assert kept_speed(tmp_path, KEY) is None
+    path = keep_speed(tmp_path, KEY, MEASURED)
+    assert kept_speed(tmp_path, KEY) == MEASURED
+    for other in ({"cpu": "another"}, {"n_cores": 8}, {"n_threads": 2}, {"build": "a newer one"}):
+        assert kept_speed(tmp_path, replace(KEY, **other)) is None
+    path.write_text("nonsense = ")
+    assert kept_speed(tmp_path, KEY) is None
+
+
+async def test_it_is_measured_once_and_not_while_there_is_something_else_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def measure(n_threads: int, _: object) -> MachineSpeed:
+        asked.append(n_threads)
+        return MEASURED
+
+    monkeypatch.setattr(model_offers, "measure_machine", measure)
+    monkeypatch.setattr(model_offers, "profiles", lambda: TunedProfiles(tmp_path))
+    config = Config()
+    assert await model_offers.this_machine(config, "a build", lambda: False) is None
+    assert asked == []
+    for build, times in (("a build", 1), ("a build", 1), ("a newer one", 2)):
+        assert await model_offers.this_machine(config, build, lambda: True) == MEASURED
+        assert len(asked) == times
+    assert await model_offers.this_machine(config, "a newer one", lambda: False) == MEASURED, "it is kept"
+
+
+async def test_a_machine_that_cannot_be_measured_has_models_without_speeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measure(*_: object) -> MachineSpeed:
+        raise measured_machine.MachineError("no kernels")
+
+    monkeypatch.setattr(model_offers, "measure_machine", measure)
+    monkeypatch.setattr(model_offers, "profiles", lambda: TunedProfiles(tmp_path))
+    assert await model_offers.this_machine(Config(), "a build", lambda: True) is None
+
+
+def test_the_least_of_some_rounds_counts_and_slow_ones_are_few() -> None:
+    for each_s, most in ((0.001, 7), (0.05, 4), (1.0, 1)):
+        at, ran = [0.0], [0]
+
+        def run(at: list[float] = at, ran: list[int] = ran, each_s: float = each_s) -> None:
+            ran[0] += 1
+            at[0] += each_s * (3 if ran[0] == 1 else 1)  # the first is slow
+
+        took = least_s(run, lambda at=at: at[0])  # type: ignore[misc]
+        assert took == pytest.approx(each_s if ran[0] > 1 else 3 * each_s)
+        assert ran[0] <= most
