@@ -12,6 +12,7 @@ _NEEDED = {
     "glm4moe": ("attn_norm", *_EXPERTS),
     "deepseek2": ("attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_k_b", *_EXPERTS),
 }
+_NUMBERS = {"deepseek2": ("attention.q_lora_rank", "attention.key_length_mla", "attention.value_length_mla")}
 _OWN = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 
 
@@ -21,7 +22,8 @@ def why_no_guesses(header: Header) -> str | None:
     n_guessing = header.number(f"{arch}.{N_GUESSING}") or 0
     if not n_guessing:
         return None
-    layer = f"blk.{(header.number(f'{arch}.block_count') or 0) - 1}."
+    n_layers = header.number(f"{arch}.block_count") or 0
+    layer = f"blk.{n_layers - 1}."
     found = {tensor.name for tensor in header.tensors if tensor.name.startswith(layer)}
     if not any(f"{layer}{name}.weight" in found for name in _OWN):
         return "the file was written without it"
@@ -30,6 +32,8 @@ def why_no_guesses(header: Header) -> str | None:
     if n_guessing > 1:
         return "disco uses it only where there is one such layer"
     missing = [name for name in (*_OWN, *_NEEDED[arch]) if f"{layer}{name}.weight" not in found]
-    if missing or header.keys.get(f"{arch}.attention.temperature_scale"):
+    missing += [name for name in _NUMBERS.get(arch, ()) if not header.number(f"{arch}.{name}")]
+    is_dense = (header.number(f"{arch}.leading_dense_block_count") or 0) >= n_layers
+    if missing or is_dense or header.keys.get(f"{arch}.attention.temperature_scale"):
         return "it is not of the shape that llama.cpp computes"
     return ""

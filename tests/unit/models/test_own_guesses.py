@@ -44,6 +44,8 @@ def test_why_it_is_not_used(tmp_path: Path) -> None:
     shape = "it is not of the shape that llama.cpp computes"
     assert why_no_guesses(changed(header, "", **{"attention.temperature_scale": 0.1})) == shape
     assert why_no_guesses(changed(header, "blk.3.attn_k_b")) == shape
+    assert why_no_guesses(changed(header, leading_dense_block_count=4)) == shape
+    assert why_no_guesses(changed(header, "", **{"attention.q_lora_rank": 0})) == shape
     other = Header(
         1,
         {"general.architecture": "qwen35", "qwen35.block_count": 3, "qwen35.nextn_predict_layers": 1},
