@@ -7,12 +7,6 @@
 #include "products.h"
 
 #if defined(DISCO_MULTIPLIES)
-#if defined(__GNUC__)
-#define DISCO_INLINE __attribute__((always_inline))
-#else
-#define DISCO_INLINE
-#endif
-
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 static constexpr int DISCO_K_COLUMNS = 8; // as registers allow
 static inline disco_ints disco_either(disco_ints a, disco_ints b) { return _mm512_or_si512(a, b); }
@@ -54,14 +48,7 @@ static inline disco_ints disco_factor(disco_ints from, int byte) {
 }
 #endif
 #endif
-#if defined(DISCO_DOT)
-static inline disco_ints disco_dot(disco_ints sums, disco_ints weights, disco_ints bytes) {
-    return DISCO_DOT(sums, weights, bytes);
-}
-#else
-static inline disco_ints disco_dot(disco_ints sums, disco_ints weights, disco_ints bytes) {
-    return disco_dot_pairs(sums, weights, bytes);
-}
+#if !defined(DISCO_DOT)
 static inline disco_ints disco_scaled(disco_ints dots, disco_ints factor) { return disco_multiply_pairs(dots, factor); }
 #endif
 
@@ -73,12 +60,11 @@ struct disco_k_tile {
     disco_reals scale, least;
 };
 
-// The rows: of a block, scale as F32, 256 bytes with a sign, and the sums of each 16 of them in 16 bits. They are multiplied as
-// disco_scales lays them out: block after block, and in a block DISCO_K_COLUMNS rows together, or what is left of them. Of these
-// first what scales() has of each, then the words, each number and word of all of these rows side by side.
+// The rows: of a block, scale as F32, 256 bytes with a sign, and the sums of each 16 of them in 16 bits.
 struct disco_q8_k {
     static constexpr bool IS_K = true, ALONG = false;
     static constexpr int64_t ROW_BYTES = 292, ROW_AT = 4, SUMS_AT = 260, TOGETHER = 1, WORDS_OF_ROW = 64;
+    static constexpr int64_t AT_ONCE = 1, COLUMNS = DISCO_K_COLUMNS;
     static inline int32_t sum(const char * block, int i) {
         int16_t found;
         std::memcpy(&found, block + SUMS_AT + 2*i, sizeof found);
@@ -96,8 +82,7 @@ struct disco_k_leasts : disco_q8_k {
         const disco_ints low = disco_bytes(0x3F3F3F3F), nibble = disco_bytes(0x0F0F0F0F), high = disco_bytes(0x30303030);
         disco_ints words[4];
         disco_turn_words(rows, at, words);
-        to.scale = disco_lower_halves(words[0]);
-        to.least = disco_upper_halves(words[0]);
+        disco_halves(words[0], to.scale, to.least);
         const disco_ints scales[2] = {disco_both(words[1], low), disco_either(disco_both(words[3], nibble),
                                                                               disco_both(disco_right(words[1], 2), high))};
         const disco_ints leasts[2] = {disco_both(words[2], low), disco_either(disco_both(disco_right(words[3], 4), nibble),
@@ -317,35 +302,6 @@ static inline void disco_pack_k(const float * from, char * to, int64_t n) {
     }
 }
 
-// What is made of the rows, SCALES numbers for each block of each.
-template <typename W>
-static inline void disco_scales_k(const char * rows, int64_t row_bytes, int64_t n, int64_t n_blocks, float * to) {
-    for (int64_t row = 0; row < n; row += DISCO_K_COLUMNS) {
-        const int64_t m = n - row < DISCO_K_COLUMNS ? n - row : DISCO_K_COLUMNS;
-        for (int64_t b = 0; b < n_blocks; ++b) {
-            float * group = to + (b*n + row)*W::SCALES;
-            for (int64_t c = 0; c < m; ++c) {
-                const char * block = rows + (row + c)*row_bytes + b*W::ROW_BYTES;
-                float first[W::FIRST];
-                W::scales(block, first);
-                for (int64_t i = 0; i < W::FIRST; ++i) {
-                    std::memcpy(group + i*m + c, first + i, sizeof *first);
-                }
-                for (int64_t i = 0; i < W::WORDS_OF_ROW; ++i) {
-                    std::memcpy(group + (W::FIRST + i)*m + c, block + W::ROW_AT + 4*i, sizeof *first);
-                }
-            }
-        }
-    }
-}
-
-// Keeps GCC from adding up in another order, for which it would lack registers.
-#if defined(__GNUC__)
-#define DISCO_IN_ORDER(sum) __asm__("" : "+v"(sum))
-#else
-#define DISCO_IN_ORDER(sum) (void) (sum)
-#endif
-
 // Multiplies a part with `N` rows, which are together.
 template <typename W, int N>
 static inline void disco_multiply_part(
@@ -355,6 +311,7 @@ static inline void disco_multiply_part(
         dots[c] = W::start(rows + (1 + part)*N + c);
     }
     const float * words = rows + (W::FIRST + part*W::WORDS)*N;
+#pragma GCC unroll 8
     for (int i = 0; i < W::WORDS; ++i) {
         for (int c = 0; c < N; ++c) {
             dots[c] = disco_dot(dots[c], weights[i], disco_word(words + i*N + c));
@@ -385,8 +342,8 @@ static inline disco_reals disco_add_block(
 
 // As in products.h, for few rows: what is laid out stays in registers.
 template <typename W, int N>
-static inline void disco_multiply_few_k(
-        const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride) {
+static DISCO_APART void disco_multiply_few_k(
+        const disco_product & of, const char * const * weights, const char * next, float * to) {
     disco_reals sums[N];
     for (int c = 0; c < N; ++c) {
         sums[c] = disco_each(0.0f);
@@ -408,18 +365,13 @@ static inline void disco_multiply_few_k(
         }
     }
     for (int c = 0; c < N; ++c) {
-        disco_write(to + c*to_stride, sums[c]);
+        disco_write(to + c*DISCO_LANES, sums[c]);
     }
 }
 
-// Multiplies a block with `n_rows` rows that are together, `N` at most, and adds to `sums`.
+// As in products.h.
 template <typename W, int N>
-static inline void disco_multiply_block_k(const disco_k_tile<W> & tile, const float * rows, int64_t n_rows, float * sums) {
-    if constexpr (N > 1) {
-        if (n_rows < N) {
-            return disco_multiply_block_k<W, N - 1>(tile, rows, n_rows, sums);
-        }
-    }
+static inline void disco_multiply_block_k(const disco_k_tile<W> & tile, const float * rows, float * sums) {
     disco_ints whole[N];
     for (int c = 0; c < N; ++c) {
         whole[c] = disco_none();
@@ -432,34 +384,14 @@ static inline void disco_multiply_block_k(const disco_k_tile<W> & tile, const fl
         disco_write(sum, disco_add_block<W>(tile, rows, N, c, whole[c], disco_read(sum)));
     }
 }
-
-// As in products.h, for the rows from `row` on, `end` - `row` of them; sums stay near until all is added up.
 template <typename W>
-static inline void disco_multiply_many_k(
-        const disco_product & of, const char * const * weights, const char * next, int64_t row, int64_t end, float * to,
-        int64_t to_stride) {
-    static constexpr int64_t most = 256;
-    alignas(64) float sums[most*DISCO_LANES];
-    for (; row < end; row += most, to += most*to_stride) {
-        const int64_t n = end - row < most ? end - row : most;
-        std::memset(sums, 0, n*DISCO_LANES*sizeof(float));
-        for (int64_t b = 0; b < of.n_blocks; ++b) {
-            disco_k_tile<W> tile;
-            disco_fetch_tile<W>(next, b);
-            W::factors(weights, b*W::BYTES, tile);
-            W::lay_out(weights, b*W::BYTES, [&](int part, const disco_ints * words) DISCO_INLINE {
-                for (int i = 0; i < W::WORDS; ++i) {
-                    tile.weights[part*W::WORDS + i] = words[i];
-                }
-            });
-            for (int64_t c = 0; c < n; c += DISCO_K_COLUMNS) {
-                const float * rows = of.scales + (b*of.n_rows + row + c)*W::SCALES;
-                disco_multiply_block_k<W, DISCO_K_COLUMNS>(tile, rows, n - c, sums + c*DISCO_LANES);
-            }
+static inline void disco_lay_out_k(const char * const * weights, const char * next, int64_t block, disco_k_tile<W> & tile) {
+    disco_fetch_tile<W>(next, block);
+    W::factors(weights, block*W::BYTES, tile);
+    W::lay_out(weights, block*W::BYTES, [&](int part, const disco_ints * words) DISCO_INLINE {
+        for (int i = 0; i < W::WORDS; ++i) {
+            tile.weights[part*W::WORDS + i] = words[i];
         }
-        for (int64_t c = 0; c < n; ++c) {
-            std::memcpy(to + c*to_stride, sums + c*DISCO_LANES, DISCO_LANES*sizeof(float));
-        }
-    }
+    });
 }
 #endif

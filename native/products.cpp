@@ -19,7 +19,7 @@ extern "C" bool disco_other_products(const ggml_compute_params *, int64_t, int64
 // counter back, and nobody goes on before that.
 template <typename W>
 static void disco_multiply_all(const ggml_compute_params * params, disco_product of) {
-    static constexpr int64_t most = 256;
+    const int64_t most = disco_rows_at_once<W>(of.n_blocks);
     static thread_local std::vector<float> scales;
     const char * work = (const char *) params->wdata;
     const bool is_ready = work && of.rows >= work && of.rows < work + params->wsize; // ggml has packed these rows, and waited
@@ -125,12 +125,12 @@ extern "C" bool ggml_compute_forward_mul_mat_tiled(const ggml_compute_params * p
 template <typename W>
 static void disco_multiply_expert(
         const ggml_compute_params * params, ggml_tensor * to, int64_t expert, int64_t n_rows, const int32_t * chosen) {
-    static constexpr int64_t most = 256;
     static thread_local std::vector<char> rows;
     static thread_local std::vector<float> scales, results;
     const ggml_tensor * weights = to->src[0], * from = to->src[1];
     disco_product of = {};
     of.n_blocks = weights->ne[0] / ggml_blck_size(weights->type);
+    const int64_t most = disco_rows_at_once<W>(of.n_blocks);
     of.row_bytes = of.n_blocks*W::ROW_BYTES;
     of.weights_bytes = weights->nb[1];
     of.n_weights = weights->ne[1];
@@ -213,7 +213,7 @@ extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, i
 
 // The engine looks for its number, and the daemon for its name: these products round otherwise than ggml's own. Version 1 was wrong
 // with more than one thread where an operation has more than one slice; version 2 added a single row of floats up otherwise than
-// several; version 3 had only Q4_1, and Q8_0 where there is VNNI; version 4 was slower.
+// several; version 3 had only Q4_1, and Q8_0 where there is VNNI; versions 4 and 5 were slower.
 #if defined(DISCO_MULTIPLIES)
-DISCO_TOLD(disco_products, 5)
+DISCO_TOLD(disco_products, 6)
 #endif

@@ -3,7 +3,7 @@
 // row for each row, or lay weights out anew when a model is loaded, and add up a register's lanes for each number. Here a tile of
 // weight rows is laid out so that each lane is a weight row, and multiplied with up to DISCO_COLUMNS rows before it is done with.
 // What is added up for a number, and in which order, is the same however many rows there are: block after block, whole numbers
-// within a block. By AVX2, AVX-512 or VNNI it is the same, too.
+// within a block. Rows are laid out beforehand, too, as they are multiplied (disco_scales). By AVX2, AVX-512 or VNNI it is the same, too.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -11,6 +11,7 @@
 #if (defined(__AVX512F__) && defined(__AVX512BW__)) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
 #define DISCO_MULTIPLIES 1
 #include <immintrin.h>
+#include <type_traits>
 #include <vector>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
@@ -24,12 +25,13 @@ static inline disco_reals disco_real(disco_ints a) { return _mm512_cvtepi32_ps(a
 static inline disco_reals disco_each(float a) { return _mm512_set1_ps(a); }
 static inline disco_reals disco_times(disco_reals a, disco_reals b) { return _mm512_mul_ps(a, b); }
 static inline disco_reals disco_times_and(disco_reals a, disco_reals b, disco_reals c) { return _mm512_fmadd_ps(a, b, c); }
-static inline disco_reals disco_lower_halves(disco_ints a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
-static inline disco_reals disco_upper_halves(disco_ints a) {
-    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16)));
+// The numbers in the lower and in the upper 16 bits of each lane.
+static inline void disco_halves(disco_ints a, disco_reals & lower, disco_reals & upper) {
+    lower = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a));
+    upper = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16)));
 }
-static inline disco_reals disco_read(const float * from) { return _mm512_loadu_ps(from); }
-static inline void disco_write(float * to, disco_reals a) { _mm512_storeu_ps(to, a); }
+static inline disco_reals disco_read(const float * from) { return _mm512_load_ps(from); }
+static inline void disco_write(float * to, disco_reals a) { _mm512_store_ps(to, a); }
 #if defined(__AVX512VNNI__)
 #define DISCO_DOT(sums, weights, bytes) _mm512_dpbusd_epi32(sums, weights, bytes)
 #else
@@ -57,16 +59,15 @@ static inline disco_reals disco_real(disco_ints a) { return _mm256_cvtepi32_ps(a
 static inline disco_reals disco_each(float a) { return _mm256_set1_ps(a); }
 static inline disco_reals disco_times(disco_reals a, disco_reals b) { return _mm256_mul_ps(a, b); }
 static inline disco_reals disco_times_and(disco_reals a, disco_reals b, disco_reals c) { return _mm256_fmadd_ps(a, b, c); }
-static inline disco_reals disco_halves(__m256i a) { // the lower 16 bits of each 32
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, a), 0x08);
-    return _mm256_cvtph_ps(_mm256_castsi256_si128(packed));
+static inline void disco_halves(disco_ints a, disco_reals & lower, disco_reals & upper) {
+    const __m256i sorted = _mm256_shuffle_epi8(a, _mm256_setr_epi8(
+        0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+    const __m256i both = _mm256_permute4x64_epi64(sorted, 0xD8);
+    lower = _mm256_cvtph_ps(_mm256_castsi256_si128(both));
+    upper = _mm256_cvtph_ps(_mm256_extracti128_si256(both, 1));
 }
-static inline disco_reals disco_lower_halves(disco_ints a) {
-    return disco_halves(_mm256_and_si256(a, _mm256_set1_epi32(0xFFFF)));
-}
-static inline disco_reals disco_upper_halves(disco_ints a) { return disco_halves(_mm256_srli_epi32(a, 16)); }
-static inline disco_reals disco_read(const float * from) { return _mm256_loadu_ps(from); }
-static inline void disco_write(float * to, disco_reals a) { _mm256_storeu_ps(to, a); }
+static inline disco_reals disco_read(const float * from) { return _mm256_load_ps(from); }
+static inline void disco_write(float * to, disco_reals a) { _mm256_store_ps(to, a); }
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define DISCO_DOT(sums, weights, bytes) _mm256_dpbusd_epi32(sums, weights, bytes)
 #elif defined(__AVXVNNI__)
@@ -84,6 +85,26 @@ static inline disco_ints disco_meant(disco_ints nibbles, __m128i table) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), nibbles);
 }
 static inline disco_ints disco_shifted(disco_ints a) { return _mm256_xor_si256(a, _mm256_set1_epi8((char) 0x80)); }
+#endif
+
+#if defined(DISCO_DOT)
+static inline disco_ints disco_dot(disco_ints sums, disco_ints weights, disco_ints bytes) {
+    return DISCO_DOT(sums, weights, bytes);
+}
+#else
+static inline disco_ints disco_dot(disco_ints sums, disco_ints weights, disco_ints bytes) {
+    return disco_dot_pairs(sums, weights, bytes);
+}
+#endif
+#if defined(__GNUC__)
+#define DISCO_INLINE __attribute__((always_inline))
+#define DISCO_APART __attribute__((noinline)) // GCC has more registers for loops that are by themselves
+// Keeps GCC from adding up in another order, for which it would lack registers.
+#define DISCO_IN_ORDER(sum) __asm__("" : "+v"(sum))
+#else
+#define DISCO_INLINE
+#define DISCO_APART
+#define DISCO_IN_ORDER(sum) (void) (sum)
 #endif
 
 static inline int32_t disco_pair(int32_t lower, int32_t upper) {
@@ -123,7 +144,10 @@ static inline disco_ints disco_add_up(const disco_ints * rows) {
     for (int i = 0; i < 2; ++i) {
         b[i] = _mm256_add_epi32(_mm256_unpacklo_epi64(a[2*i], a[2*i + 1]), _mm256_unpackhi_epi64(a[2*i], a[2*i + 1]));
     }
-    return _mm256_add_epi32(_mm256_permute2x128_si256(b[0], b[1], 0x20), _mm256_permute2x128_si256(b[0], b[1], 0x31));
+    // Not by vperm2i128, which is eight instructions inside an AMD Zen 1.
+    const __m256i upper = _mm256_castsi128_si256(_mm256_extracti128_si256(b[0], 1));
+    const __m256i inner = _mm256_inserti128_si256(upper, _mm256_castsi256_si128(b[1]), 1);
+    return _mm256_add_epi32(inner, _mm256_blend_epi32(b[0], b[1], 0xF0));
 }
 static inline __m256i disco_load(const char * from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
 // Bytes with a sign times those of a row, none of which is -128.
@@ -134,7 +158,6 @@ static inline __m256i disco_dot_signed(__m256i weights, const char * row) {
 
 static constexpr int DISCO_LANES = sizeof(disco_reals) / sizeof(float); // weight rows of a tile
 static constexpr int64_t DISCO_BLOCK = 32; // numbers with one scale
-static constexpr int64_t DISCO_AT_ONCE = 12; // blocks that are laid out before they are multiplied with more rows than DISCO_COLUMNS
 
 // A block of a tile's weight rows: four numbers of each row in a register, from 0 on.
 template <typename W>
@@ -186,6 +209,15 @@ static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
     }
 }
 #else
+// Four bytes of each weight row.
+static inline disco_ints disco_words_at(const char * const * rows, int64_t at) {
+    const auto word = [&](int row) {
+        int32_t four;
+        std::memcpy(&four, rows[row] + at, sizeof four);
+        return four;
+    };
+    return _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7));
+}
 static inline void disco_turn_words(const char * const * rows, int64_t at, disco_ints * words) {
     __m256i a[4];
     for (int i = 0; i < 4; ++i) {
@@ -199,32 +231,15 @@ static inline void disco_turn_words(const char * const * rows, int64_t at, disco
     words[2] = _mm256_unpacklo_epi64(b[1], b[3]);
     words[3] = _mm256_unpackhi_epi64(b[1], b[3]);
 }
-
-// The same with 8.
-static inline void disco_turn(const disco_ints * rows, disco_ints * words) {
-    __m256i a[8], b[8];
-    for (int i = 0; i < 8; i += 2) {
-        a[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
-        a[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-        b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
-        b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
-        b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
-        b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
-    }
-    for (int i = 0; i < 4; ++i) {
-        words[i] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
-        words[i + 4] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
-    }
-}
 #endif
 
 // What kinds of weights have, if they do not say otherwise: IS_K is of k_products.h; bytes that may be above 15 go as two nibbles
 // where there is no VNNI, the upper ones behind the lower.
 struct disco_kind {
     static constexpr bool IS_K = false, HAS_LEAST = false, IS_OF_BYTES = false, ALONG = false;
-    static constexpr int64_t SCALES = 2, TOGETHER = 1; // numbers for a row's block; blocks that are turned together
+    static constexpr int64_t TOGETHER = 1; // blocks that are turned together
+    static constexpr int64_t FIRST = 2, WORDS_OF_ROW = DISCO_BLOCK / 4, SCALES = FIRST + WORDS_OF_ROW; // of a row's block
+    static constexpr int64_t AT_ONCE = 12, COLUMNS = DISCO_COLUMNS; // blocks that are laid out, then multiplied with rows
     static constexpr int REGISTERS = DISCO_BLOCK / 4;
 };
 struct disco_bytes_kind : disco_kind {
@@ -267,23 +282,22 @@ struct disco_q4_1 : disco_kind {
     static constexpr int64_t TOGETHER = 3; // blocks that are turned together
     static constexpr int WORDS = 16;
 #else
-    static constexpr int64_t TOGETHER = 1;
-    static constexpr int WORDS = 8;
+    static constexpr int WORDS = 5;
 #endif
 
     // Turns `n` blocks, TOGETHER at most, of each weight row.
     static inline void turn(const char * const * rows, int64_t block, int64_t n, disco_ints * words) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
         disco_ints each[WORDS];
         for (int i = 0; i < WORDS; ++i) {
-#if defined(__AVX512F__) && defined(__AVX512BW__)
             each[i] = _mm512_maskz_loadu_epi32((__mmask16) ((1u << 5*n) - 1), rows[i] + block*BYTES);
-#else
-            (void) n;
-            each[i] = _mm256_maskload_epi32(
-                reinterpret_cast<const int *>(rows[i] + block*BYTES), _mm256_setr_epi32(-1, -1, -1, -1, -1, 0, 0, 0));
-#endif
         }
         disco_turn(each, words);
+#else
+        (void) n;
+        words[0] = disco_words_at(rows, block*BYTES);
+        disco_turn_words(rows, block*BYTES + 4, words + 1);
+#endif
     }
 
     // Makes a tile of the words of block `i` of those that were turned, the first of which is `block`.
@@ -291,8 +305,7 @@ struct disco_q4_1 : disco_kind {
     static inline void lay_out(const char * const *, int64_t, const disco_ints * words, int64_t i, Tile & to) {
         const disco_ints nibble = disco_bytes(0x0F0F0F0F);
         words += 5*i;
-        to.scale = disco_lower_halves(words[0]);
-        to.least = disco_upper_halves(words[0]);
+        disco_halves(words[0], to.scale, to.least);
         for (int w = 0; w < 4; ++w) {
             to.weights[w] = disco_both(words[w + 1], nibble);
             to.weights[w + 4] = disco_both(disco_high(words[w + 1]), nibble);
@@ -315,24 +328,24 @@ struct disco_q8_0 : disco_bytes_kind {
     static constexpr int64_t TOGETHER = 2;
     static constexpr int WORDS = 16;
 #else
-    static constexpr int64_t TOGETHER = 1;
     static constexpr int WORDS = 8;
 #endif
 
     static inline void turn(const char * const * rows, int64_t block, int64_t n, disco_ints * words) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
         disco_ints each[WORDS];
         for (int i = 0; i < WORDS; ++i) {
             const char * from = rows[i] + block*BYTES + ROW_AT;
             const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
-#if defined(__AVX512F__) && defined(__AVX512BW__)
             const __m256i other = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + (n - 1)*BYTES));
             each[i] = _mm512_inserti64x4(_mm512_castsi256_si512(first), other, 1);
-#else
-            (void) n;
-            each[i] = first;
-#endif
         }
         disco_turn(each, words);
+#else
+        (void) n;
+        disco_turn_words(rows, block*BYTES + ROW_AT, words);
+        disco_turn_words(rows, block*BYTES + ROW_AT + 16, words + 4);
+#endif
     }
 
     template <typename Tile>
@@ -344,7 +357,7 @@ struct disco_q8_0 : disco_bytes_kind {
     }
 
     static inline void scales(const char * block, float * to) { disco_q8_0_scales(block, 128, false, to); }
-    static inline disco_ints start(const float * scales) { return disco_word(scales + 1); }
+    static inline disco_ints start(const float * scales) { return disco_word(scales); }
 #if defined(DISCO_ONE_ALONG)
     static constexpr bool ALONG = true;
     static constexpr int64_t SCALE_AT = 0;
@@ -366,7 +379,7 @@ struct disco_nibbles : Kind {
     static inline disco_ints nibbles(const disco_ints * words, int w) {
         return disco_both(w < 4 ? words[w] : disco_high(words[w - 4]), disco_bytes(0x0F0F0F0F));
     }
-    static inline disco_ints start(const float * scales) { return disco_word(scales + 1); }
+    static inline disco_ints start(const float * scales) { return disco_word(scales); }
 };
 #if defined(DISCO_DOT)
 static constexpr bool DISCO_IN_PAIRS = false;
@@ -426,62 +439,76 @@ struct disco_iq4_nl : disco_nibbles<2, disco_bytes_kind> {
 #endif
 };
 
-// k_products.h has it.
-template <typename W>
-static inline void disco_scales_k(const char * rows, int64_t row_bytes, int64_t n, int64_t n_blocks, float * to);
-
-// SCALES numbers for each block of `n` rows.
+// What is made of `n` rows, SCALES numbers for each block of each, in the order in which they are multiplied: AT_ONCE blocks after
+// AT_ONCE blocks, of these COLUMNS rows together (or what is left of either), and of these rows block after block: first what
+// scales() has of each row, then the words, each number and word of all of these rows side by side.
 template <typename W>
 static inline void disco_scales(const char * rows, int64_t row_bytes, int64_t n, int64_t n_blocks, float * to) {
-    if constexpr (W::IS_K) {
-        disco_scales_k<W>(rows, row_bytes, n, n_blocks, to);
-    } else {
-        for (int64_t row = 0; row < n; ++row) {
-            for (int64_t b = 0; b < n_blocks; ++b, to += W::SCALES) {
-                W::scales(rows + row*row_bytes + b*W::ROW_BYTES, to);
+    for (int64_t begin = 0; begin < n_blocks; begin += W::AT_ONCE) {
+        const int64_t end = begin + W::AT_ONCE < n_blocks ? begin + W::AT_ONCE : n_blocks;
+        for (int64_t row = 0; row < n; row += W::COLUMNS) {
+            const int64_t m = n - row < W::COLUMNS ? n - row : W::COLUMNS;
+            for (int64_t b = begin; b < end; ++b, to += m*W::SCALES) {
+                for (int64_t c = 0; c < m; ++c) {
+                    const char * block = rows + (row + c)*row_bytes + b*W::ROW_BYTES;
+                    float first[W::FIRST];
+                    W::scales(block, first);
+                    for (int64_t i = 0; i < W::FIRST; ++i) {
+                        std::memcpy(to + i*m + c, first + i, sizeof *first);
+                    }
+                    for (int64_t i = 0; i < W::WORDS_OF_ROW; ++i) {
+                        std::memcpy(to + (W::FIRST + i)*m + c, block + W::ROW_AT + 4*i, sizeof *first);
+                    }
+                }
             }
         }
     }
 }
 
-// Multiplies a block of a tile with `N` rows, and adds to `sums`.
-template <typename W, int N>
-static inline void disco_multiply_block(
-        const disco_tile<W> & tile, const char * rows, int64_t row_bytes, const float * scales, int64_t n_scales,
-        disco_reals * sums) {
-    for (int c = 0; c < N; ++c) {
-        const char * bytes = rows + c*row_bytes + W::ROW_AT;
-        const float * scale = scales + c*n_scales;
-        disco_ints dots = W::start(scale);
-#if defined(DISCO_DOT)
-        for (int i = 0; i < DISCO_BLOCK / 4; ++i) {
-            dots = DISCO_DOT(dots, tile.weights[i], disco_word(bytes + 4*i));
+// Multiplies a block of a tile with `N` rows that are together, from number `C` of them on, and adds to `sums`.
+template <typename W, int N, int C = 0>
+static inline DISCO_INLINE void disco_multiply_block(const disco_tile<W> & tile, const float * rows, disco_reals * sums) {
+    static constexpr int WHOLE = W::IS_OF_BYTES ? 2 : 1; // dot products of a row: of lower nibbles, then of upper ones
+    static constexpr int M = N - C < 4/WHOLE ? N - C : 4/WHOLE; // rows at a time, as registers allow
+    const float * words = rows + W::FIRST*N + C;
+    disco_ints dots[WHOLE][M];
+    for (int c = 0; c < M; ++c) {
+        for (int part = 0; part < WHOLE; ++part) {
+            dots[part][c] = WHOLE > 1 ? disco_none() : W::start(rows + N + C + c);
         }
-#else
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < DISCO_BLOCK / 4; ++i) {
+        for (int c = 0; c < M; ++c) {
+            const disco_ints four = disco_word(words + i*N + c);
+            for (int part = 0; part < WHOLE; ++part) {
+                disco_ints & sum = dots[part][c];
+                sum = disco_dot(sum, tile.weights[i + part*DISCO_BLOCK / 4], four); // 8*2*15*128 is within 16 bits
+                DISCO_IN_ORDER(sum);
+            }
+        }
+    }
+#if !defined(DISCO_DOT)
+    for (int c = 0; c < M; ++c) {
+        dots[0][c] = disco_add_pairs(dots[0][c]);
         if constexpr (W::IS_OF_BYTES) {
-            disco_ints lower = disco_none(), upper = disco_none();
-            for (int i = 0; i < DISCO_BLOCK / 4; ++i) {
-                const disco_ints four = disco_word(bytes + 4*i);
-                lower = disco_dot_pairs(lower, tile.weights[i], four);
-                upper = disco_dot_pairs(upper, tile.weights[i + DISCO_BLOCK / 4], four);
-            }
-            dots = disco_sum(dots, disco_sum(disco_add_pairs(lower), disco_left(disco_add_pairs(upper), 4)));
-        } else {
-            for (int i = 0; i < DISCO_BLOCK / 4; ++i) {
-                dots = disco_dot_pairs(dots, tile.weights[i], disco_word(bytes + 4*i)); // 8*2*15*128 is within 16 bits
-            }
-            dots = disco_add_pairs(dots);
+            dots[0][c] = disco_sum(disco_sum(W::start(rows + N + C + c), dots[0][c]), disco_left(disco_add_pairs(dots[1][c]), 4));
         }
+    }
 #endif
-        sums[c] = disco_times_and(disco_real(dots), disco_times(tile.scale, disco_each(scale[0])), sums[c]);
+    for (int c = C; c < C + M; ++c) {
+        sums[c] = disco_times_and(disco_real(dots[0][c - C]), disco_times(tile.scale, disco_each(rows[c])), sums[c]);
         if constexpr (W::HAS_LEAST) {
-            sums[c] = disco_times_and(tile.least, disco_each(scale[1]), sums[c]);
+            sums[c] = disco_times_and(tile.least, disco_each(rows[N + c]), sums[c]);
         }
+    }
+    if constexpr (C + M < N) {
+        disco_multiply_block<W, N, C + M>(tile, rows, sums);
     }
 }
 
 // What a call's tiles have in common: `n_blocks` blocks a row; bytes from a row to the next; numbers of `to`; what disco_scales
-// has made of the rows.
+// has made of the rows, DISCO_MOST at most.
 struct disco_product {
     const char * weights;
     int64_t n_weights, weights_bytes;
@@ -493,23 +520,13 @@ struct disco_product {
 
     int64_t n_tiles() const { return (n_weights + DISCO_LANES - 1) / DISCO_LANES; }
 };
+static constexpr int64_t DISCO_MOST = 256;
 
-// Multiplies `n` blocks of a tile, from `block` on, with `N` rows, from `row` on.
-template <typename W, int N>
-static inline void disco_multiply(
-        const disco_product & of, const disco_tile<W> * tile, int64_t block, int64_t n, int64_t row, float * to, int64_t to_stride) {
-    disco_reals sums[N];
-    for (int c = 0; c < N; ++c) {
-        sums[c] = block ? disco_read(to + c*to_stride) : disco_each(0.0f);
-    }
-    for (int64_t b = 0; b < n; ++b) {
-        disco_multiply_block<W, N>(
-            tile[b], of.rows + row*of.row_bytes + (block + b)*W::ROW_BYTES, of.row_bytes,
-            of.scales + 2*(row*of.n_blocks + block + b), 2*of.n_blocks, sums);
-    }
-    for (int c = 0; c < N; ++c) {
-        disco_write(to + c*to_stride, sums[c]);
-    }
+// How many rows of `n_blocks` blocks are laid out at a time: 2 MB where that is enough rows for what laying out weights costs.
+template <typename W>
+static inline int64_t disco_rows_at_once(int64_t n_blocks) {
+    const int64_t n = (2 << 20)/(int64_t) sizeof(float)/(W::SCALES*n_blocks)/W::COLUMNS*W::COLUMNS;
+    return n < DISCO_MOST/4 ? DISCO_MOST/4 : n > DISCO_MOST ? DISCO_MOST : n;
 }
 
 // Asks early for the blocks of the next tile, of which `next` is the first byte: a guess does no harm.
@@ -520,10 +537,10 @@ static inline void disco_fetch_tile(const char * next, int64_t block) {
     }
 }
 
-// The same for all blocks of few rows: what is laid out stays in registers.
+// Multiplies all blocks with few rows: what is laid out stays in registers. Sums of a row are side by side.
 template <typename W, int N>
-static inline void disco_multiply_few(
-        const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride) {
+static DISCO_APART void disco_multiply_few(
+        const disco_product & of, const char * const * weights, const char * next, float * to) {
     disco_reals sums[N];
     for (int c = 0; c < N; ++c) {
         sums[c] = disco_each(0.0f);
@@ -531,8 +548,7 @@ static inline void disco_multiply_few(
     const auto multiply = [&](const disco_ints * words, int64_t block, int64_t i) {
         disco_tile<W> tile;
         W::lay_out(weights, block, words, i, tile);
-        disco_multiply_block<W, N>(
-            tile, of.rows + (block + i)*W::ROW_BYTES, of.row_bytes, of.scales + 2*(block + i), 2*of.n_blocks, sums);
+        disco_multiply_block<W, N>(tile, of.scales + (block + i)*N*W::SCALES, sums);
     };
     disco_ints words[W::WORDS];
     int64_t b = 0;
@@ -550,37 +566,15 @@ static inline void disco_multiply_few(
         }
     }
     for (int c = 0; c < N; ++c) {
-        disco_write(to + c*to_stride, sums[c]);
+        disco_write(to + c*DISCO_LANES, sums[c]);
     }
 }
-
-// Calls disco_multiply for `n_rows` rows, `N` at most.
-template <typename W, int N>
-static inline void disco_multiply_rest(
-        const disco_product & of, const disco_tile<W> * tile, int64_t block, int64_t n, int64_t row, int64_t n_rows, float * to,
-        int64_t to_stride) {
-    if constexpr (N > 0) {
-        if (n_rows >= N) {
-            disco_multiply<W, N>(of, tile, block, n, row, to, to_stride);
-        } else {
-            disco_multiply_rest<W, N - 1>(of, tile, block, n, row, n_rows, to, to_stride);
-        }
-    }
-}
-
-// k_products.h has them.
-template <typename W, int N>
-static inline void disco_multiply_few_k(
-        const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride);
-template <typename W>
-static inline void disco_multiply_many_k(
-        const disco_product & of, const char * const * weights, const char * next, int64_t row, int64_t end, float * to,
-        int64_t to_stride);
 
 #if defined(DISCO_ONE_ALONG)
 // The same whole numbers for a single row, added up in another order.
 template <typename W>
-static inline void disco_multiply_along(const disco_product & of, const char * const * weights, const char * next, float * to) {
+static DISCO_APART void disco_multiply_along(
+        const disco_product & of, const char * const * weights, const char * next, float * to) {
     disco_reals sums = disco_each(0.0f);
     for (int64_t b = 0; b < of.n_blocks; ++b) {
         disco_fetch_tile<W>(next, b);
@@ -595,41 +589,88 @@ static inline void disco_multiply_along(const disco_product & of, const char * c
 }
 #endif
 
-// The products of a tile with few rows.
+// k_products.h has the same of K weights.
+template <typename W>
+struct disco_k_tile;
 template <typename W, int N>
-static inline void disco_multiply_few_of(
-        const disco_product & of, const char * const * weights, const char * next, float * to, int64_t to_stride) {
+static DISCO_APART void disco_multiply_few_k(
+        const disco_product & of, const char * const * weights, const char * next, float * to);
+template <typename W>
+static inline void disco_lay_out_k(const char * const * weights, const char * next, int64_t block, disco_k_tile<W> & tile);
+template <typename W, int N>
+static inline void disco_multiply_block_k(const disco_k_tile<W> & tile, const float * rows, float * sums);
+
+template <typename W, int N>
+static inline void disco_multiply_few_of(const disco_product & of, const char * const * weights, const char * next, float * to) {
 #if defined(DISCO_ONE_ALONG)
     if constexpr (N == 1 && W::ALONG) {
         return disco_multiply_along<W>(of, weights, next, to);
     } else
 #endif
     if constexpr (W::IS_K) {
-        disco_multiply_few_k<W, N>(of, weights, next, to, to_stride);
+        disco_multiply_few_k<W, N>(of, weights, next, to);
     } else {
-        disco_multiply_few<W, N>(of, weights, next, to, to_stride);
+        disco_multiply_few<W, N>(of, weights, next, to);
     }
 }
 
-// And with the rows from `row` to `end`.
+// Lays out `n` blocks, from `block` on.
 template <typename W>
-static inline void disco_multiply_many(
-        const disco_product & of, const char * const * weights, const char * next, int64_t row, int64_t end, float * to,
-        int64_t to_stride) {
-    disco_tile<W> tile[DISCO_AT_ONCE];
+static inline void disco_lay_out(
+        const char * const * weights, const char * next, int64_t block, int64_t n, disco_tile<W> * tiles) {
     disco_ints words[W::WORDS];
-    for (int64_t b = 0; b < of.n_blocks; b += DISCO_AT_ONCE) {
-        const int64_t m = of.n_blocks - b < DISCO_AT_ONCE ? of.n_blocks - b : DISCO_AT_ONCE;
-        for (int64_t i = 0; i < m; i += W::TOGETHER) {
-            const int64_t k = m - i < W::TOGETHER ? m - i : W::TOGETHER;
-            disco_fetch_tile<W>(next, b + i);
-            W::turn(weights, b + i, k, words);
-            for (int64_t l = 0; l < k; ++l) {
-                W::lay_out(weights, b + i, words, l, tile[i + l]);
-            }
+    for (int64_t i = 0; i < n; i += W::TOGETHER) {
+        const int64_t k = n - i < W::TOGETHER ? n - i : W::TOGETHER;
+        disco_fetch_tile<W>(next, block + i);
+        W::turn(weights, block + i, k, words);
+        for (int64_t l = 0; l < k; ++l) {
+            W::lay_out(weights, block + i, words, l, tiles[i + l]);
         }
-        for (int64_t c = row; c < end; c += DISCO_COLUMNS) {
-            disco_multiply_rest<W, DISCO_COLUMNS>(of, tile, b, m, c, end - c, to + (c - row)*to_stride, to_stride);
+    }
+}
+
+// Multiplies `n` blocks with `n_rows` rows that are together, `N` at most, and adds to `to`.
+template <typename W, int N, typename Tile>
+static inline void disco_multiply(const Tile * tiles, int64_t n, const float * rows, int64_t n_rows, float * to) {
+    if constexpr (N > 1) {
+        if (n_rows < N) {
+            return disco_multiply<W, N - 1>(tiles, n, rows, n_rows, to);
+        }
+    }
+    if constexpr (W::IS_K) {
+        disco_multiply_block_k<W, N>(*tiles, rows, to);
+    } else {
+        disco_reals sums[N];
+        for (int c = 0; c < N; ++c) {
+            sums[c] = disco_read(to + c*DISCO_LANES);
+            DISCO_IN_ORDER(sums[c]); // else GCC copies bytes, and waits for them
+        }
+        for (int64_t b = 0; b < n; ++b) {
+            disco_multiply_block<W, N>(tiles[b], rows + b*N*W::SCALES, sums);
+        }
+        for (int c = 0; c < N; ++c) {
+            DISCO_IN_ORDER(sums[c]);
+            disco_write(to + c*DISCO_LANES, sums[c]);
+        }
+    }
+}
+
+// Multiplies all blocks with all rows. Sums stay near until all is added up.
+template <typename W>
+static DISCO_APART void disco_multiply_many(
+        const disco_product & of, const char * const * weights, const char * next, float * to) {
+    std::conditional_t<W::IS_K, disco_k_tile<W>, disco_tile<W>> tiles[W::AT_ONCE];
+    std::memset(to, 0, of.n_rows*DISCO_LANES*sizeof(float));
+    for (int64_t b = 0; b < of.n_blocks; b += W::AT_ONCE) {
+        const int64_t m = of.n_blocks - b < W::AT_ONCE ? of.n_blocks - b : W::AT_ONCE;
+        if constexpr (W::IS_K) {
+            disco_lay_out_k<W>(weights, next, b, *tiles);
+        } else {
+            disco_lay_out<W>(weights, next, b, m, tiles);
+        }
+        for (int64_t c = 0; c < of.n_rows; c += W::COLUMNS) {
+            const float * rows = of.scales + (b*of.n_rows + c*m)*W::SCALES;
+            disco_multiply<W, W::COLUMNS>(tiles, m, rows, of.n_rows - c, to + c*DISCO_LANES);
         }
     }
 }
@@ -644,23 +685,20 @@ static void disco_multiply_tile(const disco_product & of, int64_t t) {
         weights[i] = of.weights + (first + (i < n ? i : n - 1))*of.weights_bytes;
     }
     const char * next = of.weights + (first + DISCO_LANES)*of.weights_bytes;
-    alignas(64) float part[DISCO_COLUMNS*DISCO_LANES]; // where a tile has fewer rows than lanes
-    const int64_t columns = n == DISCO_LANES ? of.n_rows : DISCO_COLUMNS;
-    for (int64_t row = 0; row < of.n_rows; row += columns) {
-        const int64_t end = row + columns < of.n_rows ? row + columns : of.n_rows;
-        float * to = n == DISCO_LANES ? of.to + first : part;
-        const int64_t to_stride = n == DISCO_LANES ? of.to_stride : DISCO_LANES;
-        if (of.n_rows == 1) {
-            disco_multiply_few_of<W, 1>(of, weights, next, to, to_stride);
-        } else if (of.n_rows == 2) {
-            disco_multiply_few_of<W, 2>(of, weights, next, to, to_stride);
-        } else if constexpr (W::IS_K) {
-            disco_multiply_many_k<W>(of, weights, next, row, end, to, to_stride);
+    alignas(64) float sums[DISCO_MOST*DISCO_LANES];
+    if (of.n_rows == 1) {
+        disco_multiply_few_of<W, 1>(of, weights, next, sums);
+    } else if (of.n_rows == 2) {
+        disco_multiply_few_of<W, 2>(of, weights, next, sums);
+    } else {
+        disco_multiply_many<W>(of, weights, next, sums);
+    }
+    for (int64_t row = 0; row < of.n_rows; ++row) {
+        float * to = of.to + row*of.to_stride + first;
+        if (n == DISCO_LANES) {
+            std::memcpy(to, sums + row*DISCO_LANES, DISCO_LANES*sizeof(float));
         } else {
-            disco_multiply_many<W>(of, weights, next, row, end, to, to_stride);
-        }
-        for (int64_t c = row; n != DISCO_LANES && c < end; ++c) {
-            std::memcpy(of.to + c*of.to_stride + first, part + (c - row)*DISCO_LANES, n*sizeof(float));
+            std::memcpy(to, sums + row*DISCO_LANES, n*sizeof(float));
         }
     }
 }
