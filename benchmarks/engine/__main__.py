@@ -1,7 +1,7 @@
 """Our engine beside llama.cpp's own llama-server: the same GGUF, threads, prompts and client, in one run.
 
     python -m benchmarks.engine [--model FILE | --shape SHAPE [--quant QUANT]] [--repeats 5] [--threads N]
-                                [--brief | --short | --long 8,16] [--json]
+                                [--brief | --short | --long 8,16 | --rounding] [--json]
 
 The peer is compiled natively, once, from the source of llama.cpp that we compile, too (`benchmarks.llama_server`).
 `--shape` makes a model with random weights, as large as one that people run (`benchmarks.engine.shapes`); what it says
@@ -10,6 +10,7 @@ one KV cache of `n_ctx` tokens for all their answers and a prefix cache. For `th
 written behind a prompt of 800 tokens, servers of their own have a cache that holds all of it. The daemon's part of the
 way is in our figures, as the peer's HTTP server is in its own. `--long` measures `throughput_long` alone, `--short` all
 else, and `--brief` what the ratios by processor time are made of: a prompt of 512 tokens, and 1 and 8 answers.
+`--rounding` measures the same of our engine alone: how many times the time of fast rounding exact rounding takes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from disco_daemon.bench.engine import (
     table,
     up,
 )
-from disco_daemon.bench.engine_chats import Count
+from disco_daemon.bench.engine_chats import Count, calibrate_count
 from disco_daemon.bench.streamed import Chat, Door
 from disco_daemon.config.layers import cache_path
 from disco_daemon.engine.llama.ggml import Ggml
@@ -54,7 +56,7 @@ from .. import llama_server
 from ..command import run_script
 from . import limits, shapes
 
-PEER = "peer"
+PEER, FAST = "peer", "fast"
 PROMPT, ONE, MANY = "512", "1", str(SHARE_AT)  # the measurements behind the ratios by processor time
 
 
@@ -116,7 +118,7 @@ async def bench_engine(
         **({} if brief else {"second_turn_ttft_ratio": figures["second_turn"]["ratio"]}),
         **by_processor(figures, limits.work_of(model), bounds),
         **figures,
-        **(await bench_long(setup, progress) if with_long and not brief else _about(setup, model)),
+        **(await bench_long(setup, progress) if with_long and not brief else _beside(setup, model)),
     }
 
 
@@ -129,8 +131,31 @@ async def bench_long(setup: EngineSetup, progress: Progress) -> dict[str, Any]:
     return {
         "throughput_ratio_long": {n: figures["ratio"] for n, figures in found.items()},
         "throughput_long": found,
-        **_about(setup, model),
+        **_beside(setup, model),
     }
+
+
+async def bench_rounding(setup: EngineSetup, progress: Progress) -> dict[str, Any]:
+    """Measure our engine with exact rounding, and beside it with fast rounding. Raises BenchError."""
+    model = setup.model if setup.model is not None else await asyncio.to_thread(fetch_default_model, progress)
+
+    def start(rounding: str, folder: Path) -> list[str]:
+        (own := folder / rounding).mkdir()
+        return ["env", f"DISCO_DEVICE_ROUNDING={rounding}", *up(own, setup, model)]
+
+    servers: dict[str, Start] = {OURS: partial(start, "exact"), FAST: partial(start, "fast")}
+    with breaks_off():
+        async with open_doors(setup, servers, progress) as doors:
+            figures = await measure_brief(Bench(doors, setup, await calibrate_count(doors[OURS]), progress))
+    times = {what: one.get("cpu_s") for what, one in _briefly(figures).items()}
+    ratios = {what: cpu_s and round(cpu_s[OURS] / cpu_s[FAST], 4) for what, cpu_s in times.items()}
+    return {"exact_over_fast": ratios, **figures, **_about(setup, model)}
+
+
+def _briefly(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what was measured of a prompt, an answer alone, and many answers at a time."""
+    rates = figures["throughput"]
+    return {"prompt": figures["ttft"].get(PROMPT, {}), "one": rates.get(ONE, {}), "many": rates.get(MANY, {})}
 
 
 def by_processor(figures: dict[str, Any], work: limits.Work, bounds: limits.Bounds | None) -> dict[str, Any]:
@@ -138,11 +163,7 @@ def by_processor(figures: dict[str, Any], work: limits.Work, bounds: limits.Boun
 
     None stands for what was not measured.
     """
-    found = {
-        "prompt": figures["ttft"].get(PROMPT, {}),
-        "one": figures["throughput"].get(ONE, {}),
-        "many": figures["throughput"].get(MANY, {}),
-    }
+    found = _briefly(figures)
     least = {"prompt": bounds and work.prompt_s(bounds), "one": bounds and work.one_s(bounds)}
     shares = dict.fromkeys(least)
     for what, least_s in least.items():
@@ -157,12 +178,17 @@ def by_processor(figures: dict[str, Any], work: limits.Work, bounds: limits.Boun
     }
 
 
-def _about(setup: EngineSetup, model: Path) -> dict[str, Any]:
+def _beside(setup: EngineSetup, model: Path) -> dict[str, Any]:
     """Describe both sides, the machine, and the model."""
+    return {"native": True, "peer": llama_server.peer(), **_about(setup, model)}
+
+
+def _about(setup: EngineSetup, model: Path) -> dict[str, Any]:
+    """Describe the machine, and the model."""
     with model.open("rb") as file:
         quant = read_header(file.read(HEADER_BYTES)).packing.lower()
     described = {"shape": setup.shape or None, "quant": quant, "file": model.name}
-    return {"native": True, "peer": llama_server.peer(), **about(setup, model), "model": described}
+    return {**about(setup, model), "model": described}
 
 
 async def _model(setup: EngineSetup, progress: Progress) -> Path:
@@ -188,20 +214,32 @@ def table_long(figures: dict[str, Any]) -> str:
     return "\n".join(f"{n} answers{behind(engine.LONG_CONTEXT)}: {ratio:.3f}" for n, ratio in ratios.items())
 
 
+MEASURED = {"prompt": f"a token of a prompt of {PROMPT}", "one": "a token alone", "many": f"a token of {MANY} answers"}
+
+
+def table_rounding(figures: dict[str, Any]) -> str:
+    """Return how many times the processor time of fast rounding exact rounding takes."""
+    lines = [f"{MEASURED[what]}: {ratio or 'not measured'}" for what, ratio in figures["exact_over_fast"].items()]
+    return "\n".join(["Exact over fast, by processor time:", *lines, _named(figures)])
+
+
+def _named(figures: dict[str, Any]) -> str:
+    return "{file}, {quant}, shape {shape}".format(**figures["model"])
+
+
 def table_by_processor(figures: dict[str, Any]) -> str:
     """Return how many times as fast ours is, by processor time, and the bound's share."""
-    names = {"prompt": f"a token of a prompt of {PROMPT}", "one": "a token alone", "many": f"a token of {MANY} answers"}
     lines = []
     for what, ratio in figures["cpu_ratio"].items():
         share = figures["limit_share"].get(what)
         bound = f", {share:.1%} of it this processor's bound" if share is not None else ""
-        lines.append(f"{names[what]}: {'not measured' if ratio is None else f'{ratio:.3f} times as fast'}{bound}")
+        lines.append(f"{MEASURED[what]}: {'not measured' if ratio is None else f'{ratio:.3f} times as fast'}{bound}")
     if bounds := figures["limits"]:
         lines.append(
             f"a thread's bounds: {bounds['multiply_adds_per_s'] / 1e9:.4g} billion multiply-adds of bytes a second "
             f"({bounds['multiply_adds_per_cycle']} a cycle), {bounds['bytes_per_s'] / 1e9:.3g} GB/s from memory"
         )
-    return "\n".join([*lines, "{file}, {quant}, shape {shape}".format(**figures["model"])])
+    return "\n".join([*lines, _named(figures)])
 
 
 def table_all(figures: dict[str, Any]) -> str:
@@ -226,6 +264,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     part.add_argument("--long", metavar="N,N", help="measure only N answers at a time behind long prompts")
     part.add_argument("--short", action="store_true", help="measure all but answers behind long prompts")
     part.add_argument("--brief", action="store_true", help="measure a prompt of 512 tokens, and 1 and 8 answers")
+    part.add_argument("--rounding", action="store_true", help="measure the same of ours, exact beside fast rounding")
     return parser.parse_args(argv)
 
 
@@ -235,12 +274,15 @@ def main(argv: list[str] | None = None) -> int:
     setup = EngineSetup(model=args.model, repeats=args.repeats, threads=args.threads)
     if args.shape is None:
         return _compared(setup, args)
-    llama_server.require()
+    if not args.rounding:
+        llama_server.require()
     with made(args.shape, args.quant) as model:
         return _compared(replace(setup, model=model, shape=args.shape, guesses=False), args)
 
 
 def _compared(setup: EngineSetup, args: argparse.Namespace) -> int:
+    if args.rounding:
+        return print_figures(run_measurement(bench_rounding(setup, progress)), table_rounding, as_json=args.json)
     if args.long:
         long = bench_long(replace(setup, concurrent=tuple(map(int, args.long.split(",")))), progress)
         return print_figures(run_measurement(long), table_long, as_json=args.json)

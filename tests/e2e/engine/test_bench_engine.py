@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import llama_server
-from benchmarks.engine.__main__ import PEER, bench_engine, main, table_all
+from benchmarks.engine.__main__ import PEER, bench_engine, main, table_all, table_rounding
 from disco_daemon.bench import engine
 from disco_daemon.bench.engine import OURS, EngineSetup, table
 from disco_daemon.models.default import default_model_path
@@ -69,6 +69,22 @@ def test_a_shape_is_made_measured_and_described(
     if shutil.which("cc"):
         assert min(*found["limit_share"].values(), *found["limits"].values()) > 0
     assert not list(tmp_path.glob("**/*.gguf")), "it was made for this measurement"
+
+
+@pytest.mark.slow
+def test_exact_rounding_is_measured_beside_fast_rounding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(llama_server, "require", lambda *_: pytest.fail("no other server is asked"))
+    assert main(["--shape", "tiny", "--rounding", "--repeats", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["model"] == {"shape": "tiny", "quant": "q4_k_m", "file": "random-tiny-q4_k_m.gguf"}
+    assert "peer" not in found
+    for what, measured in (("one", found["throughput"]["1"]), ("many", found["throughput"]["8"])):
+        assert found["exact_over_fast"][what] * measured["cpu_ratio"] == pytest.approx(1, rel=1e-3)
+    assert found["exact_over_fast"]["prompt"] > 0
+    assert "a token alone: " in table_rounding(found)
 
 
 @pytest.mark.slow
