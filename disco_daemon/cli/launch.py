@@ -7,7 +7,6 @@ are.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import shlex
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..client.launcher import DaemonLauncher
     from ..config.schema import Config
-    from ..onboarding.agents import Agent, Run, Target
+    from ..onboarding.agents import Agent, AgentRun, AgentTarget
 
 NOT_ALLOWED, NOT_FOUND = 126, 127  # what a shell returns for a program that it cannot run, or cannot find
 HIDDEN = "(api.key)"  # in place of a key that is shown
@@ -49,6 +48,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Look whether the daemon and its model will do, and become the program; its exit status is then its own."""
+    import asyncio
+
     from ..client import once as client
     from ..client.launcher import DaemonLauncher
     from ..config.layers import data_path, load
@@ -88,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def _models(launcher: DaemonLauncher, root: str, key: str, agent: Agent, *, may_start: bool) -> dict[str, Any]:
     """Return the document of /v1/models, once the device's model is known. Raises DaemonError."""
+    import asyncio
+
     from ..client import once as client
     from ..client.launcher import have_daemon
 
@@ -131,11 +134,15 @@ def _refusal(agent: Agent, card: dict[str, Any], lacking: list[str], config: Con
 
 def _better(agent: Agent, config: Config) -> Any:
     """Return the model of the list that fits with the context that an agent needs; None where none does."""
+    import asyncio
+
     from ..config.layers import config_path, with_values
     from ..machines.model_offers import recommendation
     from ..models.offered import offered_models
 
-    roomy = tuple(model for model in offered_models(config_path().parent) if model.context >= agent.context)
+    listed = offered_models(config_path().parent)
+    able = (model for model in listed if getattr(model, "tools", True) or not agent.tools)  # an older list does not say
+    roomy = tuple(model for model in able if model.context >= agent.context)
     if not roomy:
         return None
     wanted = with_values(config, {"device.n_ctx": agent.context})
@@ -146,16 +153,18 @@ def _better(agent: Agent, config: Config) -> Any:
 # --- what is set ------------------------------------------------------------------------------------------------------
 
 
-def _setup(agent: Agent, card: dict[str, Any], models: dict[str, Any], root: str, key: str) -> tuple[Run, Target]:
+def _setup(
+    agent: Agent, card: dict[str, Any], models: dict[str, Any], root: str, key: str
+) -> tuple[AgentRun, AgentTarget]:
     from ..config.layers import data_path
-    from ..onboarding.agents import Target
+    from ..onboarding.agents import AgentTarget
 
     folder = str(data_path() / "launch" / agent.name)
-    target = Target(root, key, card["id"], card.get("context_length"), folder, models)
+    target = AgentTarget(root, key, card["id"], card.get("context_length"), folder, models)
     return agent.run(target), target
 
 
-def _show(args: argparse.Namespace, agent: Agent, setup: Run, target: Target, lacking: list[str]) -> None:
+def _show(args: argparse.Namespace, agent: Agent, setup: AgentRun, target: AgentTarget, lacking: list[str]) -> None:
     """Print what would be set, as lines for a shell or as JSON, without a key."""
 
     def hidden(text: str) -> str:
@@ -176,7 +185,7 @@ def _show(args: argparse.Namespace, agent: Agent, setup: Run, target: Target, la
         progress(f"{agent.title} would get nowhere with {target.model}: {', and '.join(lacking)}")
 
 
-def _write(setup: Run, target: Target) -> None:
+def _write(setup: AgentRun, target: AgentTarget) -> None:
     """Write the generated files, which only their owner can read. Raises ConfigError."""
     from pathlib import Path
 
@@ -209,7 +218,7 @@ def _with_theirs(path: Path, ours: dict[str, Any]) -> dict[str, Any] | None:
     return merged(ours, theirs) if isinstance(theirs, dict) else ours
 
 
-def _environment(setup: Run) -> dict[str, str]:
+def _environment(setup: AgentRun) -> dict[str, str]:
     changed: dict[str, str | None] = {**os.environ, **setup.env}
     return {name: value for name, value in changed.items() if value is not None}
 

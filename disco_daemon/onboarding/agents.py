@@ -31,7 +31,7 @@ SHORT_CONTEXT = 65_536  # tokens; below them Codex gets our instructions, of 100
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AgentTarget:
     """What a program is pointed at: the daemon's `root` without /v1, a key ("" = none), a model, its context in tokens.
 
     `folder` is where generated files go, `models` the document of /v1/models.
@@ -61,7 +61,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AgentRun:
     """How a program is run: arguments before the user's, variables (None = taken away), files by name in the folder.
 
     Files are JSON. Those that are `merged` may have settings of the user's, which are kept.
@@ -84,7 +84,7 @@ class Agent:
     title: str
     program: str
     install: str
-    run: Callable[[Target], Run]
+    run: Callable[[AgentTarget], AgentRun]
     tools: bool = True
     context: int = 0
     leaves: bool = False
@@ -99,7 +99,7 @@ class Agent:
         return lacking
 
 
-def _codex(to: Target) -> Run:
+def _codex(to: AgentTarget) -> AgentRun:
     settings: dict[str, Any] = {
         "model_provider": "disco",
         "model_providers.disco.name": "disco",
@@ -114,13 +114,13 @@ def _codex(to: Target) -> Run:
             files["models.json"] = {"models": to.models["models"]}
             settings["model_catalog_json"] = f"{to.folder}/models.json"
     flags = [word for key, value in settings.items() for word in ("-c", f"{key}={json.dumps(value)}")]
-    return Run((*flags, "-m", to.model), {"DISCO_API_KEY": to.some_key}, files)
+    return AgentRun((*flags, "-m", to.model), {"DISCO_API_KEY": to.some_key}, files)
 
 
-def _claude(to: Target) -> Run:
+def _claude(to: AgentTarget) -> AgentRun:
     names = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{kind}_MODEL" for kind in ("OPUS", "SONNET", "HAIKU")))
     room = {} if to.context is None else {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(to.context)}
-    return Run(
+    return AgentRun(
         ("--model", to.model),
         {
             "ANTHROPIC_BASE_URL": to.root, "ANTHROPIC_AUTH_TOKEN": to.some_key, "ANTHROPIC_API_KEY": None,
@@ -130,7 +130,7 @@ def _claude(to: Target) -> Run:
     )  # fmt: skip
 
 
-def _opencode(to: Target) -> Run:
+def _opencode(to: AgentTarget) -> AgentRun:
     limit = {} if to.context is None else {"limit": {"context": to.context, "output": to.output}}
     provider = {
         "npm": "@ai-sdk/openai-compatible", "name": "disco",
@@ -140,10 +140,10 @@ def _opencode(to: Target) -> Run:
     model = f"disco/{to.model}"
     settings = {"model": model, "small_model": model, "provider": {"disco": provider}}
     quiet = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
-    return Run(env={"OPENCODE_CONFIG_CONTENT": json.dumps(settings), **quiet})
+    return AgentRun(env={"OPENCODE_CONFIG_CONTENT": json.dumps(settings), **quiet})
 
 
-def _aider(to: Target) -> Run:
+def _aider(to: AgentTarget) -> AgentRun:
     name = f"openai/{to.model}"
     files: dict[str, dict[str, Any]] = {}
     more: tuple[str, ...] = ()
@@ -151,24 +151,24 @@ def _aider(to: Target) -> Run:
         lengths = {"max_input_tokens": to.context, "max_output_tokens": to.output}
         files["models.json"] = {name: {**lengths, "litellm_provider": "openai", "mode": "chat"}}
         more = ("--model-metadata-file", f"{to.folder}/models.json")
-    return Run(
+    return AgentRun(
         ("--model", name, "--weak-model", name, "--no-show-model-warnings", "--no-check-update", *more),
         {"OPENAI_API_BASE": to.v1, "OPENAI_API_KEY": to.some_key},
         files,
     )
 
 
-def _continue(to: Target) -> Run:
+def _continue(to: AgentTarget) -> AgentRun:
     length = {} if to.context is None else {"defaultCompletionOptions": {"contextLength": to.context}}
     model = {
         "name": "disco", "provider": "openai", "model": to.model, "apiBase": to.v1, "apiKey": to.some_key,
         "roles": ["chat", "edit", "apply"], "capabilities": ["tool_use"], **length,
     }  # fmt: skip
     settings = {"name": "disco", "version": "0.0.1", "schema": "v1", "models": [model]}
-    return Run(("--config", f"{to.folder}/config.yaml"), files={"config.yaml": settings})  # JSON is YAML, too
+    return AgentRun(("--config", f"{to.folder}/config.yaml"), files={"config.yaml": settings})  # JSON is YAML, too
 
 
-def _zed(to: Target) -> Run:
+def _zed(to: AgentTarget) -> AgentRun:
     able = {"tools": True, "images": False}
     model = {"name": to.model, "max_tokens": to.context or ZED.context, "capabilities": able}
     settings = {
@@ -176,11 +176,11 @@ def _zed(to: Target) -> Run:
         "agent": {"default_model": {"provider": "disco", "model": to.model}},
     }
     flags, env = ("--user-data-dir", to.folder), {"DISCO_API_KEY": to.some_key}
-    return Run(flags, env, {"config/settings.json": settings}, merged=True)
+    return AgentRun(flags, env, {"config/settings.json": settings}, merged=True)
 
 
-def _open_webui(to: Target) -> Run:
-    return Run(
+def _open_webui(to: AgentTarget) -> AgentRun:
+    return AgentRun(
         ("serve",),
         {
             "OPENAI_API_BASE_URL": to.v1, "OPENAI_API_KEY": to.some_key, "OPENAI_API_BASE_URLS": None,
