@@ -64,8 +64,6 @@ PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill i
 # Whose state in llama.cpp is no thing apart from the cells; with a sliding window it is not, either.
 ENTANGLED = ("deepseek4", "glm5-next", "qwen4exp")
 
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
-
 
 class AbortFlag:
     """Stops a running llama_decode from another thread.
@@ -476,35 +474,26 @@ class Llama(Sequences):
 
     def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:
         """Draw the next token from the logits of batch row `row`; if `among` has ids, one of those."""
-        if sampler.meter is None:
-            token = self._draw(sampler, row, among)
-            sampler.watch(token)
-            sampler.count(token)
-            return token
+        meter = sampler.meter
         began = time.thread_time()  # of the processor: on a busy machine a harmless grammar waits, too
         token = self._draw(sampler, row, among)
-        sampler.meter.add(time.thread_time() - began)
+        if meter is not None:
+            meter.add(time.thread_time() - began)
+        if sampler.meter is None:
+            sampler.watch(token)
+            sampler.count(token)
         return token
 
     def _draw(self, sampler: Sampler, row: int, among: Sequence[int]) -> int:
         sampler.begin_draw()
         if (forced := sampler.forced) is not None and not among:
-            llama_cpp.llama_sampler_accept(sampler.chain, forced)
+            sampler.accept(forced)
             return forced
-        if not (among or sampler.greedy):
-            return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
-        logits = self.logits(row)
-        if not among:  # the chain would make a table of the whole vocabulary to find the same
-            return int(logits.argmax())
-        data = np.zeros(len(among), _CANDIDATE)
-        data["id"], data["logit"] = among, logits[np.asarray(among)]
-        candidates = llama_cpp.llama_token_data_array(
-            data.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data)), len(among), -1, False
-        )
-        llama_cpp.llama_sampler_apply(sampler.chain, ctypes.byref(candidates))
-        token = int(candidates.data[max(0, candidates.selected)].id)
-        llama_cpp.llama_sampler_accept(sampler.chain, token)
-        return token
+        if sampler.greedy and not among:  # the chain would make a table of the whole vocabulary to find the same
+            return int(self.logits(row).argmax())
+        if among or sampler.meter is not None:
+            return sampler.draw(self.logits(row), among)
+        return int(llama_cpp.llama_sampler_sample(sampler.chain, self._ctx, row))
 
     def warm_up(self) -> bool:
         """Compute a few tokens, so that the first request meets warm caches, and measure: `prefill_tps`, token/s.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import llama_cpp
+import numpy as np
 
 from ..wire import Generate
-from .ambiguity import readings
 from .calls import OpeningMark
-from .grammar import AMBIGUOUS
+from .grammar_sampler import CANDIDATE, Cuts, GrammarMeter, GrammarSampler, Tokens, candidates
+from .hidden import FloatRows
 from .refusals import FormatError, ToolsError
 from .thinking import ThoughtBudget
 
@@ -23,45 +23,7 @@ DEFAULT_MIN_P = 0.05  # as in llama.cpp
 PENALTY_WINDOW = 1024  # tokens the frequency and presence penalties look back on
 BANNED = -1e6  # added to a logit; finite, since nothing could be drawn if all were infinite
 POSSIBLE = 1e-30  # of the likeliest token's share: llama.cpp's typical sampling and mirostat divide by that of each
-MOST_DRY = 1e30  # added to logits by DRY under a grammar, at most, so that they stay finite
 MIROSTAT_M = 100  # tokens by which mirostat 1 estimates, as in llama.cpp
-# What a grammar may cost: processor time, s. llama.cpp tries the whole vocabulary, so the bounds are for one of
-# USUAL_VOCABULARY tokens, and grow with it. A string takes 0.005 to 0.03 s a token, by what else the machine does. A
-# token of an enum of 1,000 words that begin alike takes 2 s, but that is the end of it: long lists have more, unless
-# the grammar is of those whose readings multiply, of which each token takes a few times what the last one did.
-MAX_TOKEN_S = 0.25  # for one token; the next one would take a few times that, and the other answers wait for it
-MAX_GRAMMAR_S = 3.0  # for all tokens so far,
-MAX_MEAN_S = 0.05  # and for each one more: what takes longer slows the others down to a fifth
-MAX_LIST_S = 4.0  # for one token, whatever the list and the vocabulary; well below hang.HANG_S
-USUAL_VOCABULARY = 50_000  # tokens
-WORDS = 50  # of one list, for which a token may take MAX_TOKEN_S more; for five times as many, the whole as much again
-CALM = 64  # readings: beyond it they multiply
-
-
-class GrammarMeter:
-    """The cost so far of the grammar of one answer."""
-
-    def __init__(self, n_vocab: int, grammar: str, kind: type[FormatError] = FormatError) -> None:
-        self._kind = kind
-        n_words = max(line.count("|") for line in grammar.split("\n"))
-        if n_words >= WORDS and readings(grammar) > CALM:
-            n_words = 0
-        scale = max(1.0, n_vocab / USUAL_VOCABULARY)
-        self._token_s = min(MAX_LIST_S, MAX_TOKEN_S * scale * (1 + n_words / WORDS))
-        self._scale = scale * (1 + n_words / (5 * WORDS))
-        self._total_s, self._n = 0.0, 0
-        self.over = False  # whether an answer's grammar has cost too much
-
-    def add(self, token_s: float, *, is_drawn: bool = True) -> None:
-        """Add the time that drawing a token took, or to go on behind one: those come at once, and earn no time."""
-        self._total_s += token_s
-        self._n += is_drawn
-        most_s = MAX_GRAMMAR_S + self._n * MAX_MEAN_S
-        self.over = self.over or token_s > self._token_s or self._total_s > most_s * self._scale
-
-    def error(self) -> FormatError:
-        """Return the error for the client."""
-        return self._kind(f"Obeying {self._kind.whose} takes too long. {AMBIGUOUS}")
 
 
 class Sampler:
@@ -93,9 +55,8 @@ class Sampler:
         self._temperature = DEFAULT_TEMPERATURE if request.temperature is None else request.temperature
         self._seed: int | None = None
         self._n_drawn = self._n_tail = 0
-        self._constraint: Any = None
+        self._constraint: GrammarSampler | None = None
         self._keeps_on = False  # whether the first sampler bans what ends the text, until it has `min_tokens`
-        self.meter: GrammarMeter | None = None
         self._kind = ToolsError if request.tools is not None else FormatError
         self._vocab, self._grammar, self.mark, self._budget = vocab, grammar, mark, budget
         self.chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
@@ -105,22 +66,24 @@ class Sampler:
             except FormatError:
                 self.close()
                 raise
-            self._add(self._constraint)
         self._add_biases(ends)
         frequency, presence = request.frequency_penalty or 0.0, request.presence_penalty or 0.0
         if frequency or presence:
             last_n = self._n_last(self._draws.repeat_last_n, PENALTY_WINDOW)
             self._add(llama_cpp.llama_sampler_init_penalties(n_vocab, last_n, 1.0, frequency, presence))
         self._add_repetition(vocab, [token for token in prompt[-window:] if 0 <= token < n_vocab])
+        self._n_adding = llama_cpp.llama_sampler_chain_n(self.chain)  # samplers that add to logits, and cut none off
         self._remembers = bool(frequency or presence or grammar or self._draws.repeats)
         self._seed = None if request.seed is None else request.seed
+        self._cuts: Cuts | None = None  # if they alone decide what is left for chance
         if self._temperature > 0 and self._draws.mirostat:
             self._add_mirostat()
         else:
             self._add_truncation(request.top_p)
             self._add_tail()
-        # Whether it is the largest logit, and nothing else.
-        self.greedy = self._temperature <= 0 and llama_cpp.llama_sampler_chain_n(self.chain) == 1
+        n_others = llama_cpp.llama_sampler_chain_n(self.chain) - self._n_adding
+        self._takes_largest = self._temperature <= 0 and n_others == 1
+        self._takes_any = self._temperature > 0 and n_others == 2  # by chance alone: temperature, and the draw
         try:
             self.follow(answer)
         except FormatError:
@@ -132,13 +95,24 @@ class Sampler:
     def _add(self, sampler: Any) -> None:
         llama_cpp.llama_sampler_chain_add(self.chain, sampler)
 
-    def _new_constraint(self) -> Any:
+    def _new_constraint(self) -> GrammarSampler:
         """Make a sampler of the grammar. Raises FormatError."""
-        made = llama_cpp.llama_sampler_init_grammar(self._vocab, self._grammar.encode(), b"root")
-        if not made:
-            raise self._kind(f"llama.cpp does not understand the grammar of {self._kind.whose}.")
-        self.meter = GrammarMeter(self._n_vocab, self._grammar, self._kind)
-        return made
+        return GrammarSampler(self._vocab, self._grammar, self._n_vocab, self._kind)
+
+    def _drop_constraint(self) -> None:
+        if self._constraint is not None:
+            self._constraint.close()
+            self._constraint = None
+
+    @property
+    def meter(self) -> GrammarMeter | None:
+        """What the grammar has cost so far; None while none holds."""
+        return None if self._constraint is None else self._constraint.meter
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it is the largest logit, and nothing else."""
+        return self._takes_largest and not self._n_adding and self._constraint is None
 
     def _n_last(self, wanted: int | None, usual: int) -> int:
         """Return how many tokens a penalty looks back on."""
@@ -170,8 +144,6 @@ class Sampler:
             breakers = [text.encode("utf-8", "replace") for text in draws.dry_sequence_breakers]
             texts = (ctypes.c_char_p * max(1, len(breakers)))(*breakers)
             last_n = self._n_last(draws.dry_penalty_last_n, self._window)
-            if self._constraint is not None and draws.dry_base > 1:
-                last_n = min(last_n, int(math.log(MOST_DRY / draws.dry_multiplier) / math.log(draws.dry_base)))
             added.append(
                 llama_cpp.llama_sampler_init_dry(
                     vocab, draws.dry_multiplier, draws.dry_base, draws.dry_allowed_length, last_n, texts, len(breakers)
@@ -197,6 +169,8 @@ class Sampler:
         min_p = (DEFAULT_MIN_P if top_p is None else 0.0) if draws.min_p is None else draws.min_p
         if min_p > 0:
             self._add(llama_cpp.llama_sampler_init_min_p(min_p, 1))
+        if draws.typical_p is None or draws.typical_p >= 1:
+            self._cuts = Cuts(max(0, draws.top_k or 0), 1.0 if top_p is None else top_p, min_p)
 
     def _add_tail(self) -> None:
         """Add what draws by chance: the samplers that are made anew for each token where there is a seed."""
@@ -242,21 +216,26 @@ class Sampler:
             return
         for token in tokens:
             began = time.thread_time()
-            if self._constraint is not None and not self._allows(self._constraint, token):
+            if self._constraint is not None and not self._constraint.allows(token):
                 # llama.cpp would end the process
                 if self.mark is None:
                     raise self._kind(f"The answer so far does not hold to {self._kind.whose}.")
-                self._remove(0)  # what began like a call is none
-                self._constraint = self.meter = None
-            llama_cpp.llama_sampler_accept(self.chain, token)
+                self._drop_constraint()  # what began like a call is none
+            self.accept(token)
             self.watch(token)
             if self.meter is not None:
                 self.meter.add(time.thread_time() - began, is_drawn=False)
                 if self.meter.over:
                     raise self.meter.error()
 
+    def accept(self, token: int) -> None:
+        """Go on behind a token that the grammar allows."""
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        llama_cpp.llama_sampler_accept(self.chain, token)
+
     def watch(self, token: int) -> None:
-        """Look whether a call has begun by a token that the chain has accepted: from here on the grammar holds.
+        """Look whether a call has begun by a token that was accepted: from here on the grammar holds.
 
         llama.cpp's own lazy grammar ends the process where the text behind a mark is none of the grammar's.
         """
@@ -264,25 +243,17 @@ class Sampler:
             return
         constraint = self._new_constraint()
         for begun in self.mark.tokens(text):
-            if not self._allows(constraint, begun):
-                llama_cpp.llama_sampler_free(constraint)
-                self.meter = None
+            if not constraint.allows(begun):
+                constraint.close()
                 return  # it is no call, and another one may begin
-            llama_cpp.llama_sampler_accept(constraint, begun)
-        self._constraint, self.greedy = constraint, False
-        # A grammar goes first, and a chain only grows at its end.
-        others = [
-            llama_cpp.llama_sampler_chain_remove(self.chain, 0)
-            for _ in range(llama_cpp.llama_sampler_chain_n(self.chain))
-        ]
-        for sampler in (constraint, *others):
-            self._add(sampler)
+            constraint.accept(begun)
+        self._constraint = constraint
 
     @property
     def forced(self) -> int | None:
         """The token that has to come next, None for any."""
         token = None if self._budget is None else self._budget.forced
-        if token is not None and self._constraint is not None and not self._allows(self._constraint, token):
+        if token is not None and self._constraint is not None and not self._constraint.allows(token):
             self._budget = token = None  # the grammar has no room for a thought, and llama.cpp would end the process
         return token
 
@@ -293,18 +264,11 @@ class Sampler:
             if self._budget.is_over:
                 self._budget = None
 
-    @staticmethod
-    def _allows(constraint: Any, token: int) -> bool:
-        """Whether a grammar allows a token next."""
-        data = (llama_cpp.llama_token_data * 1)(llama_cpp.llama_token_data(token, 0.0, 0.0))
-        one = llama_cpp.llama_token_data_array(data, 1, -1, False)
-        llama_cpp.llama_sampler_apply(constraint, ctypes.byref(one))
-        return bool(data[0].logit > -math.inf)
-
     def begin_draw(self) -> None:
         """Make the next draw a function of the seed and of the token's number; without a seed, of chance."""
         if self._keeps_on and self._n_drawn >= self._draws.min_tokens:
             self._remove(0)
+            self._n_adding -= 1
             self._keeps_on = False
         if self._seed is not None and self._n_tail:
             last = llama_cpp.llama_sampler_chain_n(self.chain) - 1
@@ -313,11 +277,67 @@ class Sampler:
             self._add_tail()
         self._n_drawn += 1
 
+    def draw(self, logits: FloatRows, among: Sequence[int] = ()) -> int:
+        """Draw the next token from a row's logits, [n_vocab]; if `among` has ids, one of those."""
+        tokens = np.asarray(among, np.int32) if among else np.arange(len(logits), dtype=np.int32)
+        token = self._draw(tokens, logits[tokens] if among else logits)
+        if self.meter is None or not self.meter.over:
+            self.accept(token)
+        return token
+
+    def _draw(self, tokens: Tokens, logits: FloatRows) -> int:
+        n = llama_cpp.llama_sampler_chain_n(self.chain)
+        if self._constraint is None:
+            return self._apply(range(n), _rows(tokens, logits))
+        added = logits
+        if self._n_adding:
+            self._apply(range(self._n_adding), rows := _rows(tokens, logits))
+            added = rows["logit"]
+        is_first = self._takes_largest or self._takes_any
+        if is_first:
+            left = self._constraint.first(tokens, added if self._takes_largest else self._by_chance(added))
+        else:
+            left = self._constraint.those_left(tokens, added, self._cuts)
+        if not len(left):
+            if self.mark is None:
+                self._constraint.meter.stop()
+                return int(tokens[0])
+            self._drop_constraint()  # what began like a call is none
+            return self._apply(range(n), _rows(tokens, logits))
+        if is_first:
+            return int(tokens[left[0]])
+        return self._apply(range(self._n_adding, n), _rows(tokens[left], added[left]))
+
+    def _by_chance(self, logits: FloatRows) -> FloatRows:
+        """Return scores whose largest one is a draw from the softmax of logits, or of any part of them.
+
+        Source: Maddison, Tarlow and Minka (2014), "A* Sampling", on the Gumbel-Max trick.
+        """
+        chance = np.random.default_rng(None if self._seed is None else self._mixed("noise "))
+        noise = np.log(chance.standard_exponential(len(logits)))  # in 64 bits: 32 make each token likelier than 2^-24
+        found: FloatRows = logits / self._temperature - noise
+        return found
+
+    def _apply(self, samplers: Iterable[int], rows: Any) -> int:
+        """Apply samplers of the chain to candidates, in place; return the token that one of them has selected."""
+        data = candidates(rows)
+        for i in samplers:
+            llama_cpp.llama_sampler_apply(llama_cpp.llama_sampler_chain_get(self.chain, i), ctypes.byref(data))
+        return int(data.data[max(0, data.selected)].id)
+
     def _remove(self, index: int) -> None:
         llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_chain_remove(self.chain, index))
 
     def close(self) -> None:
-        """Free the chain; idempotent."""
+        """Free the chain and the grammar; idempotent."""
+        self._drop_constraint()
         if self.chain is not None:
             llama_cpp.llama_sampler_free(self.chain)
             self.chain = None
+
+
+def _rows(tokens: Tokens, logits: FloatRows) -> Any:
+    """Return candidates for llama.cpp."""
+    rows = np.zeros(len(tokens), CANDIDATE)
+    rows["id"], rows["logit"] = tokens, logits
+    return rows

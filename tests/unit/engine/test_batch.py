@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from disco_daemon.engine import wire
 from disco_daemon.engine.kv.cells import Cells
 from disco_daemon.engine.kv.checkpoints import Checkpoints
+from disco_daemon.engine.llama.grammar_sampler import MAX_LIST_S, MAX_MEAN_S, MAX_TOKEN_S, GrammarMeter
 from disco_daemon.engine.llama.memory import N_BATCH
 from disco_daemon.engine.llama.refusals import PromptError
 from disco_daemon.engine.llama.rows import ABORTED, NO_KV_SLOT
-from disco_daemon.engine.llama.sampler import MAX_LIST_S, MAX_MEAN_S, MAX_TOKEN_S, GrammarMeter
 from disco_daemon.engine.llama.text import TextStream
 from disco_daemon.engine.serve.admission import Admission
 from disco_daemon.engine.serve.batch import MAX_WAITING, Batcher

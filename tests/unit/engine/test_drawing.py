@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.json_schema.reading import GrammarError
 from disco_daemon.engine.llama.grammar import grammar_of
+from disco_daemon.engine.llama.grammar_sampler import GrammarSampler
+from disco_daemon.engine.llama.hidden import FloatRows
 from disco_daemon.engine.llama.refusals import DrawingError, FormatError
 from disco_daemon.engine.llama.sampler import Sampler
 from disco_daemon.engine.llama.vocabulary import Vocabulary
@@ -23,7 +23,6 @@ from disco_daemon.types import Drawing
 N = 32  # tokens
 END = 31
 FALLING = [10.0 - 0.5 * i for i in range(N)]  # token 0 is the likeliest one
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
 def sampler(
@@ -43,14 +42,7 @@ def sampler(
 def drawn(sampler: Sampler, logits: Sequence[float] = FALLING) -> int:
     """Draw one token, as `Llama.sample` does from a row."""
     sampler.begin_draw()
-    data = np.zeros(len(logits), _CANDIDATE)
-    data["id"], data["logit"] = np.arange(len(logits)), logits
-    pointer = data.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token_data))
-    row = llama_cpp.llama_token_data_array(pointer, len(logits), -1, False)
-    llama_cpp.llama_sampler_apply(sampler.chain, ctypes.byref(row))
-    token = int(row.data[row.selected].id)
-    llama_cpp.llama_sampler_accept(sampler.chain, token)
-    return token
+    return sampler.draw(np.array(logits, np.float32))
 
 
 def many(drawing: Drawing, n: int = 300, logits: Sequence[float] = FALLING, **more: Any) -> Counter[int]:
@@ -262,12 +254,149 @@ def test_a_choice_is_one_of_its_texts(vocabulary: Vocabulary, texts: list[str]) 
     grammar = grammar_of({"type": "choice", "choice": texts})
     n, vocab = vocabulary.n_tokens, vocabulary.handle
     drawing = Drawing(dry_multiplier=100.0, repeat_penalty=2.0)
-    for seed in range(6):
+    for seed in range(3):
         found: list[int] = []
         with closing(sampler(drawing, vocab=vocab, n_vocab=n, grammar=grammar, temperature=1.5, seed=seed)) as one:
             while not found or not vocabulary.ends(found[-1]):
                 found.append(drawn(one, [0.0] * n))
         assert b"".join(map(vocabulary.piece, found)).decode() in texts
+
+
+# --- few tokens are tried by a grammar, and the draw is the same ---------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "kind": {"enum": ["red", "green", "blue"]}, "n": {"type": "integer"}},
+    "required": ["name", "kind", "n"],
+}
+_FULL = '{"name": "Ada", "kind": "red", "n": 4'
+BEGUN = tuple(_FULL[: _FULL.index(end) + len(end)] for end in ("{", ': "', "a", '"Ada", ', 'd": "', "4"))
+
+
+class Masks:
+    """llama.cpp's grammar sampler, tried with the whole vocabulary, as where a chain begins with it."""
+
+    def __init__(self, vocabulary: Vocabulary, grammar: str, begun: Sequence[int]) -> None:
+        self._sampler = GrammarSampler(vocabulary.handle, grammar, vocabulary.n_tokens, FormatError)
+        for token in begun:
+            self._sampler.accept(token)
+        self.allowed = self._sampler.allowed(np.arange(vocabulary.n_tokens))
+        self._sampler.close()
+
+    def over(self, logits: FloatRows) -> FloatRows:
+        masked = logits.copy()
+        masked[~self.allowed] = -np.inf
+        return masked
+
+
+def rows_like_a_models(n: int, seed: int) -> FloatRows:
+    """Logits of which some stand out, as a model has them; which ones is chance, so a grammar refuses most of these."""
+    chance = np.random.default_rng(seed)
+    rows = chance.normal(0, 2.5, n).astype(np.float32)
+    rows[chance.integers(0, n, 20)] += 12
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("drawing", "more"),
+    [
+        (Drawing(), {"temperature": 0}),
+        (Drawing(), {}),
+        (Drawing(min_p=0.3), {"frequency_penalty": 0.5}),
+        (Drawing(top_k=40), {"top_p": 0.9}),
+        (Drawing(top_k=3, min_p=0.0), {}),
+        (Drawing(), {"top_p": 0.95}),
+        (Drawing(min_p=0.02), {"top_p": 0.6}),
+        (Drawing(xtc_probability=0.5, xtc_threshold=0.2, min_p=0.1), {}),
+        (Drawing(xtc_probability=0.5, xtc_threshold=0.2), {"temperature": 0}),
+        (Drawing(xtc_probability=0.5), {"top_p": 1.0}),
+        (Drawing(typical_p=0.5), {}),
+        (Drawing(mirostat=2), {}),
+        (Drawing(repeat_penalty=1.3, repeat_last_n=64, dry_multiplier=2.0), {}),
+        (Drawing(logit_bias=((5, 4.0), (6, -9.0))), {"temperature": 0}),
+    ],
+)
+def test_the_draw_is_the_one_from_all_allowed_tokens(
+    vocabulary: Vocabulary, drawing: Drawing, more: dict[str, Any]
+) -> None:
+    grammar = grammar_of({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}})
+    n, vocab = vocabulary.n_tokens, vocabulary.handle
+    more = {"temperature": 1.1, "seed": 5, "vocab": vocab, "n_vocab": n} | more
+    for text in ("", *BEGUN):
+        begun = vocabulary.tokenize(text)
+        masks = Masks(vocabulary, grammar, begun)
+        for seed in range(3):
+            logits = rows_like_a_models(n, seed)
+            if seed:  # a model that knows what may come
+                logits[np.flatnonzero(masks.allowed)[: 3 * seed]] += 12
+            with (
+                closing(sampler(drawing, answer=begun, grammar=grammar, **more)) as held,
+                closing(sampler(drawing, answer=begun, **more)) as free,
+            ):
+                held.begin_draw()
+                free.begin_draw()
+                assert held.draw(logits) == free.draw(masks.over(logits)), (text, seed)
+
+
+def test_by_chance_alone_each_allowed_token_is_drawn_as_often_as_its_share_says(vocabulary: Vocabulary) -> None:
+    texts = ["red", "green", "blue"]
+    grammar = grammar_of({"type": "choice", "choice": texts})
+    logits = rows_like_a_models(vocabulary.n_tokens, 3)
+    firsts = [vocabulary.tokenize(text)[0] for text in texts]
+    masks = Masks(vocabulary, grammar, ())
+    logits[masks.allowed] = -9.0
+    logits[firsts] = (1.0, 0.0, -1.0)  # far below what the grammar refuses
+    found = many(
+        Drawing(), 600, list(logits), top_p=1.0, vocab=vocabulary.handle, n_vocab=vocabulary.n_tokens, grammar=grammar
+    )
+    assert sum(found[token] for token in firsts) > 590
+    shares = np.exp([1.0, 0.0, -1.0]) / np.exp([1.0, 0.0, -1.0]).sum()
+    for token, share in zip(firsts, shares, strict=True):
+        assert found[token] / 600 == pytest.approx(share, abs=4 * (share * (1 - share) / 600) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("drawing", "more"), [(Drawing(), {"temperature": 0}), (Drawing(), {}), (Drawing(), {"top_p": 0.9})]
+)
+def test_a_grammar_is_asked_about_few_tokens(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, drawing: Drawing, more: dict[str, Any]
+) -> None:
+    asked: list[int] = []
+    ask = GrammarSampler.allowed
+
+    def counted(self: GrammarSampler, tokens: Any) -> Any:
+        asked.append(len(tokens))
+        return ask(self, tokens)
+
+    monkeypatch.setattr(GrammarSampler, "allowed", counted)
+    grammar = grammar_of({"type": "json_object"})
+    logits = np.full(vocabulary.n_tokens, -20.0)
+    logits[vocabulary.tokenize("{")[0]] = 0.0
+    with closing(
+        sampler(Drawing(), vocab=vocabulary.handle, n_vocab=vocabulary.n_tokens, grammar=grammar, **more)
+    ) as one:
+        assert drawn(one, list(logits)) == vocabulary.tokenize("{")[0]
+    assert sum(asked) == 1
+
+
+def test_an_answer_of_which_no_token_can_follow_ends_with_its_reason_and_no_process(vocabulary: Vocabulary) -> None:
+    grammar, vocab = 'root ::= "a"', {"vocab": vocabulary.handle, "n_vocab": vocabulary.n_tokens}
+    with closing(sampler(Drawing(), grammar=grammar, **vocab)) as one:
+        one.begin_draw()
+        assert one.draw(np.zeros(vocabulary.n_tokens, np.float32), vocabulary.tokenize("b")) in vocabulary.tokenize("b")
+        assert one.meter is not None
+        assert one.meter.over
+        assert "No token" in str(one.meter.error())
+
+
+@pytest.mark.parametrize("broken", [np.nan, -np.inf, np.inf])
+@pytest.mark.parametrize("more", [{"temperature": 0}, {}, {"top_p": 0.9}, {"top_p": 1.0}])
+def test_of_a_broken_models_logits_an_allowed_token_is_drawn(
+    vocabulary: Vocabulary, broken: float, more: dict[str, Any]
+) -> None:
+    grammar, vocab = 'root ::= "a"', {"vocab": vocabulary.handle, "n_vocab": vocabulary.n_tokens}
+    with closing(sampler(Drawing(), grammar=grammar, **vocab, **more)) as one:
+        assert vocabulary.piece(drawn(one, [broken] * vocabulary.n_tokens)) == b"a"
 
 
 def test_a_choice_that_no_grammar_can_hold_is_refused() -> None:
