@@ -1,11 +1,12 @@
 """Whether forced calls of tools, and answers by a JSON schema, are as their schemas say.
 
-    python -m benchmarks.engine.tools [--answers 200] [--first 0] [--only calls|answers] [--json]
+    python -m benchmarks.engine.tools [--answers 200] [--first 0] [--only calls|answers] [--cost] [--json]
 
 A daemon with the embedded model, which knows no tools, is asked by the unmodified `openai` client to call each of
 twenty tools in turn, by a name or by `required`, with another seed each time, in one piece and streamed; then as often
 for an answer by the schema of each tool's arguments (`response_format`). Only form is judged: what such a model calls
-is of no use. An answer that its limit cuts off is none.
+is of no use. An answer that its limit cuts off is none. `--cost` measures something else: the processor time of drawing
+a token, in this process, by these schemas and calls and, behind the same text, without a grammar.
 """
 
 from __future__ import annotations
@@ -24,19 +25,25 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
+import numpy as np
 import tomlkit
 from openai import AsyncOpenAI
 
 from disco_daemon.bench.child import BenchError, child
 from disco_daemon.bench.command import at_least, print_figures, progress, run_measurement
+from disco_daemon.engine.llama.model import AbortFlag, Llama, load_model
+from disco_daemon.engine.wire import Generate, Load
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.system.program import verb
+from disco_daemon.types import ToolUse
 
 from ..command import run_script
 from .tool_schemas import TOOLS, problems
 
 MAX_TOKENS = 1500  # of a call: a small model may go round within what a schema leaves open
 TASKS = ("Please do what is needed for the trip to Lisbon.", "Fix the bug in parser.py.", "Tidy up the kitchen list.")
+MAX_MEASURED = 60  # tokens of an answer whose draws are timed
 READY_S = 60.0  # until the model is in memory
 
 
@@ -208,6 +215,59 @@ async def _count(kind: str, client: AsyncOpenAI, n_each: int, first: int) -> dic
     return {"asked": n_each, "right": right, "pairs": (n_each + 1) // 2, **counts, "faults": faults}
 
 
+DRAWN: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0}, "drawn": {}, "top_p": {"top_p": 0.9}, "top_p of 1": {"top_p": 1.0},
+}  # fmt: skip
+
+
+def cost(n_tools: int) -> dict[str, dict[str, list[float]]]:
+    """Return the median and 99th percentile of drawing a token, ms, by kind and way: with a grammar, then without."""
+    path, figures = str(fetch_default_model(progress)), dict[str, dict[str, list[float]]]()
+    llama = load_model(Load(model_path=path, n_ctx=2048, n_threads=1, n_gpu_layers=0), AbortFlag())
+    for kind, (how, more) in itertools.product(("an answer by a schema", "a forced call"), DRAWN.items()):
+        took: list[list[float]] = [[], []]
+        for number, tool in enumerate(TOOLS[:n_tools]):
+            form: dict[str, Any] = {
+                "response_format": {"type": "json_object", "schema": tool["function"]["parameters"]}
+            }
+            if kind == "a forced call":
+                form = {"tools": ToolUse(tools=(tool,), allowed=(tool["function"]["name"],), forced=True)}
+            messages = [{"role": "user", "content": TASKS[number % len(TASKS)]}]
+            _draw_both(llama, Generate(id="cost", messages=messages, seed=number, **form, **more), took)
+        figures.setdefault(kind, {})[how] = [
+            round(1000 * float(np.percentile(found, q)), 3) for found in took for q in (50, 99)
+        ]
+    llama.close()
+    return figures
+
+
+def _draw_both(llama: Llama, request: Generate, took: list[list[float]]) -> None:
+    """Draw an answer by its grammar, each token also without one, and add what each took, s."""
+    free = msgspec.structs.replace(request, response_format=None, tools=None)
+    tokens = prompt = llama.vocabulary.prompt_tokens(request)
+    samplers = llama.sampler(request, (), llama.grammar(request), prompt), llama.sampler(free, (), "", prompt)
+    llama.clear()
+    n_past = 0
+    while n_past < len(prompt) + MAX_MEASURED and not llama.vocabulary.ends(tokens[-1]):
+        llama.decode([(token, n_past + i, 0, i == len(tokens) - 1) for i, token in enumerate(tokens)])
+        n_past, row = n_past + len(tokens), len(tokens) - 1
+        for sampler, found in zip(samplers[::-1], took[::-1], strict=True):
+            began = time.thread_time()
+            tokens = [llama.sample(sampler, row)]
+            found.append(time.thread_time() - began)
+    for sampler in samplers:
+        sampler.close()
+
+
+def costs(figures: dict[str, dict[str, list[float]]]) -> str:
+    """Return the figures as text."""
+    return "\n".join(
+        f"{kind}, {how}: {held} ms a token (p99 {held_most}), without a grammar {free} ({free_most})"
+        for kind, found in figures.items()
+        for how, (held, held_most, free, free_most) in found.items()
+    )
+
+
 def table(figures: dict[str, Any]) -> str:
     """Return the figures as text."""
     lines = []
@@ -227,8 +287,11 @@ def main() -> int:
     parser.add_argument("--answers", type=at_least(1), default=200, help="how many of each (default: %(default)s)")
     parser.add_argument("--first", type=at_least(0), default=0, help="the number of the first one, which is its seed")
     parser.add_argument("--only", choices=KINDS, help="only calls, or only answers by a schema")
+    parser.add_argument("--cost", action="store_true", help="only the processor time of drawing a token")
     parser.add_argument("--json", action="store_true", help="one JSON document")
     args = parser.parse_args()
+    if args.cost:
+        return print_figures(cost(len(TOOLS)), costs, as_json=args.json)
     return print_figures(
         run_measurement(measure(args.answers, args.first, [args.only] if args.only else list(KINDS))),
         table,

@@ -2,7 +2,8 @@
 
 A mask over a whole vocabulary takes ten milliseconds: each token's text is decoded and walked. But only the largest
 logits can be drawn. So tokens are asked about in the order of their logits, in growing parts, until what is allowed
-among them settles the draw: it is the one that a mask over all would have given.
+among them settles the draw: it is the one that a mask over all would have given. Where that takes many, the grammar is
+asked about each first character before.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ MAX_LIST_S = 4.0  # for one token, whatever the list and the vocabulary; well be
 USUAL_VOCABULARY = 50_000  # tokens
 WORDS = 50  # of one list, for which a token may take MAX_TOKEN_S more; for five times as many, the whole as much again
 CALM = 64  # readings: beyond it they multiply
-WIDTHS = (0.0, 3.0, 6.0, 12.0, math.inf)  # below the largest logit: where each part of the tokens that are tried ends
+WIDTHS = (0.0, 3.0, 6.0, 9.0, 12.0, math.inf)  # below the largest logit: where each part of what is tried ends
+FEW = 3.0  # what lies deeper may be too many tokens to be tried without a look at their first characters
 ROUNDED = 1e-3  # a logit may be off by that against llama.cpp's own sums
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
@@ -94,7 +96,7 @@ class Cuts:
             return bool(n_left < math.inf)
         with np.errstate(all="ignore"):  # of a broken model nothing is settled
             shares = np.exp(best - best[0]).cumsum()
-            most = shares[-1] + np.exp(others - best[0]).sum(dtype=np.float64)
+            most = shares[-1] + np.exp(others - np.float32(best[0])).sum(dtype=np.float64)
         n_fewest, n_most = np.searchsorted(shares, self.top_p * np.array([shares[-1], most])) + 1
         return bool(min(n_fewest, n_left) == min(n_most, n_left))
 
@@ -102,12 +104,16 @@ class Cuts:
 class GrammarSampler:
     """A grammar that follows an answer; freed with `close`."""
 
-    def __init__(self, vocab: Any, grammar: str, n_vocab: int, kind: type[FormatError]) -> None:
-        """Raises FormatError for a grammar that llama.cpp does not understand."""
+    def __init__(
+        self, vocab: Any, grammar: str, n_vocab: int, kind: type[FormatError], initials: Tokens | None = None
+    ) -> None:
+        """`initials` are those of `Vocabulary`. Raises FormatError for a grammar that llama.cpp does not understand."""
         self._handle = llama_cpp.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
         if not self._handle:
             raise kind(f"llama.cpp does not understand the grammar of {kind.whose}.")
         self.meter = GrammarMeter(n_vocab, grammar, kind)
+        self._initials = np.full(n_vocab, -1) if initials is None else initials
+        self._firsts = np.unique(self._initials[self._initials >= 0])
 
     def close(self) -> None:
         """Free it; idempotent."""
@@ -139,7 +145,8 @@ class GrammarSampler:
     def those_left(self, tokens: Tokens, logits: FloatRows, cuts: Cuts | None) -> Tokens:
         """Return places of tokens that may come next: all that cuts may leave; without cuts all."""
         if cuts is None:
-            return np.flatnonzero(self.allowed(tokens))
+            places = np.flatnonzero(self._may_come(tokens))
+            return places[self.allowed(tokens[places])]
 
         def is_settled(places: Tokens, floor: float, others: NDArray[np.bool_]) -> bool:
             return cuts.are_settled(logits[places], floor, logits[others])
@@ -156,14 +163,24 @@ class GrammarSampler:
         """Return places of allowed tokens in their order, all down to the score where they settle the draw."""
         largest, untried = scores.max(), np.ones(len(tokens), bool)
         found: Tokens = np.empty(0, np.int64)
+        before = 0.0
         for width in widths:
-            floor = float(largest - np.float32(width))
+            if width > FEW >= before:
+                untried &= self._may_come(tokens)
+            before, floor = width, float(largest - np.float32(width))
             lower = scores < floor  # never, if it is no number: then all are tried at once
             part = np.flatnonzero(untried & ~lower)
             untried &= lower
             found = np.sort(np.concatenate([found, part[self.allowed(tokens[part])]]))
             if not untried.any() or is_settled(found, floor, untried):
                 break
+        return found
+
+    def _may_come(self, tokens: Tokens) -> NDArray[np.bool_]:
+        """Tell of each token whether its first character may come next; of what begins otherwise nothing is known."""
+        may = np.ones(len(self._initials) + 1, bool)
+        may[self._firsts] = self.allowed(self._firsts)
+        found: NDArray[np.bool_] = may[self._initials[tokens]]  # the last one is for -1
         return found
 
 

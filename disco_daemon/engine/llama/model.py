@@ -445,6 +445,7 @@ class Llama(Sequences):
             window=self.n_ctx,
             mark=vocabulary.opening_mark(request, prompt),
             budget=vocabulary.thought_budget(limit or vocabulary.thought_limit(request, prompt)),
+            initials=vocabulary.initials if grammar else None,
         )
 
     def grammar(self, request: Generate) -> str:
@@ -459,17 +460,19 @@ class Llama(Sequences):
         if request.answer_so_far or request.hold:
             raise FormatError("An answer with a response format cannot go on from text that is given.")
         try:
-            grammar = grammar_of(request.response_format)
-            Sampler(request, self.vocabulary.n_tokens, vocab=self.vocabulary.handle, grammar=grammar).close()
+            return self._tried(request, grammar_of(request.response_format))
         except GrammarError as e:
             raise FormatError(str(e)) from e
-        return grammar
 
     def _grammar_of_tools(self, request: Generate, use: ToolUse) -> str:
         if use.forced and (request.answer_so_far or request.hold):
             raise ToolsError("An answer that has to be a call cannot go on from text that is given.")
-        grammar = self.vocabulary.calling.grammar(use)
-        Sampler(request, self.vocabulary.n_tokens, vocab=self.vocabulary.handle, grammar=grammar).close()
+        return self._tried(request, self.vocabulary.calling.grammar(use))
+
+    def _tried(self, request: Generate, grammar: str) -> str:
+        vocabulary = self.vocabulary
+        initials = vocabulary.initials  # made here, in the intake's thread
+        Sampler(request, vocabulary.n_tokens, vocab=vocabulary.handle, grammar=grammar, initials=initials).close()
         return grammar
 
     def sample(self, sampler: Sampler, row: int, among: Sequence[int] = ()) -> int:

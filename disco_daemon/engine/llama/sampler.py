@@ -33,7 +33,7 @@ class Sampler:
     too, and with a seed the draw of the n-th token depends on the seed and n alone, so a continued answer draws what
     the unbroken one would have drawn. Not with mirostat, which goes by all that it drew. `ends` are the tokens that end
     a text; `window` is as many tokens as a text may have. With `mark` the grammar holds from that mark on. With a
-    `budget` a thought that is too long is closed.
+    `budget` a thought that is too long is closed. `initials` are the vocabulary's, for the grammar.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Sampler:
         window: int = PENALTY_WINDOW,
         mark: OpeningMark | None = None,
         budget: ThoughtBudget | None = None,
+        initials: Tokens | None = None,
     ) -> None:
         """Raises FormatError for a grammar that llama.cpp does not understand."""
         self._draws, self._n_vocab, self._window = request.drawing, n_vocab, window
@@ -59,6 +60,7 @@ class Sampler:
         self._keeps_on = False  # whether the first sampler bans what ends the text, until it has `min_tokens`
         self._kind = ToolsError if request.tools is not None else FormatError
         self._vocab, self._grammar, self.mark, self._budget = vocab, grammar, mark, budget
+        self._initials = initials
         self.chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         if grammar and mark is None:
             try:
@@ -97,7 +99,7 @@ class Sampler:
 
     def _new_constraint(self) -> GrammarSampler:
         """Make a sampler of the grammar. Raises FormatError."""
-        return GrammarSampler(self._vocab, self._grammar, self._n_vocab, self._kind)
+        return GrammarSampler(self._vocab, self._grammar, self._n_vocab, self._kind, self._initials)
 
     def _drop_constraint(self) -> None:
         if self._constraint is not None:

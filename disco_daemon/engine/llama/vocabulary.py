@@ -17,6 +17,8 @@ from functools import cached_property
 from typing import Any
 
 import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
 
 from ...tools.detect import detect
 from ...types import Drawing, Infill, RawPrompt
@@ -411,6 +413,15 @@ class Vocabulary:
         """Return the bytes of all text tokens, sorted, and their ids; made once, in 0.1 s for 50,000 tokens."""
         found = sorted((self._read_piece(t), t) for t in range(self.n_tokens) if self._is_text(t))
         return [piece for piece, _ in found], [t for _, t in found]
+
+    @cached_property
+    def initials(self) -> NDArray[np.int32]:
+        """The token that is a token's first character alone, by id; -1 where there is none, or it is not ASCII."""
+        pieces, ids = self._index
+        alone = {piece: t for piece, t in zip(pieces, ids, strict=True) if len(piece) == 1 and piece.isascii()}
+        found = np.full(self.n_tokens, -1, np.int32)
+        found[ids] = [alone.get(piece[:1], -1) for piece in pieces]
+        return found
 
     def _is_text(self, token: int) -> bool:
         return not (llama_cpp.llama_vocab_get_attr(self.handle, token) & _NO_TEXT or self.ends(token))

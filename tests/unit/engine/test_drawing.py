@@ -33,10 +33,14 @@ def sampler(
     vocab: Any = None,
     n_vocab: int = N,
     grammar: str = "",
+    initials: Any = None,
     **more: Any,
 ) -> Sampler:
     request = wire.Generate(id="r", messages=[], drawing=drawing, **more)
-    return Sampler(request, n_vocab, answer, vocab=vocab, grammar=grammar, prompt=prompt, ends=(END,), window=512)
+    return Sampler(
+        request, n_vocab, answer, vocab=vocab, grammar=grammar, prompt=prompt, ends=(END,), window=512,
+        initials=initials,
+    )  # fmt: skip
 
 
 def drawn(sampler: Sampler, logits: Sequence[float] = FALLING) -> int:
@@ -254,7 +258,7 @@ def test_a_choice_is_one_of_its_texts(vocabulary: Vocabulary, texts: list[str]) 
     grammar = grammar_of({"type": "choice", "choice": texts})
     n, vocab = vocabulary.n_tokens, vocabulary.handle
     drawing = Drawing(dry_multiplier=100.0, repeat_penalty=2.0)
-    for seed in range(3):
+    for seed in range(6):
         found: list[int] = []
         with closing(sampler(drawing, vocab=vocab, n_vocab=n, grammar=grammar, temperature=1.5, seed=seed)) as one:
             while not found or not vocabulary.ends(found[-1]):
@@ -321,7 +325,7 @@ def test_the_draw_is_the_one_from_all_allowed_tokens(
 ) -> None:
     grammar = grammar_of({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}})
     n, vocab = vocabulary.n_tokens, vocabulary.handle
-    more = {"temperature": 1.1, "seed": 5, "vocab": vocab, "n_vocab": n} | more
+    more = {"temperature": 1.1, "seed": 5, "vocab": vocab, "n_vocab": n, "initials": vocabulary.initials} | more
     for text in ("", *BEGUN):
         begun = vocabulary.tokenize(text)
         masks = Masks(vocabulary, grammar, begun)
@@ -341,18 +345,30 @@ def test_the_draw_is_the_one_from_all_allowed_tokens(
 def test_by_chance_alone_each_allowed_token_is_drawn_as_often_as_its_share_says(vocabulary: Vocabulary) -> None:
     texts = ["red", "green", "blue"]
     grammar = grammar_of({"type": "choice", "choice": texts})
-    logits = rows_like_a_models(vocabulary.n_tokens, 3)
     firsts = [vocabulary.tokenize(text)[0] for text in texts]
-    masks = Masks(vocabulary, grammar, ())
-    logits[masks.allowed] = -9.0
-    logits[firsts] = (1.0, 0.0, -1.0)  # far below what the grammar refuses
-    found = many(
-        Drawing(), 600, list(logits), top_p=1.0, vocab=vocabulary.handle, n_vocab=vocabulary.n_tokens, grammar=grammar
-    )
-    assert sum(found[token] for token in firsts) > 590
+    logits = rows_like_a_models(vocabulary.n_tokens, 3)
+    logits[firsts] = (1.0, 0.0, -1.0)  # far below much of what the grammar refuses
+    among = [*firsts, *np.flatnonzero(~Masks(vocabulary, grammar, ()).allowed)[:300].tolist(), int(logits.argmax())]
+    found: Counter[int] = Counter()
+    for seed in range(600):
+        more = {"vocab": vocabulary.handle, "n_vocab": vocabulary.n_tokens, "grammar": grammar}
+        with closing(sampler(Drawing(), seed=seed, temperature=1.0, top_p=1.0, **more)) as one:
+            one.begin_draw()
+            found[one.draw(logits, among)] += 1
     shares = np.exp([1.0, 0.0, -1.0]) / np.exp([1.0, 0.0, -1.0]).sum()
+    assert found.keys() == set(firsts)
     for token, share in zip(firsts, shares, strict=True):
         assert found[token] / 600 == pytest.approx(share, abs=4 * (share * (1 - share) / 600) ** 0.5)
+
+
+def test_a_token_whose_first_character_may_not_come_may_not_come_itself(vocabulary: Vocabulary) -> None:
+    grammar = grammar_of({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}})
+    cut = vocabulary.tokenize(BEGUN[1] + "😀")[:-1]  # in the middle of a character
+    for begun in ([], *map(vocabulary.tokenize, BEGUN), cut):
+        allowed = Masks(vocabulary, grammar, begun).allowed
+        known = vocabulary.initials >= 0
+        assert known.mean() > 0.8
+        assert not (allowed[known] & ~allowed[vocabulary.initials[known]]).any()
 
 
 @pytest.mark.parametrize(
