@@ -4,12 +4,16 @@ A mask over a whole vocabulary takes ten milliseconds: each token's text is deco
 logits can be drawn. So tokens are asked about in the order of their logits, in growing parts, until what is allowed
 among them settles the draw: it is the one that a mask over all would have given. Where that takes many, the grammar is
 asked about each first character before.
+
+A grammar whose readings may multiply is tried with all tokens each time, which takes long while its readings are still
+few: so the meter ends it in time. One token alone would show nothing until C code takes minutes for the next one.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +39,7 @@ USUAL_VOCABULARY = 50_000  # tokens
 WORDS = 50  # of one list, for which a token may take MAX_TOKEN_S more; for five times as many, the whole as much again
 CALM = 64  # readings: beyond it they multiply
 WIDTHS = (0.0, 3.0, 6.0, 9.0, 12.0, math.inf)  # below the largest logit: where each part of what is tried ends
+SLOW_S = 0.001  # processor time to follow a token, s, beyond which readings multiply; usual ones take 0.00005
 FEW = 3.0  # what lies deeper may be too many tokens to be tried without a look at their first characters
 ROUNDED = 1e-3  # a logit may be off by that against llama.cpp's own sums
 
@@ -112,6 +117,8 @@ class GrammarSampler:
         if not self._handle:
             raise kind(f"llama.cpp does not understand the grammar of {kind.whose}.")
         self.meter = GrammarMeter(n_vocab, grammar, kind)
+        self._multiplies = readings(grammar) > CALM
+        self._is_slow = False
         self._initials = np.full(n_vocab, -1) if initials is None else initials
         self._firsts = np.unique(self._initials[self._initials >= 0])
 
@@ -135,7 +142,9 @@ class GrammarSampler:
 
     def accept(self, token: int) -> None:
         """Go on behind a token that may come next: at another one llama.cpp ends the process."""
+        began = time.thread_time()
         llama_cpp.llama_sampler_accept(self._handle, token)
+        self._is_slow = time.thread_time() - began > SLOW_S
 
     def first(self, tokens: Tokens, scores: FloatRows) -> Tokens:
         """Return the place of the token that may come next and has the largest score; nothing if none may."""
@@ -161,6 +170,8 @@ class GrammarSampler:
         is_settled: Callable[[Tokens, float, NDArray[np.bool_]], bool],
     ) -> Tokens:
         """Return places of allowed tokens in their order, all down to the score where they settle the draw."""
+        if self._multiplies or self._is_slow:
+            return np.flatnonzero(self.allowed(tokens))
         largest, untried = scores.max(), np.ones(len(tokens), bool)
         found: Tokens = np.empty(0, np.int64)
         before = 0.0

@@ -12,6 +12,7 @@ import pytest
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.json_schema.reading import GrammarError
+from disco_daemon.engine.llama import grammar_sampler
 from disco_daemon.engine.llama.grammar import grammar_of
 from disco_daemon.engine.llama.grammar_sampler import GrammarSampler
 from disco_daemon.engine.llama.hidden import FloatRows
@@ -393,6 +394,33 @@ def test_a_grammar_is_asked_about_few_tokens(
     ) as one:
         assert drawn(one, list(logits)) == vocabulary.tokenize("{")[0]
     assert sum(asked) == 1
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_where_readings_multiply_all_tokens_are_tried_so_that_it_shows_in_time(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    """Each `[` leaves twice as many readings: they are counted before an answer begins, or seen by what one takes."""
+    asked: list[int] = []
+    ask = GrammarSampler.allowed
+    monkeypatch.setattr(
+        GrammarSampler, "allowed", lambda self, tokens: (asked.append(len(tokens)), ask(self, tokens))[1]
+    )
+    if not seen:
+        monkeypatch.setattr(grammar_sampler, "readings", lambda grammar: 1)
+    grammar = 'root ::= s\ns ::= "[" s "a" | "[" s "b" | "[" s "c" | "[" s "d" | "["'
+    logits = np.zeros(vocabulary.n_tokens, np.float32)
+    logits[vocabulary.tokenize("[")[0]] = 50.0
+    with closing(
+        sampler(Drawing(), vocab=vocabulary.handle, n_vocab=vocabulary.n_tokens, grammar=grammar, temperature=0)
+    ) as one:
+        for _ in range(8):
+            one.begin_draw()
+            one.draw(logits)
+            if asked[-1] == vocabulary.n_tokens:
+                break
+    assert asked[-1] == vocabulary.n_tokens
+    assert (len(asked) == 1) == seen
 
 
 def test_an_answer_of_which_no_token_can_follow_ends_with_its_reason_and_no_process(vocabulary: Vocabulary) -> None:
