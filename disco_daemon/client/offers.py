@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Json = Mapping[str, Any]
-ABOUT = (
-    "Speeds are predicted by what was measured here: mostly within 15 %, first tokens within 25 %. MMLU-Pro is what "
-    "was published."
-)
+FIRST, SHORT = range(7), (0, 1, 3, 5, 6)  # columns, where not all have room
+ABOUT = "Speeds are predicted by what was measured here, mostly within 15 %, first tokens within 25 %."
 
 
 def stand_in_words(state: Json) -> str:
@@ -21,12 +19,14 @@ def stand_in_words(state: Json) -> str:
 def offer_lines(models: Sequence[Json], width: int | None = None) -> list[str]:
     """Return a line for each offered model, in columns: what it takes, how fast and good it is, its licence.
 
-    Where that is wider than `width` cells, name, size, speed and licence are left: that is seen before it is agreed to.
+    Where that is wider than `width` cells, the last columns are left out, then all but name, size, speed and licence:
+    that is seen before it is agreed to.
     """
     rows = [_cells(model) for model in models]
     lines = _columns(rows)
-    if width is not None and max(map(len, lines), default=0) > width:
-        lines = _columns([(title, size, speed, *rest[-2:]) for title, size, speed, *rest in rows])
+    for kept in (FIRST, SHORT):
+        if width is not None and max(map(len, lines), default=0) > width:
+            lines = _columns([tuple(row[i] for i in kept) for row in rows])
     return lines
 
 
@@ -46,14 +46,15 @@ def _cells(model: Json) -> tuple[str, ...]:
     return (
         str(model["title"]),
         f"{'about ' * bool(model.get('bytes_are_reckoned'))}{size_words(model['bytes'])}",
-        "speed not known" if tps is None else f"about {_rounded(tps)} token/s",
         f"{size_words(model['memory_bytes'])} memory",
-        "" if waits["100"] is None else f"first after {_seconds(waits['100'])}, {_seconds(waits['2000'])} (2,000)",
-        "" if joules is None else f"{joules:.0f} J",
-        "" if quality is None else f"MMLU-Pro {quality:.1f}",
-        ", ".join(abilities),
+        "speed not known" if tps is None else f"about {_rounded(tps)} token/s",
+        "" if waits["100"] is None else f"first after {_seconds(waits['100'])}",
         str(model["licence"]),
         "thinks first" if "thinks" in model["abilities"] else "recommended" if model["recommended"] else "",
+        "" if quality is None else f"MMLU-Pro {quality:.1f}",
+        "" if waits["2000"] is None else f"{_seconds(waits['2000'])} for 2,000 tokens",
+        "" if joules is None else f"{joules:.0f} J an answer",
+        ", ".join(abilities),
     )
 
 

@@ -131,11 +131,14 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
         if not self.tied:  # of the embeddings, a file's other large matrix, a token has one row
             rest, n_bytes = rest - head, n_bytes - head * roofline.BITS[most] / 8
         share = min(1.0, max(0.0, (1e9 * self.active - head) / rest)) if self.active else 1.0
-        weights = roofline.split(rest, max(0.0, n_bytes), self.packing, self.hidden)
         at_query = (self.heads or self.hidden // self.head_dim) * self.head_dim
+        inner = self.inner or FEED_FORWARD * self.hidden
+        if roofline.is_odd(self.hidden, self.packing):
+            weights = roofline.split_odd(rest, self.layers, self.hidden, inner, at_query, self.packing)
+        else:
+            weights = roofline.split(rest, max(0.0, n_bytes), self.packing, self.hidden)
         attending = self.attending or self.layers
         in_window = self.layers - attending if self.window else 0
-        inner = self.inner or FEED_FORWARD * self.hidden
         return TokenWork(
             weights={name: share * n for name, n in weights.items()},
             head={packed: head},

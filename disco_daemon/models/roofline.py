@@ -132,6 +132,11 @@ _BLOCK = 256  # numbers that a K packing takes together; rows of another length 
 _INSTEAD = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL", "Q3_K": "IQ4_NL", "Q2_K": "Q4_0"}
 
 
+def is_odd(hidden: int, packing: str) -> bool:
+    """Whether most matrices of a file cannot be in the packing that it is named by: their rows are no whole blocks."""
+    return hidden % _BLOCK != 0 and MIXTURES.get(packing.upper(), ("Q4_K", ""))[0] in _INSTEAD
+
+
 def mixture(packing: str, hidden: int) -> tuple[str, str]:
     """Return what most matrices of a file are packed in, and the others; their rows have `hidden` numbers."""
     name = packing.upper().removeprefix("UD-")
@@ -143,6 +148,21 @@ def head_packing(packing: str, hidden: int) -> str:
     """Return what the output head of a file is packed in, which is the embeddings too where they are one."""
     found = _HEADS.get(packing.upper(), "Q6_K")
     return found if hidden % _BLOCK == 0 else _INSTEAD.get(found, found)
+
+
+def split_odd(n_weights: float, layers: int, hidden: int, inner: int, at_query: int, packing: str) -> dict[str, float]:
+    """Return the same of a model whose rows no K packing can take: only two matrices of a layer have others.
+
+    Of the feed-forward part's second one half the layers have more bits; the other is attention's last.
+    """
+    most, more = MIXTURES.get(packing.upper(), MIXTURES["Q4_K_M"])
+    down = layers * hidden * inner if inner % _BLOCK == 0 else 0
+    out = layers * hidden * at_query if at_query % _BLOCK == 0 else 0
+    found = dict.fromkeys((most, more, _INSTEAD.get(most, most)), 0.0)
+    found[most] += down / 2 + out
+    found[more] += down / 2
+    found[_INSTEAD.get(most, most)] += max(0.0, n_weights - down - out)
+    return found
 
 
 def split(n_weights: float, n_bytes: float, packing: str, hidden: int) -> dict[str, float]:

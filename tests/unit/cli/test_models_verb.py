@@ -347,7 +347,8 @@ def test_pull_without_a_name_shows_what_fits_and_fetches_nothing_without_a_yes(
     assert disco("pull") == 0
     printed = capsys.readouterr().err
     assert (
-        "Tiny  2.5 GB  about 7.9 token/s  4.2 GB memory  first after 3.8 s, 75 s (2,000)  MIT  recommended" in printed
+        "Tiny  2.5 GB  4.2 GB memory  about 7.9 token/s  first after 3.8 s  MIT  recommended  75 s for 2,000 tokens"
+        in printed
     )
     assert "mostly within 15 %" in printed
     assert server.repo.asked == [], "this is no terminal, so nobody said yes"
