@@ -16,7 +16,9 @@ import psutil
 import pytest
 
 from disco_daemon.bench import child
+from disco_daemon.models.default import default_model_path
 from tests.fixtures import forked
+from tests.fixtures.daemon import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no other system's daemons are forked")
 SERVER = {"DISCO_SERVER_BASE_URL": "http://127.0.0.1:9/v1", "DISCO_SERVER_MODEL": "a"}
@@ -41,14 +43,14 @@ print(*sorted(name for name in names if name.startswith(forked.READ_LATER)))
 
 def up(folder: Path, *more: str) -> list[str]:
     return [
-        sys.executable, "-P", "-m", forked.CLI, "up", "--port", "0", "--json", "--no-device", "--until-eof",
-        "--history", str(folder / "history.sqlite"), *more,
+        sys.executable, "-P", "-m", forked.CLI, "up", "--port", "0", "--json", "--until-eof",
+        "--history", str(folder / "history.sqlite"), *(more or ["--no-device"]),
     ]  # fmt: skip
 
 
 @asynccontextmanager
-async def listening(starter: child.Starter, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await starter(up(folder), child.child_env(folder) | SERVER, folder / "log")
+async def listening(starter: child.Starter, folder: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await starter(up(folder, *more), child.child_env(folder) | SERVER, folder / "log")
     try:
         assert process.stdout is not None
         assert await process.stdout.readline(), (folder / "log").read_text()
@@ -85,6 +87,38 @@ async def test_a_fork_is_what_the_true_start_is(tmp_path: Path) -> None:
         async with listening(starter, tmp_path) as process:
             seen.append(looked_at(process.pid))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="at what is confined only root may look")
+@pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+async def test_an_engine_and_a_host_of_a_fork_are_what_true_ones_are(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[fleet]\nenabled = true\nhosts = 1\ncuts = [5, 22]\n[server]\nprobe = false\n")
+    seen = []
+    for starter in STARTERS.values():
+        async with listening(
+            starter, tmp_path, "--config", str(config), "--model", str(default_model_path())
+        ) as daemon:
+            async with asyncio.timeout(PATIENCE_S):
+                while not (parts := parts_of(daemon.pid)).keys() >= set(forked.PARTS):
+                    await asyncio.sleep(0.05)  # nobody else hears that they are confined
+            mine = ends_of(daemon.pid)
+            shared = {name: len(ends_of(pid) & mine) for name, pid in parts.items()}
+            assert set(shared.values()) == {1}, "the pipe of its last words"
+            seen.append({name: looked_at(pid) | {"ends": len(ends_of(pid))} for name, pid in parts.items()})
+    for one in (*seen[0].values(), *seen[1].values()):
+        del one["command"][4:]  # the numbers of the descriptors, which depend on what the daemon had open
+    assert seen[0] == seen[1]
+
+
+def parts_of(pid: int) -> dict[str, int]:
+    """The daemon's engine and its host, once they are confined, by their modules; they are its own children."""
+    found = {}
+    for one in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess, FileNotFoundError):
+            if "Seccomp:\t2" in Path(f"/proc/{one.pid}/status").read_text("ascii"):
+                found[one.cmdline()[3]] = one.pid
+    return found
 
 
 async def test_a_fork_holds_no_descriptor_of_another_one(tmp_path: Path) -> None:
