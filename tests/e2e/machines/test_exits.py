@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.split.exits import ExitSetup, measure_exit, own_prompts, report
-from benchmarks.split.text import choose
+from benchmarks.split.text import SplitPrompt, choose
 from disco_daemon.config import layers as config
 from disco_daemon.engine.llama.model import quiet
 from disco_daemon.engine.llama.segment import SegmentModel
@@ -87,7 +87,9 @@ def test_a_training_that_was_ended_goes_on_and_its_exit_is_in_the_segment() -> N
 
 
 def check_the_benchmark(exits: KeptExits, kept: KeptExit) -> None:
-    few = ExitSetup(choose(own_prompts(), 1), lossy=1, tokens=8, n_threads=1)
+    assert [prompt.data for prompt in choose(own_prompts(), 1)] == ["questions", "texts"]
+    asked = [SplitPrompt("questions", "What is a tide?"), SplitPrompt("texts", "Go on: The harbour wall was old, and")]
+    few = ExitSetup(asked, lossy=1, tokens=8, n_threads=1)
     found = measure_exit(default_model_path(), exits, kept, few)
     assert [(row["data"], row["answers"]) for row in found["kinds"]] == [("questions", 1), ("texts", 1)]
     for row in found["kinds"]:
