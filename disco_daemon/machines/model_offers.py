@@ -15,6 +15,7 @@ from typing import Any
 from ..config.schema import Config
 from ..engine.measure.checkup_messages import CheckupRequest, Fit
 from ..engine.measure.predicted_memory import in_use
+from ..errors import ConfigError
 from ..models.offered import (  # fmt: skip
     CONTEXT,
     Memory,
@@ -35,7 +36,7 @@ from ..profiling.measured_machine import (  # fmt: skip
 from ..profiling.tuned_profile import Wanted, choose_knobs
 from ..system.idle import unless
 from ..system.processors import n_cores
-from .device_settings import n_gpu_layers, profiles
+from .device_settings import load_measured, n_gpu_layers, profiles
 from .model_memory import run_checkup
 
 log = logging.getLogger("disco.models")
@@ -92,11 +93,22 @@ async def recommendation(
         return Recommendation(0, 0, None, (), seen.problem or "the engine's part said nothing of memory")
     machine = await this_machine(config, seen.bindings.build, may_measure)
     found, shared = [], sys.platform == "darwin"
+    watts = await asyncio.to_thread(watts_of, config)
     for model, request, fit in zip(models, requests, seen.fits, strict=True):
         is_measured = not fit.gpu_layers
-        watts = computing_watts(config.device.watts, n_threads(config)) if is_measured else None
         found.append(predict(model, memory_of(request, fit, shared=shared), machine if is_measured else None, watts))
     return Recommendation(seen.fits[0].available, seen.bindings.gpu_bytes, machine, tuple(recommend(found)))
+
+
+def watts_of(config: Config) -> float | None:
+    """Return what computing draws here, W: as `disco profile` measured it, else as it is set or assumed. Blocks."""
+    try:
+        measured = load_measured(config)
+    except (ConfigError, OSError):  # the device has no model yet
+        measured = None
+    if measured is not None and (energy := measured.known_energy) is not None:
+        return energy.decode_j_per_token * measured.device.decode_tps
+    return computing_watts(config.device.watts, n_threads(config))
 
 
 def n_threads(config: Config) -> int:

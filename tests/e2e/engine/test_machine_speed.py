@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
-from disco_daemon.config.schema import Config
+from disco_daemon.config.schema import Config, DeviceSettings
 from disco_daemon.engine.measure.machine_speed import NAMES, least_s
+from disco_daemon.errors import ConfigError
 from disco_daemon.machines import model_offers
 from disco_daemon.models.roofline import BITS, MachineSpeed
 from disco_daemon.profiling import measured_machine
@@ -71,6 +73,21 @@ async def test_a_machine_that_cannot_be_measured_has_models_without_speeds(
     monkeypatch.setattr(model_offers, "measure_machine", measure)
     monkeypatch.setattr(model_offers, "profiles", lambda: TunedProfiles(tmp_path))
     assert await model_offers.this_machine(Config(), "a build", lambda: True) is None
+
+
+def test_the_power_of_computing_is_what_was_measured_else_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(device=DeviceSettings(watts=30.0))
+
+    def nothing(_: Config) -> None:
+        raise ConfigError("there is no model")
+
+    monkeypatch.setattr(model_offers, "load_measured", nothing)
+    assert model_offers.watts_of(config) == 30.0
+    seen = SimpleNamespace(
+        known_energy=SimpleNamespace(decode_j_per_token=0.5), device=SimpleNamespace(decode_tps=40.0)
+    )
+    monkeypatch.setattr(model_offers, "load_measured", lambda _: seen)
+    assert model_offers.watts_of(config) == 20.0
 
 
 def test_the_least_of_some_rounds_counts_and_slow_ones_are_few() -> None:
