@@ -47,7 +47,7 @@ from .ablations import ablation_table, measure_ablations
 from .asked import asked_table
 from .daemons import JoinedMachines, TwoMachines, joined_machines, kept_exits
 from .edges import measure_edges
-from .faults import measure_link_cuts, measure_ttft
+from .faults import N_PROMPT, measure_link_cuts, measure_ttft
 from .forecast import CheckedCut, check_plan, plan_document, plan_lines
 from .loop_lag import measure_loop_lag
 from .naive import NaiveWay, measure_naive
@@ -82,7 +82,8 @@ class Amounts:
 
     `naive_answers` of each kind are written by the naive split, and `codec_answers` by each other codec. Exits are
     trained on `exit_tokens` where none is kept. Up to `edges` machines write `edge_answers` each. `calls` cross the
-    link for what relays add. `ablations` answers of each kind are written without each part of the split.
+    link for what relays add. `ablations` answers of each kind are written without each part of the split. A long prompt
+    has `long_tokens`, an upload twice as many, about.
     """
 
     answers: int
@@ -97,6 +98,7 @@ class Amounts:
     edge_answers: int
     calls: int
     ablations: int
+    long_tokens: int = N_PROMPT
 
 
 QUICK = Amounts(4, 64, 4, 2, 2, 1, 2, 2000, 5, 2, 300, 1)
@@ -272,9 +274,11 @@ async def measure_faults(machines: TwoMachines, setup: SplitSetup) -> dict[str, 
     found: dict[str, Any] = {}
     texts = [prompt.text for prompt in read_prompts()]  # our own are long enough
     if setup.n.long:
-        found["ttft"] = await measure_ttft(machines, texts, setup.mbit_s, setup.n.long)
+        found["ttft"] = await measure_ttft(machines, texts, setup.mbit_s, setup.n.long, setup.n.long_tokens)
     if setup.n.uploads:
-        found["loop_lag_p99_ms"] = await measure_loop_lag(machines, texts, setup.n.uploads)
+        found["loop_lag_p99_ms"] = await measure_loop_lag(
+            machines, texts, setup.n.uploads, setup.n.long_tokens / N_PROMPT
+        )
     if setup.n.link_cuts:
         found["cuts"] = await measure_link_cuts(machines, setup.prompts, setup.n.link_cuts, setup.n.tokens)
     return found
@@ -297,7 +301,7 @@ def report(figures: Figures) -> str:
         lines.append("first token of a long prompt: " + ", ".join(f"{key[:-2]} {ttft[key]:.2f} s" for key in ttft))
     if lag := figures["loop_lag_p99_ms"]:
         late = ", ".join(f"{name} {late_ms:.2f} ms" for name, late_ms in lag.items())
-        lines.append(f"event loops while 2,000 tokens go up, P99 of their lateness: {late}")
+        lines.append(f"event loops while long prompts go up, P99 of their lateness: {late}")
     lines += [
         f"{row['n']} edges: {row['cloud_s']:.1f} s whole, {row['exact_s']:.1f} s exact"
         + ("" if row["confident_s"] is None else f", {row['confident_s']:.1f} s confident")
@@ -316,8 +320,9 @@ AMOUNTS = {
     "answers": ("of each kind of data", 1),
     "tokens": ("of an answer at most", 2),
     "link-cuts": ("cuts in the middle of answers", 0),
-    "long": ("prompts of 1,024 tokens", 0),
-    "uploads": ("prompts of 2,000 tokens, while which the event loops are watched", 0),
+    "long": ("long prompts", 0),
+    "long-tokens": ("of a long prompt, about", 16),
+    "uploads": ("prompts of twice as many tokens, while which the event loops are watched", 0),
     "naive-answers": ("answers of each kind by the naive split", 0),
     "codec-answers": ("answers of each kind by each other codec", 0),
     "exit-tokens": ("to train an exit on where none is kept; 0: no exit", 0),

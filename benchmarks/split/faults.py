@@ -19,7 +19,7 @@ from .daemons import HeardPieces, TwoMachines, busy_s, until_linked, write_setti
 from .text import SplitPrompt
 
 STALL_S = 2.0  # that nothing gets through: a link is given up before
-N_PROMPT = 1024  # tokens of a long prompt, about
+N_PROMPT = 1024  # tokens of a long prompt, about, unless another number is asked for
 WORDS_A_TOKEN = 0.8  # of English text, with the embedded model's vocabulary
 
 
@@ -124,17 +124,19 @@ async def measure_link_cuts(
     }  # fmt: skip
 
 
-async def measure_ttft(machines: TwoMachines, texts: Sequence[str], mbit_s: float, repeats: int) -> dict[str, float]:
+async def measure_ttft(
+    machines: TwoMachines, texts: Sequence[str], mbit_s: float, repeats: int, n_prompt: int
+) -> dict[str, float]:
     """Return the time to the first token of long prompts, s, beside what each machine and the line took for them.
 
-    Medians over prompts of which none begins like another one: nothing of them is cached. `edge_s` and `partner_s` are
-    processor time, `upload_s` is what the bytes take at the line's rate.
+    They have about `n_prompt` tokens, and none begins like another one: nothing is cached. Returned are medians.
+    `edge_s` and `partner_s` are processor time, `upload_s` is what the bytes take at the line's rate.
     """
     words = " ".join(texts).split()
     found: dict[str, list[float]] = {"edge_s": [], "upload_s": [], "partner_s": [], "split_s": []}
     for number in range(repeats):
         start = 7 * number
-        chosen = words[start : start + int(N_PROMPT * WORDS_A_TOKEN)]
+        chosen = words[start : start + int(n_prompt * WORDS_A_TOKEN)]
         edge_s, partner_s, up = busy_s(machines.edge_engines), busy_s(machines.partner_engines), machines.link.n_up
         heard = await machines.edge.ask(machines.edge.root, f"{number}: {' '.join(chosen)}", 1)
         found["edge_s"].append(busy_s(machines.edge_engines) - edge_s)

@@ -18,15 +18,15 @@ SHARE = 0.99  # of the looks at the clock are not later than what is told
 LATENESS = "disco_loop_lag_seconds_bucket"  # each daemon looks every 20 ms
 
 
-async def measure_loop_lag(machines: TwoMachines, texts: Sequence[str], repeats: int) -> dict[str, float]:
-    """Return the 99th percentile of the lateness of both daemons' event loops, ms, while prompts of 2,000 tokens go up.
+async def measure_loop_lag(machines: TwoMachines, texts: Sequence[str], repeats: int, share: float) -> dict[str, float]:
+    """Return the 99th percentile of the lateness of both daemons' event loops, ms, while long prompts go up.
 
-    The prompts are the words of `texts`, each from another place on, so that nothing of one is cached for the next.
-    Raises BenchError.
+    The prompts, that `share` of 2,000 tokens, are the words of `texts`, each from another place on, so that nothing of
+    one is cached for the next. Raises BenchError.
     """
     daemons = {"edge": machines.edge, "partner": machines.partner}
     before = await asyncio.gather(*map(looks_by_lateness, daemons.values()))
-    for number, prompt in enumerate(long_prompts(texts, N_WORDS, repeats)):
+    for number, prompt in enumerate(long_prompts(texts, int(N_WORDS * share), repeats)):
         heard = await machines.edge.ask(machines.edge.root, prompt, 1)
         progress(f"upload {number + 1} of {repeats}: {heard.usage['prompt_tokens']} tokens, {heard.took_s:.1f} s")
     after = await asyncio.gather(*map(looks_by_lateness, daemons.values()))

@@ -32,7 +32,8 @@ async def test_the_split_says_what_the_whole_model_says_and_sends_far_less_than_
     prompts.write_text("\n".join(json.dumps({"data": data, "prompt": prompt}) for data, prompt in asked.items()))
     code, out, err = await bench(
         "--answers", "1", "--tokens", "10", "--cut", "24", "--link-cuts", "1", "--long", "1", "--uploads", "1",
-        "--naive-answers", "1", "--codec-answers", "0", "--exit-tokens", "0", "--calls", "30", "--edges", "0", "--json",
+        "--long-tokens", "128", "--naive-answers", "1", "--codec-answers", "0", "--exit-tokens", "0",
+        "--calls", "30", "--edges", "0", "--json",
         "--ablations", "0", "--prompts", str(prompts), "--draft-model", str(default_model_path()),
     )  # fmt: skip
     assert code == 0, err
