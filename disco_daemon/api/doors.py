@@ -49,8 +49,8 @@ ROUTES: dict[tuple[str, str], At] = {
     ("GET", "/api/ps"): At.BOTH,
     ("POST", "/api/show"): At.BOTH,
     ("GET", "/api/version"): At.BOTH,
-    ("POST", "/api/pull"): At.BOTH,  # a 501, as those that follow
-    ("POST", "/api/create"): At.BOTH,
+    ("POST", "/api/pull"): At.CONTROL,  # takes network and disk
+    ("POST", "/api/create"): At.BOTH,  # a 501, as those that follow
     ("POST", "/api/push"): At.BOTH,
     ("POST", "/api/copy"): At.BOTH,
     ("DELETE", "/api/delete"): At.BOTH,

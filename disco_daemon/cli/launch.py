@@ -141,7 +141,7 @@ def _better(agent: Agent, config: Config) -> Any:
     from ..models.offered import offered_models
 
     listed = offered_models(config_path().parent)
-    able = (model for model in listed if getattr(model, "tools", True) or not agent.tools)  # an older list does not say
+    able = (model for model in listed if model.tools or not agent.tools)
     roomy = tuple(model for model in able if model.context >= agent.context)
     if not roomy:
         return None

@@ -39,14 +39,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions = parser.add_subparsers(metavar="ACTION")
     _add(actions, "list", _list, "list the models on this machine")
     use = _add(actions, "use", _use, "make one the device's model")
-    use.add_argument("model", metavar="MODEL", help=f"a name from the list, a path, or `{DEFAULT}`")
+    use.add_argument("model", metavar="MODEL", nargs="?", help=f"a name from the list, a path, or `{DEFAULT}`")
+    use.add_argument(
+        "--previous", action="store_true", help="the model before this one; once more, and this one is back"
+    )
     show = _add(actions, "show", _show, "what a model is, and the memory it would take")
     show.add_argument("model", metavar="MODEL", nargs="?", help="as for `use`; by default the device's model")
     _add(actions, "recommend", recommend, "which models suit this machine, with size, memory, speed and licence")
     pull = _add(actions, "pull", _pull, "fetch a model from the Hugging Face Hub")
     pull.add_argument(
         "spec", metavar="MODEL", nargs="?",
-        help="a name of `recommend`, or USER/REPO[:QUANT] such as bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M; "
+        help="a name of `recommend`, a GGUF file of this machine (it is copied), the URL of a file at the Hub, "
+        "or USER/REPO[:QUANT] such as bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M; "
         "without one, what fits is shown, and at a terminal you are asked",
     )  # fmt: skip
     pull.add_argument("--use", action="store_true", help="and make it the device's model")
@@ -145,6 +149,14 @@ def _print_rows(rows: list[tuple[str, ...]]) -> None:
 
 
 def _use(args: argparse.Namespace) -> int:
+    from ..errors import ConfigError
+    from ..models.default import default_model_path
+
+    if args.previous == (args.model is not None):
+        raise ConfigError("name a model, or give --previous: `disco models list` shows what there is")
+    if args.previous:
+        saved = _first_steps().use_previous()
+        return _print_use(args, _in_use() or default_model_path(), saved)
     path = _choose(args.model)
     return _print_use(args, path, _make_it_the_devices(path))
 
@@ -382,11 +394,14 @@ def _memory_words(found: dict[str, Any]) -> str:
 
 def _pull(args: argparse.Namespace) -> int:
     from ..models.default import models_dir
-    from ..models.hub import pull
+    from ..models.hub import copy_in, pull
     from ..models.progress import ProgressBar
     from ..onboarding.saving import Choice
 
-    spec = asked_at_terminal() if args.spec is None else spec_of(args.spec)
+    here = None if args.spec is None else _path_of(args.spec)
+    if here is not None and not here.is_file():
+        here = None
+    spec = args.spec if here else asked_at_terminal() if args.spec is None else spec_of(args.spec)
     if spec is None:
         return 0
     to_use = args.use or args.spec is None
@@ -399,7 +414,7 @@ def _pull(args: argparse.Namespace) -> int:
         progress(line)
 
     try:
-        path = pull(spec, models_dir(), say, bar)
+        path = copy_in(here, models_dir(), say, bar) if here else pull(spec, models_dir(), say, bar)
     except KeyboardInterrupt:
         say("what came is kept: the same command goes on from there")
         raise

@@ -137,6 +137,7 @@ class Daemon:
                 asyncio.create_task(self.manager.watch(), name="watchdog"),
             ]
             runtime.start_tasks()
+            self.documents.resume_fetches()
             try:
                 yield self.url
             finally:

@@ -23,7 +23,7 @@ from ..machines.managed_device import whole_device
 from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles
-from .model_fetch import FetchError, ModelFetch
+from .model_fetch import FetchError, ModelFetch, ModelFetches, named, offered
 from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
@@ -47,11 +47,16 @@ class StateDocuments(Documents):
         self._started = shared.clock.now()
         self._files = DeviceFiles()
         self._offering = asyncio.Lock()
-        self._fetch = ModelFetch(self._use_fetched, lambda: shared.privacy.on, shared.clock)
+        kept = shared.history.path.with_name("fetches.json")
+        self._fetches = ModelFetches(self._use_fetched, lambda: shared.privacy.on, shared.clock, kept)
 
     async def close(self) -> None:
         """End what works in the background for these documents."""
-        await self._fetch.close()
+        await self._fetches.close()
+
+    def resume_fetches(self) -> None:
+        """Go on with the fetches that the end of an earlier daemon has stopped."""
+        self._fetches.resume(self._runtime.config.device.model)
 
     # --- the daemon ---------------------------------------------------------------------------------------------------
 
@@ -70,7 +75,8 @@ class StateDocuments(Documents):
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
             "split": None,
             "stand_in": stand_in(runtime.config),
-            "fetch": self._fetch.document(),
+            "fetch": self._fetches.document(),
+            "fetches": self._fetches.documents(),
             "in_flight": len(runtime.conductor.in_flight),
             "tasks": len(asyncio.all_tasks()),
             "served": runtime.conductor.in_flight.n_served,
@@ -180,12 +186,19 @@ class StateDocuments(Documents):
         from ..models.offered import find, offered_models
 
         await self._setup.require_local()
-        self._fetch.start(find(name, await asyncio.to_thread(offered_models, self._setup.folder)))
-        return self._fetch.document() or {}
+        model = find(name, await asyncio.to_thread(offered_models, self._setup.folder))
+        fetch = self._fetches.start(offered(model, self._runtime.config.device.model))
+        fetch.last()
+        return fetch.document()
+
+    async def pull_model(self, name: str) -> ModelFetch:
+        from ..models.offered import offered_models
+
+        return self._fetches.start(named(name, await asyncio.to_thread(offered_models, self._setup.folder)))
 
     async def cancel_fetch(self) -> dict[str, Any]:
-        await self._fetch.cancel()
-        return self._fetch.document() or {}
+        await self._fetches.cancel()
+        return self._fetches.document() or {}
 
     async def _use_fetched(self, path: str) -> list[str]:
         """Put a model in use, and return what is to be said of that.

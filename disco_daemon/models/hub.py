@@ -11,7 +11,7 @@ import errno
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +25,7 @@ from .. import __version__
 from ..errors import ConfigError, DiscoError
 from ..plain import reason_of
 from .gguf import read_header
+from .local_files import LocalFiles
 from .part import Part, PartTooLong, is_same, path_of
 from .progress import Report
 from .quants import DEFAULT, RemoteFile, Variant, choose, parse, variants
@@ -36,6 +37,9 @@ MAX_PAUSE_S = 15.0  # the longest pause between two tries
 SPARE_BYTES = 256 << 20  # of the disk stay free
 HEAD_BYTES = 1 << 20  # of a download are checked before it gets its name
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of git, or SHA-256
+
+# Where the client looks. What a service runs does not see a shell's variables, but the file.
+GIVE_TOKEN = "put a token into $HF_TOKEN, or into ~/.cache/huggingface/token, where `hf auth login` writes it"  # noqa: S105 - where one goes
 
 Say = Callable[[str], None]
 Pause = Callable[[float], None]
@@ -134,9 +138,9 @@ class Hub:
 
     def _refusal(self, error: HfHubHTTPError, status: int) -> str:
         if isinstance(error, GatedRepoError):
-            return f"{self.repo} wants its licence accepted: do that on its page at the Hub, and set HF_TOKEN"
+            return f"{self.repo} wants its licence accepted: do that on its page at the Hub, and {GIVE_TOKEN}"
         if isinstance(error, RepositoryNotFoundError):
-            return f"there is no {self.repo} at the Hub, or it is private: check the name, or set HF_TOKEN"
+            return f"there is no {self.repo} at the Hub, or it is private: check the name, or {GIVE_TOKEN}"
         return f"{self._where} answers {status}: check HF_TOKEN, HF_ENDPOINT and the proxy"
 
     @property
@@ -151,10 +155,12 @@ def pull(
     report: Report,
     endpoint: str | None = None,
     pause: Pause = time.sleep,
+    begin: Callable[[Mapping[RemoteFile, bool]], None] = lambda _: None,
 ) -> Path:
     """Fetch the model `spec` (`USER/REPO[:QUANT]`) into `folder`; return the path of its first file.
 
-    `say` gets short lines, `report` the progress. Raises ConfigError or PullError. A later call continues a cut one.
+    `say` gets short lines, `begin` its files and which of them are here, `report` the progress. Raises ConfigError or
+    PullError. A later call continues a cut one.
     """
     repo, wanted = parse(spec)
     hub = Hub(repo, endpoint, pause)
@@ -163,12 +169,36 @@ def pull(
     if wanted is None and variant.label != DEFAULT:
         say(f"there is no {DEFAULT} in {repo}, but {', '.join(map(str, found))}")
     say(f"{repo}: {variant}")
+    return _take(hub, variant, folder, say, report, begin)
+
+
+def copy_in(path: Path, folder: Path, say: Say, report: Report) -> Path:
+    """Copy the model whose first file is at `path` into `folder`, as `pull` fetches one; return its first file."""
+    source = LocalFiles(path)
+    say(f"reading {path}")
+    try:
+        [variant] = source.variants()
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be read, or one of its parts: {reason_of(e)}") from e
+    return _take(source, variant, folder, say, report, lambda _: None)
+
+
+def _take(
+    source: Hub | LocalFiles,
+    variant: Variant,
+    folder: Path,
+    say: Say,
+    report: Report,
+    begin: Callable[[Mapping[RemoteFile, bool]], None],
+) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        missing = [file for file in variant.files if not _is_there(file, folder, say)]
+        files = {file: _is_there(file, folder, say) for file in variant.files}
+        missing = [file for file, is_here in files.items() if not is_here]
+        begin(files)
         _check_room(missing, folder)
         for file in reversed(missing):  # the first part last: a model is listed by it, and must be whole then
-            _fetch(hub, file, folder, say, report)
+            _fetch(source, file, folder, say, report)
     except OSError as e:
         raise _disk_trouble(folder, e) from e
     return folder / variant.name
@@ -201,13 +231,13 @@ def _check_room(missing: list[RemoteFile], folder: Path) -> None:
         raise PullError(msg)
 
 
-def _fetch(hub: Hub, file: RemoteFile, folder: Path, say: Say, report: Report) -> None:
+def _fetch(source: Hub | LocalFiles, file: RemoteFile, folder: Path, say: Say, report: Report) -> None:
     """Fetch one file: download what is missing, check it, and rename it."""
     with Part(file, folder, lambda done: report(file.name, done, file.n_bytes)) as part:
         if part.n_bytes:
             say(f"going on with {file.name} at {part.n_bytes / 1e6:.0f} MB")
         try:
-            hub.fetch(part)
+            source.fetch(part)
         except PullError as e:
             if isinstance(e.__cause__, PartTooLong):
                 part.path.unlink()

@@ -26,6 +26,9 @@ _LABEL = re.compile(
 )
 _NO_MODEL = ("mmproj", "imatrix")  # in the names of files beside models
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILE = re.compile(
+    rf"({_REPO.pattern})/(?:resolve|blob)/[^/]+/([^?#]+\.gguf)(?:\?download=true)?"
+)  # its page or address
 _HUBS = ("https://huggingface.co/", "http://huggingface.co/", "huggingface.co/", "hf.co/")
 
 
@@ -65,10 +68,15 @@ class Variant:
 
 
 def parse(spec: str) -> tuple[str, str | None]:
-    """Split `USER/REPO[:QUANT]` into repository and quantization. Raises ConfigError."""
+    """Split `USER/REPO[:QUANT]`, or the URL of a file at the Hub, into repository and quantization or file.
+
+    Raises ConfigError.
+    """
     text = spec.strip()
     for hub in _HUBS:
         text = text.removeprefix(hub)
+    if found := _FILE.fullmatch(text):
+        return found[1], found[2]
     repo, colon, wanted = text.partition(":")
     if not _REPO.fullmatch(repo) or (colon and not wanted):
         msg = f"{spec!r} is no USER/REPO or USER/REPO:QUANT, as in bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"

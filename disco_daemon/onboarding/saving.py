@@ -23,6 +23,9 @@ from .providers import ServerKey, key_path
 _MAGIC = b"GGUF"
 DEFAULT = "default"  # the name of the model that ships
 _THEIRS = "DISCO_DEVICE_BASE_URL"  # goes before what is saved
+_MODEL, _PARTS = "device.model", ("changes", "before")
+_BEFORE = "model-before.json"  # beside config.toml: what the choice of another model has changed, to go back
+_MOST_BYTES = 1 << 16  # of that file
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,36 @@ def save(path: Path, choice: Choice, env: Mapping[str, str]) -> SavedChoice:
         fresh = bool(choice.key.value) and choice.base_url and file == str(key_path(path.parent, choice.base_url))
         with _write_key(Path(file or ""), choice.key.value) if fresh else nullcontext():
             write_values(path, saved.changes)
+            _keep(path, saved)
         return saved
+
+
+def use_previous(path: Path) -> SavedChoice:
+    """Go back to the local model before this one, with all that was said of it; once more, and this one is back.
+
+    Raises ConfigError where none is known, it is gone, or another one was chosen by hand since. Blocks on disk.
+    """
+    try:
+        with open_regular(path.with_name(_BEFORE)) as f:
+            kept = json.loads(f.read(_MOST_BYTES))
+        saved = SavedChoice(dict(kept["changes"]), dict(kept["before"]))
+        model = str(saved.before[_MODEL])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ConfigError("no model before this one is known: `disco models list` shows what there is") from e
+    if model and not _file(model).exists():
+        raise ConfigError(f"the model before, {model}, is no longer there: `disco models list` shows what there is")
+    back = take_back(path, saved)
+    if _MODEL not in back.changes:
+        raise ConfigError("device.model was set by hand since: `disco models use MODEL` says which one to take")
+    _keep(path, back)
+    return back
+
+
+def _keep(path: Path, saved: SavedChoice) -> None:
+    """Write down what was said of the local model before, if another one was chosen. Raises OSError."""
+    if _MODEL in saved.before:
+        of_it = {name: {k: v for k, v in getattr(saved, name).items() if k.startswith("device.")} for name in _PARTS}
+        write_private(path.with_name(_BEFORE), json.dumps(of_it))
 
 
 def take_back(path: Path, saved: SavedChoice) -> SavedChoice:

@@ -94,3 +94,9 @@ class Onboarding:
     def take_back(self, saved: SavedChoice) -> SavedChoice:
         """Write what was there before a choice was saved; return what was changed. Raises ConfigError."""
         return saving.take_back(self.path, saved)
+
+    def use_previous(self) -> SavedChoice:
+        """Go back to the local model before this one; return what was changed. Raises ConfigError."""
+        if self.env.get("DISCO_DEVICE_MODEL"):
+            raise ConfigError("the variable DISCO_DEVICE_MODEL is set, so its model answers: unset it first")
+        return saving.use_previous(self.path)

@@ -361,6 +361,12 @@ class OllamaShown(msgspec.Struct):
     modified_at: str
 
 
+class OllamaPulled(msgspec.Struct):
+    """The end of a fetch: `success`."""
+
+    status: str
+
+
 class OllamaVersion(msgspec.Struct):
     """The version of the Ollama whose API this is."""
 

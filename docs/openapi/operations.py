@@ -23,6 +23,7 @@ from disco_daemon.api.ollama.ollama_request import (
     OllamaChatRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
+    OllamaPullRequest,
     OllamaShowRequest,
 )
 from disco_daemon.api.openai.embeddings import EmbeddingsRequest
@@ -55,6 +56,7 @@ class Failing(Enum):
     RUNNING = (400, 404, 408)
     CHECK = (400, 408, 429, 504)
     ANSWER = (400, 404, 408, 429, 502, 504)
+    PULL = (400, 404, 408, 429, 502)
     ALWAYS = (501,)
 
 
@@ -160,7 +162,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         OllamaShowRequest, gives.OllamaShown, Failing.RUNNING, examples={"disco": {"model": "disco"}}
     ),
     ("GET", "/api/version"): Operation(gives=gives.OllamaVersion),
-    ("POST", "/api/pull"): Operation(failing=Failing.ALWAYS),
+    ("POST", "/api/pull"): Operation(
+        OllamaPullRequest, gives.OllamaPulled, Failing.PULL, streams=LINES,
+        examples={"list": {"model": "qwen3-4b"}, "hub": {"model": "hf.co/Qwen/Qwen3-4B-GGUF:Q4_K_M"}},
+    ),
     ("POST", "/api/create"): Operation(failing=Failing.ALWAYS),
     ("POST", "/api/push"): Operation(failing=Failing.ALWAYS),
     ("POST", "/api/copy"): Operation(failing=Failing.ALWAYS),

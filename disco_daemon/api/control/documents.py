@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -23,6 +23,33 @@ TAIL_KNOBS = {
     "alpha": 1.0,
     "kappa": math.inf,
 }  # the policies' knobs that protect the tail, with the largest value of each
+
+
+class FetchedFile(Protocol):
+    """A file of a model that is being fetched: its checksum in hex, and its bytes, `done` of which are here."""
+
+    @property
+    def digest(self) -> str:
+        """The checksum."""
+        ...
+
+    @property
+    def done(self) -> int:
+        """The bytes that are here."""
+        ...
+
+    @property
+    def n_bytes(self) -> int:
+        """All its bytes."""
+        ...
+
+
+class FollowedFetch(Protocol):
+    """A fetch that a client looks at."""
+
+    def follow(self) -> AsyncGenerator[tuple[dict[str, Any], FetchedFile | None], None]:
+        """Yield its document and the file at hand at each step. One that nobody follows any more ends."""
+        ...
 
 
 class Documents(Protocol):
@@ -109,6 +136,10 @@ class Documents(Protocol):
 
     async def fetch_model(self, name: str) -> dict[str, Any]:
         """Begin to fetch a model of the list, which is in use once it is there. Raises ConfigError, RequestError."""
+        ...
+
+    async def pull_model(self, name: str) -> FollowedFetch:
+        """Begin to fetch a model of the list or of the Hub, as clients of Ollama name it. Raises RequestError."""
         ...
 
     async def cancel_fetch(self) -> dict[str, Any]:

@@ -84,6 +84,13 @@ class OllamaShowRequest(msgspec.Struct):
     name: Annotated[str, Meta(min_length=1)] | None = None
 
 
+class OllamaPullRequest(OllamaShowRequest):
+    """Which model to fetch. `insecure`, for registries of others, has no meaning: the Hub alone is asked."""
+
+    stream: bool = True
+    insecure: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request as the JSON object of a chat, or of a text completion where it `is_raw`; `left_out` names the rest.

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
+
+import msgspec
 from aiohttp import web
 
 from ...errors import RequestError
 from .. import answering
 from ..answering import CONDUCTOR, created, named, names, received
-from ..control.documents import DOCUMENTS
+from ..control.documents import DOCUMENTS, settings_at_fault
 from ..http.bodies import convert, decoded
 from ..http.failures import ERROR_SHAPES, json_response
+from ..http.sse import READER_TIMEOUT_S
 from .ollama_models import OllamaModels
-from .ollama_request import Asked, OllamaShowRequest, to_chat, to_generation, to_inputs
+from .ollama_pull import PULLED, pull_lines
+from .ollama_request import Asked, OllamaPullRequest, OllamaShowRequest, to_chat, to_generation, to_inputs
 from .ollama_shape import ChatLines, GenerateLines, OllamaShape, OllamaVectors, OneVector, error_body
 
 PATH = "/api/"
 VERSION = "0.12.11"  # of the Ollama whose API this is, the first with log-probabilities; clients ask for a least one
-NOT_HERE = ("pull", "create", "push", "copy")
+NOT_HERE = ("create", "push", "copy")
 
 
 def add_routes(app: web.Application) -> None:
@@ -30,6 +36,7 @@ def add_routes(app: web.Application) -> None:
     app.router.add_get(f"{PATH}ps", _in_memory)
     app.router.add_post(f"{PATH}show", _show)
     app.router.add_get(f"{PATH}version", _version)
+    app.router.add_post(f"{PATH}pull", _pull)
     for verb in NOT_HERE:
         app.router.add_post(f"{PATH}{verb}", _not_here)
     app.router.add_delete(f"{PATH}delete", _not_here)
@@ -103,7 +110,29 @@ async def _version(_request: web.Request) -> web.Response:
     return json_response({"version": VERSION})
 
 
+async def _pull(request: web.Request) -> web.StreamResponse:
+    """POST /api/pull: Fetch a model of disco's list, or `USER/REPO[:QUANT]` of the Hub, into the folder of models."""
+    asked = convert(decoded(await received(request)), OllamaPullRequest)
+    name = asked.model or asked.name
+    if name is None:
+        raise RequestError("'model' is missing: it is a name of `disco models recommend`, or USER/REPO.", param="model")
+    with settings_at_fault():
+        fetch = await request.app[DOCUMENTS].pull_model(name)
+    async with aclosing(pull_lines(fetch.follow())) as lines:
+        if not asked.stream:
+            async for line in lines:
+                if "error" in line:
+                    raise RequestError(line["error"], status=502, code="pull_failed")
+            return json_response(PULLED)
+        response = web.StreamResponse(headers={"Content-Type": OllamaShape.content_type})
+        await response.prepare(request)
+        async for line in lines:
+            async with asyncio.timeout(READER_TIMEOUT_S):
+                await response.write(msgspec.json.encode(line) + b"\n")
+        return response
+
+
 async def _not_here(request: web.Request) -> web.Response:
-    """ANY /api/pull: Answer 501: models are fetched by `disco models pull USER/REPO`."""
+    """ANY /api/create: Answer 501: models are fetched by `disco models pull USER/REPO`."""
     msg = f"{request.path} is not here: `disco models pull USER/REPO` fetches a model, device.model says which to use."
     raise RequestError(msg, status=501, code="not_implemented")

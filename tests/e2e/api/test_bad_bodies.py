@@ -21,7 +21,8 @@ from tests.fixtures.upstream import Upstream
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 N_BAD = 200
 SOON_S = 0.1
-NO_BODY = {"/api/pull", "/api/create", "/api/push", "/api/copy", "/api/blobs/{digest}"}  # a 501, whatever is sent
+# A 501, whatever is sent; and a control, for its owner alone.
+NO_BODY = {"/api/create", "/api/push", "/api/copy", "/api/blobs/{digest}", "/api/pull"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

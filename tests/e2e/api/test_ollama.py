@@ -154,7 +154,7 @@ async def test_without_a_question_nothing_is_asked(ends: Ends) -> None:
     assert len(upstream.exchanges) == before
 
 
-@pytest.mark.parametrize("verb", ["pull", "create", "push", "copy", "delete", "blobs/sha256:0"])
+@pytest.mark.parametrize("verb", ["create", "push", "copy", "delete", "blobs/sha256:0"])
 async def test_models_are_fetched_elsewhere(verb: str, ends: Ends) -> None:
     _, daemon, _ = ends
     method = "DELETE" if verb == "delete" else "POST"

@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 def before(folder: Path, hub: HubServer, **more: str) -> str:
     """What the daemon is told: where models are, and which hub; nothing is measured."""
-    told = {"DISCO_MODELS_DIR": str(folder / "models"), "HF_ENDPOINT": hub.url} | more
+    told = {"DISCO_MODELS_DIR": str(folder / "models"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"} | more
     return (
         f"import os\nos.environ |= {told}\nfrom disco_daemon.machines import model_offers\nmodel_offers.QUICK_S = 0.01"
     )

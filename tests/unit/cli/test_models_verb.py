@@ -112,6 +112,34 @@ def test_use_writes_the_path_and_default_takes_it_back(home: Path, capsys: pytes
     assert in_config() == ""
 
 
+def test_use_previous_goes_back_and_forth_with_all_that_was_said_of_a_model(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="no model before this one is known"):
+        disco("use", "--previous")
+    one, two = model_file(home / "one.gguf"), model_file(home / "two.gguf")
+    disco("use", str(one))
+    config.set_values(home / "config.toml", {"device.grade": 3, "server.base_url": "https://llm.example.com/v1"})
+    disco("use", str(two))
+    assert (in_config(), config.load().device.grade) == (str(two), config.load(home / "none.toml").device.grade)
+    config.set_values(home / "config.toml", {"server.base_url": "https://other.example.com/v1"})
+    assert disco("use", "--previous") == 0
+    assert f"the device's model is {one}" in capsys.readouterr().out
+    assert (in_config(), config.load().device.grade) == (str(one), 3)
+    assert config.load().server.base_url == "https://other.example.com/v1", "of the local model alone"
+    assert disco("use", "--previous") == 0
+    assert in_config() == str(two)
+    one.unlink()
+    with pytest.raises(ConfigError, match="no longer there"):
+        disco("use", "--previous")
+    config.set_values(home / "config.toml", {"device.model": str(model_file(home / "one.gguf").with_name("3.gguf"))})
+    with pytest.raises(ConfigError, match="by hand since"):
+        disco("use", "--previous")
+    for words in ((), ("two.gguf", "--previous")):
+        with pytest.raises(ConfigError, match="name a model, or give --previous"):
+            disco("use", *words)
+
+
 def test_use_takes_a_path_as_it_is_typed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = model_file(home / "here" / "mine.gguf")
     monkeypatch.chdir(home / "here")

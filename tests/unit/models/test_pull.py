@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from disco_daemon.errors import ConfigError, DiscoError
 from disco_daemon.models import hub
-from disco_daemon.models.hub import PullError, pull
+from disco_daemon.models.hub import PullError, copy_in, pull
 from disco_daemon.models.part import PREFIX, Part
 from disco_daemon.models.quants import RemoteFile
 from tests.fixtures.gguf import header, number
@@ -304,3 +304,38 @@ def test_a_disk_that_fills_up_keeps_what_is_there(pulls: Pulls, monkeypatch: pyt
         with pytest.raises(ConfigError, match="no room left"):
             pulls()
     assert pulls().read_bytes() == CONTENT
+
+
+def test_a_file_of_this_machine_is_copied_checked_and_gone_on_with(pulls: Pulls, tmp_path: Path) -> None:
+    source = tmp_path / "mine.Q8_0.gguf"
+    source.write_bytes(CONTENT)
+    pulls.folder.mkdir()
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    (pulls.folder / f"{PREFIX}{digest[:24]}").write_bytes(CONTENT[:1000])
+    path = copy_in(source, pulls.folder, pulls.lines.append, pulls._tell)
+    assert path == pulls.folder / source.name
+    assert path.read_bytes() == CONTENT
+    assert source.read_bytes() == CONTENT, "it stays where it is"
+    assert pulls.left == [source.name]
+    assert any("going on with" in line for line in pulls.lines)
+    assert copy_in(source, pulls.folder, pulls.lines.append, pulls._tell) == path
+    source.write_bytes(b"no model")
+    with pytest.raises(PullError, match="is there already, and is another file"):
+        copy_in(source, pulls.folder, pulls.lines.append, pulls._tell)
+    other = source.with_name("other.gguf")
+    other.write_bytes(b"no model at all")
+    with pytest.raises(PullError, match="is no model"):
+        copy_in(other, pulls.folder, pulls.lines.append, pulls._tell)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        copy_in(tmp_path / "none.gguf", pulls.folder, pulls.lines.append, pulls._tell)
+    assert pulls.begins == [], "nobody is asked"
+
+
+def test_the_address_of_a_file_at_the_hub_names_that_file(pulls: Pulls) -> None:
+    pulls.repo.files["deep/tiny.Q8_0.gguf"] = model_bytes(SIZE, 1)
+    for kind in ("resolve/main", "blob/0123abc"):
+        url = f"https://huggingface.co/maker/tiny-GGUF/{kind}/deep/tiny.Q8_0.gguf"
+        assert pulls(url).read_bytes() == pulls.repo.files["deep/tiny.Q8_0.gguf"]
+    assert pulls(f"{url}?download=true").name == "tiny.Q8_0.gguf"
+    with pytest.raises(ConfigError, match="is no USER/REPO"):
+        pulls("https://elsewhere.example/maker/tiny-GGUF/resolve/main/tiny.gguf")
