@@ -119,14 +119,14 @@ def test_use_previous_goes_back_and_forth_with_all_that_was_said_of_a_model(
         disco("use", "--previous")
     one, two = model_file(home / "one.gguf"), model_file(home / "two.gguf")
     disco("use", str(one))
-    config.set_values(home / "config.toml", {"device.grade": 3, "server.base_url": "https://llm.example.com/v1"})
+    config.set_values(home / "config.toml", {"device.grade": 3, "caps.usd_per_day": 1.0})
     disco("use", str(two))
     assert (in_config(), config.load().device.grade) == (str(two), config.load(home / "none.toml").device.grade)
-    config.set_values(home / "config.toml", {"server.base_url": "https://other.example.com/v1"})
+    config.set_values(home / "config.toml", {"caps.usd_per_day": 2.0})
     assert disco("use", "--previous") == 0
     assert f"the device's model is {one}" in capsys.readouterr().out
     assert (in_config(), config.load().device.grade) == (str(one), 3)
-    assert config.load().server.base_url == "https://other.example.com/v1", "of the local model alone"
+    assert config.load().caps.usd_per_day == 2.0, "nothing but the model goes back"
     assert disco("use", "--previous") == 0
     assert in_config() == str(two)
     one.unlink()
