@@ -52,7 +52,7 @@ class Options:
     `n_ctx` tokens are divided among the `n_parallel` slots (answers at a time), unless `kv_unified` lets each slot use
     what the others leave. `n_batch` tokens at most go to one llama_decode, `n_ubatch` of them are computed at once.
     `cache_ram_mib` bounds the prompts kept in memory outside of the KV cache, MiB. `nice` is added to its niceness: as
-    our engine's, so that whatever else runs on the machine takes from both alike.
+    our engine's, so that whatever else runs on the machine takes from both alike. With `embeddings` it makes vectors.
     """
 
     n_ctx: int = 2048
@@ -63,6 +63,7 @@ class Options:
     kv_unified: bool = False
     cache_ram_mib: int = 8192
     nice: int = ENGINE_NICE
+    embeddings: bool = False
 
     def words(self, model: str) -> list[str]:
         """Return the command line that says so."""
@@ -71,7 +72,7 @@ class Options:
             "--parallel", str(self.n_parallel), "--threads", str(self.n_threads),
             "--threads-batch", str(self.n_threads), "--batch-size", str(self.n_batch),
             "--ubatch-size", str(self.n_ubatch), "--cache-ram", str(self.cache_ram_mib), "--no-warmup", "--fit", "off",
-            *(["--kv-unified"] if self.kv_unified else []),
+            *(["--kv-unified"] if self.kv_unified else []), *(["--embeddings"] if self.embeddings else []),
         ]  # fmt: skip
 
 

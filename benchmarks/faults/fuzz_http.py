@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import tomlkit
 
+from disco_daemon.api.llama_server.rerank_routes import PATHS as RERANK
 from disco_daemon.bench.child import child
 from disco_daemon.bench.loopback import LoopbackServer
 
@@ -85,6 +86,10 @@ REAL: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/v1/completions", FILL),
     ("POST", "/infill", INFILL),
     ("POST", "/v1/embeddings", {"model": "disco", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 8}),
+    *(
+        ("POST", path, {"model": "disco", "query": "a", "documents": ["a", {"text": "b"}], "top_n": 1})
+        for path in RERANK
+    ),
     ("POST", "/v1/responses", RESPONSES),
     ("POST", "/v1/responses/input_tokens", RESPONSES),
     ("POST", "/v1/messages", MESSAGES),

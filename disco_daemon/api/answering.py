@@ -7,21 +7,20 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
 from ..conductor import Conductor, eligible, ignored_by, planned_quality, prompt_length
 from ..errors import DiscoError, ReaderGone, RequestError
-from ..types import GenerationRequest, Side
+from ..types import Embedding, GenerationRequest, Given, Side, TextTask
 from .http import sse
 from .http.connections import body
 from .http.failures import error_shape, failure, json_response, unexpected
 from .http.guard import CONFIG
 from .names import ModelNames, NamedModel
 from .openai import openai_request
-from .openai.embeddings import Given, Vectors
 from .openai.shapes import AnswerShape
 
 BYTES_PER_TOKEN = 4  # of what an estimate counts beside the text: tools and calls, in JSON
@@ -108,15 +107,30 @@ async def complete(
     return await answer(request, asked, generation, shape(generation.request_id, created(request), asked.model))
 
 
-async def embed(request: web.Request, asked_model: str, texts: Sequence[Given], vectors: Vectors) -> web.Response:
+class Collector(Protocol):
+    """Takes what is computed of texts, and makes a response of it in an API's shape."""
+
+    def add(self, embedding: Embedding) -> None:
+        """Take the vectors of the next texts. Raises RequestError."""
+        ...
+
+    def body(self) -> bytes | bytearray:
+        """Return the whole response, once."""
+        ...
+
+
+async def embed(
+    request: web.Request, asked_model: str, texts: Sequence[Given], task: TextTask, vectors: Collector
+) -> web.Response:
     """Answer with the vectors of texts, or of token ids, as `vectors` writes them. Raises RequestError."""
     model = named(request, asked_model)
     if Side.DEVICE not in model.sides or model.adapter:
-        msg = "Embeddings are of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
+        what = "Embeddings are" if task.query is None else "Ratings are"
+        msg = f"{what} of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
     request_id, conductor = new_id(), request.app[CONDUCTOR]
     device = conductor.endpoints.get(Side.DEVICE)
-    async with aclosing(conductor.embed(texts, asked_model, request_id)) as found:
+    async with aclosing(conductor.embed(texts, task, asked_model, request_id)) as found:
         async for embedding in found:
             vectors.add(embedding)
     headers = sse.headers(request_id, Side.DEVICE, model=device.model if device else None)

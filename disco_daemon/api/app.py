@@ -21,7 +21,7 @@ from .http.bodies import decoded
 from .http.connections import body, bounded
 from .http.failures import MAX_BODY, json_response, shape_errors, signed
 from .http.guard import CONFIG, ApiConfig, check_caller
-from .llama_server import infill_routes
+from .llama_server import infill_routes, rerank_routes
 from .ollama import ollama_routes
 from .openai import embeddings
 from .openai.codex import codex_models
@@ -43,6 +43,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     responses_routes.add_routes(app)
     messages_routes.add_routes(app)
     infill_routes.add_routes(app)
+    rerank_routes.add_routes(app)
     ollama_routes.add_routes(app)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/v1/models/{name:.+}", _model)
@@ -73,9 +74,10 @@ async def _complete(request: web.Request) -> web.StreamResponse:
 
 
 async def _embed(request: web.Request) -> web.StreamResponse:
-    """POST /v1/embeddings: Turn texts into vectors by the device's model: the mean of its last layer."""
+    """POST /v1/embeddings: Turn texts into vectors by the device's model."""
     asked, texts = embeddings.parse(decoded(await received(request)))
-    return await answering.embed(request, asked.model, texts, embeddings.OpenAIVectors(asked, len(texts)))
+    vectors = embeddings.OpenAIVectors(asked, len(texts))
+    return await answering.embed(request, asked.model, texts, embeddings.task_of(asked), vectors)
 
 
 async def _adjust(request: web.Request) -> web.Response:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..config.schema import DeviceSettings
     from ..models.files import ModelFile
+    from ..models.gguf import Header
     from ..models.places import FoundModel
     from ..onboarding.saving import SavedChoice
     from ..onboarding.setup import Onboarding
@@ -290,9 +291,31 @@ def _describe(path: Path, file: ModelFile, settings: DeviceSettings) -> dict[str
             "source": where if source else None,
         },
         "tool_format": tools,
+        "texts": _texts(path, header),
         "memory": None if file.problem else _memory(path, settings),
         "problem": file.problem or None,
     }
+
+
+def _texts(path: Path, header: Header) -> dict[str, Any] | None:
+    """Return what a model makes of texts that answers nothing; None of one that answers."""
+    from ..models.text_models import text_kind
+
+    kind = text_kind(header, [path.stem])
+    if kind is None:
+        return None
+    purposes, least = sorted(kind.family.prefixes), kind.family.least_dimensions
+    makes = "ratings" if kind.rates else "vectors"
+    return {"makes": makes, "pooling": kind.pooling, "prefixes": purposes, "least_dimensions": least}
+
+
+def _text_words(found: dict[str, Any]) -> str:
+    if found["makes"] == "ratings":
+        return "rates documents by a query (/v1/rerank), and answers nothing"
+    prefixes = f"; prefixes for {', '.join(found['prefixes'])}" if found["prefixes"] else ""
+    cut = f"; dimensions from {found['least_dimensions']} on" if found["least_dimensions"] else ""
+    how = f"makes vectors of texts (/v1/embeddings) by the {found['pooling']} of its rows"
+    return f"{how}, and answers nothing{prefixes}{cut}"
 
 
 def _tool_format(source: str) -> str | None:
@@ -337,9 +360,15 @@ def _lines(description: dict[str, Any], settings: DeviceSettings) -> list[tuple[
         ("quantization", f"{description['quantization'] or 'unknown'}, {description['bits_per_weight']} bits a weight"),
         ("size", f"{description['size_bytes'] / 1e6:.0f} MB{parts}"),
         ("context", f"{description['n_ctx'] or 'unknown'} tokens as trained; {_context_words(settings)}"),
-        ("template", _template_words(description["template"], settings)),
-        ("tools", _tool_words(description["tool_format"])),
-        ("memory", _memory_words(description["memory"])),
+    ]
+    if description["texts"] is not None:
+        lines[-1] = ("context", f"texts of {description['n_ctx'] or 'unknown'} tokens as trained")
+        lines.append(("use", _text_words(description["texts"])))
+    else:
+        lines.append(("template", _template_words(description["template"], settings)))
+        lines.append(("tools", _tool_words(description["tool_format"])))
+    lines += [
+        ("memory", _memory_words(description["memory"], texts=description["texts"] is not None)),
     ]
     return [*lines, ("guesses", _guess_words(description["mtp"], settings))] if description["mtp"] else lines
 
@@ -374,7 +403,7 @@ def _tool_words(name: str | None) -> str:
     return "only calls that are forced (generic)" if name == "generic" else f"calls in the format {name}"
 
 
-def _memory_words(found: dict[str, Any]) -> str:
+def _memory_words(found: dict[str, Any], *, texts: bool = False) -> str:
     from ..client.side_health import without_experts
     from .doctor.files import GIB
 
@@ -383,6 +412,9 @@ def _memory_words(found: dict[str, Any]) -> str:
     layers, moe = found["gpu_layers"], without_experts(found["n_cpu_moe"])
     how = f" as {found['kv_type']}" if found["kv_type"] != "f16" else ""
     on_gpu = f" and {layers} layers on the GPU{moe}" if layers else ""
+    if texts:
+        size, free = found["n_bytes"] / GIB, found["available"] / GIB
+        return f"{size:.2f} GiB{on_gpu} for texts of {found['n_ctx']} tokens; {free:.1f} GiB are free"
     return (
         f"{found['n_bytes'] / GIB:.2f} GiB{on_gpu} with {found['n_cells']} tokens kept{how}, {found['n_ctx']} of them "
         f"an answer's at most; {found['available'] / GIB:.1f} GiB are free"

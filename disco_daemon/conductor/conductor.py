@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..endpoints.base import Endpoint
 from ..money.spending import CostBound
-from ..types import Embedding, GenerationRequest, LedgerEntry, Outcome, Side
+from ..types import Embedding, GenerationRequest, Given, LedgerEntry, Outcome, Side, TextTask
 from .answer_run import AnswerRun
 from .context import AnswerContext, Sink
 from .cost_limit import CostLimit
@@ -66,11 +66,11 @@ class Conductor:
                 return await answer_run.run(lambda outcome: self.record(context, outcome))
 
     async def embed(
-        self, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str
+        self, texts: Sequence[Given], task: TextTask, model: str, request_id: str
     ) -> AsyncGenerator[Embedding, None]:
-        """The embeddings of texts, or of token ids, in order. Raises DiscoError; close it to stop."""
+        """The embeddings of texts, or of token ids, some at a time. Raises DiscoError; close it to stop."""
         with self.in_flight.place(), self.keeper.held() as context:
-            run = self.in_flight.embedding[request_id] = EmbeddingRun(context, texts, model, request_id)
+            run = self.in_flight.embedding[request_id] = EmbeddingRun(context, texts, task, model, request_id)
             try:
                 async with aclosing(run.embedded(self.book)) as found:
                     async for embedding in found:

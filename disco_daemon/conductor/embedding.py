@@ -1,16 +1,20 @@
-"""Embeddings: the device gets one text after the other, and a whole request is booked as one."""
+"""Embeddings and ratings: the device gets some texts after the other, and a whole request is booked as one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import accumulate
 
 from ..endpoints.base import Embedder
 from ..errors import DiscoError, RequestError
 from ..money.spending import CapRefusal, CostBound, Reservation, capped
-from ..types import Attempt, Embedding, EntryKind, LedgerEntry, Side, Usage
+from ..types import Attempt, Embedding, EntryKind, Given, LedgerEntry, Side, TextTask, Usage
 from .context import AnswerContext
 from .plan import CHARS_PER_TOKEN
+
+AT_A_TIME = 64  # texts that the device gets at once: enough to be computed together
+CHARS_AT_A_TIME = 16_384  # of those texts: seconds of work on a slow device, and left half done if nobody waits
 
 
 class EmbeddingRun:
@@ -20,10 +24,10 @@ class EmbeddingRun:
     """
 
     def __init__(
-        self, context: AnswerContext, texts: Sequence[str | tuple[int, ...]], model: str, request_id: str
+        self, context: AnswerContext, texts: Sequence[Given], task: TextTask, model: str, request_id: str
     ) -> None:
         self.context = context
-        self._texts, self._model, self._request_id = texts, model, request_id
+        self._texts, self._task, self._model, self._request_id = texts, task, model, request_id
         self._began, self._created = context.clock.now(), context.clock.wall()
         self._n_done = 0
         self._usage = Usage()
@@ -31,7 +35,7 @@ class EmbeddingRun:
         self._given_up: DiscoError | None = None
 
     async def embedded(self, book: Callable[[LedgerEntry], None]) -> AsyncGenerator[Embedding, None]:
-        """The embeddings, in order; `book` gets their cost in the end. Raises DiscoError; close it to stop."""
+        """The embeddings, some at a time; `book` gets their cost in the end. Raises DiscoError; close it to stop."""
         context = self.context
         device = context.endpoints.get(Side.DEVICE)
         if not isinstance(device, Embedder):
@@ -41,9 +45,9 @@ class EmbeddingRun:
         context.energy.begin(self._request_id, self._began)
         cancelled, error = True, None
         try:
-            for text in self._texts:
-                found = await self._next(device, text)
-                self._n_done += 1
+            while self._n_done < len(self._texts):
+                found = await self._next(device, self._texts[self._n_done : self._n_done + self._n_next()])
+                self._n_done += len(found.vectors)
                 self._usage.prompt_tokens += found.n_tokens
                 self._usage.busy_s += found.busy_s
                 yield found
@@ -65,12 +69,17 @@ class EmbeddingRun:
         took_s = self.context.clock.now() - self._began
         return took_s / max(1, self._n_done) * (len(self._texts) - self._n_done)
 
-    async def _next(self, device: Embedder, text: str | tuple[int, ...]) -> Embedding:
+    def _n_next(self) -> int:
+        """Return how many texts the device gets next, at least one."""
+        sizes = accumulate(len(text) for text in self._texts[self._n_done : self._n_done + AT_A_TIME])
+        return max(1, sum(size <= CHARS_AT_A_TIME for size in sizes))
+
+    async def _next(self, device: Embedder, texts: Sequence[Given]) -> Embedding:
         if self._given_up is not None:
             raise self._given_up
         try:
             async with asyncio.timeout(None) as self._patience:  # the supervisor ends an engine that hangs
-                return await device.embed(text)
+                return await device.embed(texts, self._task)
         except TimeoutError:
             if self._given_up is None:
                 raise

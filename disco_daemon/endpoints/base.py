@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,11 +13,13 @@ from ..types import (
     Embedding,
     Finish,
     GenerationRequest,
+    Given,
     Order,
     Paused,
     PromptLength,
     Readiness,
     Side,
+    TextTask,
     Token,
     Usage,
 )
@@ -172,8 +174,8 @@ class Endpoint(Protocol):
 class Embedder(Endpoint, Protocol):
     """An endpoint that turns texts into vectors, too."""
 
-    async def embed(self, given: str | tuple[int, ...]) -> Embedding:
-        """The embedding of a text, or of token ids of its model. Raises EndpointError."""
+    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+        """The vectors of texts, or of token ids of its model. Raises EndpointError."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +27,16 @@ from ..types import (
     Embedding,
     Finish,
     GenerationRequest,
+    Given,
     Infill,
     Paused,
     PromptLength,
     Readiness,
     Refusal,
     Side,
+    TextFamily,
+    TextKind,
+    TextTask,
     Token,
     Tools,
     Treatment,
@@ -75,6 +79,7 @@ class Device:
         self._still_s: Callable[[], float] = _at_once
         # Tokens that prompt and answer will have, as far as that is known before the model is loaded.
         self.expected_n_ctx: Callable[[], int | None] = _unknown
+        self.expected_text_kind: Callable[[], TextKind | None] = _unknown
 
     @property
     def adapters(self) -> dict[str, str]:
@@ -90,6 +95,11 @@ class Device:
     @property
     def capabilities(self) -> Capabilities:
         """The engine's, and once its model is loaded, the context, tools and tokens for gaps that this has."""
+        if (kind := self.text_kind) is not None:
+            able = Capabilities(
+                chat=False, embeddings=not kind.rates, rerank=kind.rates, tools=Tools.NONE, images=False
+            )
+            return replace(able, context_length=self.n_ctx)
         info = self._engine.info
         tools = None
         if info is not None and info.tool_format:
@@ -104,6 +114,8 @@ class Device:
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """Text in, text, JSON or calls of functions out, and the fields that `types.fields` has it take."""
+        if (kind := self.text_kind) is not None:
+            return _no_answers(self.model, kind)
         if not request.text_only:
             return "the device takes plain text messages only"
         if not isinstance(request.extra.get("chat_template_kwargs"), Mapping | None):
@@ -278,13 +290,28 @@ class Device:
         param = form or failed.param if failed.param == "response_format" else failed.param
         return EndpointError(self.side, failed.reason, failed.message, your_fault=failed.your_fault, param=param)
 
-    async def embed(self, given: str | tuple[int, ...]) -> Embedding:
-        """The embedding of a text, or of token ids; waits for the rest of a load first. Raises EndpointError."""
+    @property
+    def text_kind(self) -> TextKind | None:
+        """What the model makes of texts, where it answers nothing: as its engine says, before that by its file."""
+        info, expected = self._engine.info, self.expected_text_kind
+        if info is None:
+            return expected()
+        return (expected() or TextKind(info.pooling)) if info.pooling else None
+
+    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+        """The vectors of texts, or of token ids; waits for the rest of a load first. Raises EndpointError."""
         await self._engine.ready(LOAD_WAIT_S)
-        reply = await self._engine.embed(given)
+        kind = self.text_kind
+        family, least = (TextFamily(), 1) if kind is None else (kind.family, kind.family.least_dimensions)
+        if task.dimensions is not None and (least is None or task.dimensions < least):
+            raise EndpointError(self.side, "unsupported_value", _cut_words(least), your_fault=True, param="dimensions")
+        prefix = family.prefixes.get(task.purpose, "")
+        inputs = tuple(prefix + given if isinstance(given, str) else given for given in texts)
+        asked = wire.Embed(id="", inputs=inputs, dimensions=task.dimensions, centred=family.centred, query=task.query)
+        reply = await self._engine.embed(asked)
         if isinstance(reply, wire.Failed):
             raise self._error(reply)
-        return Embedding(reply.vector, reply.n_tokens, reply.busy_s)
+        return Embedding(reply.vectors, reply.n_tokens, reply.busy_s)
 
     def status(self) -> dict[str, Any]:
         """Engine state and its last failure."""
@@ -337,6 +364,20 @@ def _written_at(engine: Engine) -> float:
 
 def _unknown() -> None:
     """Know nothing before the model is loaded."""
+
+
+def _no_answers(model: str, kind: TextKind) -> str:
+    """Return why a model that makes vectors of texts, or rates them, is not asked for an answer, and what to do."""
+    route = "rates texts (/v1/rerank)" if kind.rates else "makes vectors of texts (/v1/embeddings)"
+    mend = "`disco models use` another model, or add a server by `disco setup`"
+    return f"the device's model {model} {route}, and answers nothing: {mend}"
+
+
+def _cut_words(least: int | None) -> str:
+    """Return why vectors are not cut to so few numbers."""
+    if least is None:
+        return "This model was not trained for vectors that can be cut (Matryoshka): leave out 'dimensions'."
+    return f"This model was trained for vectors of {least} dimensions and more: 'dimensions' can be no less."
 
 
 def _at_once() -> float:

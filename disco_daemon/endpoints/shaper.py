@@ -11,7 +11,7 @@ import csv
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +27,11 @@ from ..types import (
     Embedding,
     Finish,
     GenerationRequest,
+    Given,
     Paused,
     PromptLength,
     Readiness,
+    TextTask,
     Token,
     Usage,
 )
@@ -141,9 +143,9 @@ class Shaped:
                 if isinstance(event, Token):
                     due = max(due, self._clock.now() - self._step_s) + event.n_tokens * self._step_s
 
-    async def embed(self, given: str | tuple[int, ...]) -> Embedding:
-        """Return the embedding of the endpoint behind, without a wait."""
-        return await self._inner.embed(given)
+    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+        """Return the vectors of the endpoint behind, without a wait."""
+        return await self._inner.embed(texts, task)
 
     def _ttft_s(self, request: GenerationRequest) -> float:
         """The next recorded TTFT; the same last message meets the same one again, so that alone and raced compare."""

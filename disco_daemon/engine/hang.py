@@ -49,7 +49,7 @@ class HangWatch:
         self._at, self._waited_s = now, held_up.waited_s
         if info is not None and not info.prefill_tps:
             return self.silent_s > UNMEASURED_S
-        chunk_s = wire.SINGLE_PROMPT_CHUNK / info.prefill_tps if info is not None else 0.0
+        chunk_s = info.n_at_once / info.prefill_tps if info is not None else 0.0
         return self.silent_s > max(HANG_S, CHUNKS * chunk_s)
 
 

@@ -401,8 +401,8 @@ class Engine:
             raise
         return EngineAnswer(request_id, inbox, self._channel.order, self._channel.forget)
 
-    async def embed(self, given: str | tuple[int, ...]) -> wire.Embedded | wire.Failed:
-        """Embed a text, or token ids. Raises EngineGone, and EndpointError for what cannot be sent."""
+    async def embed(self, asked: wire.Embed) -> wire.Embedded | wire.Failed:
+        """Embed texts, under an id of their own. Raises EngineGone, and EndpointError for what cannot be sent."""
         with self._channel.inbox() as (request_id, inbox):
-            self._channel.write(wire.Embed(id=request_id, input=given))
+            self._channel.write(msgspec.structs.replace(asked, id=request_id))
             return await wait_for_embedding(inbox)

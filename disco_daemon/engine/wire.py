@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import AS_USUAL, Drawing, Likelihood, RawPrompt, SplitMode, ToolUse
+from ..types import AS_USUAL, Drawing, Given, Likelihood, RawPrompt, SplitMode, ToolUse
 
 PREFILL_CHUNK = 128  # tokens; a short prompt need not wait long for a long one's chunk
 SINGLE_PROMPT_CHUNK = 512  # of a prompt that is alone, where that is faster; aborted when another request arrives
@@ -304,10 +304,18 @@ class SetPace(Message, frozen=True, kw_only=True):
 
 
 class Embed(Message, frozen=True, kw_only=True):
-    """Ask for the embedding of a text, or of token ids. Answered by PrefillProgress, and Embedded or Failed."""
+    """Ask for the vectors of texts, or of token ids. Answered by PrefillProgress, and Embedded or Failed.
+
+    They have `dimensions` numbers (None: all); where that is fewer than all, their mean is taken off first if they are
+    to be `centred`. With a `query` a text's vector is two numbers: how a model that rates texts rates it,
+    and the same from 0 to 1.
+    """
 
     id: str
-    input: str | tuple[int, ...]
+    inputs: tuple[Given, ...]
+    dimensions: int | None = None
+    centred: bool = False
+    query: str | None = None
 
 
 class CancelRequest(Message, frozen=True, kw_only=True):
@@ -329,6 +337,8 @@ class Loaded(Message, frozen=True, kw_only=True):
     that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits. `tool_format` is
     the name of the form in which the chat template has tools called; `fim`: it has tokens for filling in the middle.
     `own_layer`: a layer of the model's own guesses next tokens (MTP).
+    A model that makes vectors of texts, and no answers, has its `pooling` (`models.text_models`), and `n_ctx` for each
+    text; so many tokens as `n_at_once` it computes before anything is said of them.
     """
 
     model: str
@@ -347,6 +357,8 @@ class Loaded(Message, frozen=True, kw_only=True):
     tool_format: str = ""
     fim: bool = False
     own_layer: bool = False
+    pooling: str = ""
+    n_at_once: int = SINGLE_PROMPT_CHUNK
 
 
 class LoadFailed(Message, frozen=True, kw_only=True):
@@ -424,10 +436,13 @@ class PauseChange(Message, frozen=True, kw_only=True):
 
 
 class Embedded(Message, frozen=True, kw_only=True):
-    """An embedding: little-endian float32 numbers, of length 1. Its `n_tokens` took `busy_s` to compute, s."""
+    """The vectors of texts with `n_tokens` in all: little-endian float32 numbers, of length 1 but for ratings.
+
+    They took `busy_s` to compute, s.
+    """
 
     id: str
-    vector: bytes
+    vectors: tuple[bytes, ...]
     n_tokens: int
     busy_s: float
 

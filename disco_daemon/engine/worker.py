@@ -27,6 +27,7 @@ import msgspec
 
 from ..link.protocol import FAST, BadFrameError, PeerLeft
 from ..models.gguf import with_shards
+from ..models.text_models import RANK
 from ..scheduler.latency import IterationLatency
 from ..system.confine import Access, Confinement, confine
 from . import framing, wire
@@ -35,17 +36,19 @@ from .kv.cells import Cells
 from .kv.spill import Spill, fingerprint_of
 from .llama import gpu
 from .llama.draft import DraftModel
-from .llama.embedder import Embeddings
+from .llama.embedder import MAX_PACKED, PIECE, Embeddings
 from .llama.memory import COPIES_SHARE, available_bytes
 from .llama.model import AbortFlag, Llama, build
 from .llama.refusals import ModelError
 from .llama.template import TemplateError
+from .llama.text_model import TextModel
+from .llama.vocabulary import Vocabulary
 from .peer_socket import PeerSocket, PresentRelay
 from .serve.admission import SCHEDULERS, Admission
 from .serve.batch import Batcher
 from .serve.edge import SplitEdge
 from .serve.engine_role import load_llama, make_batcher
-from .serve.intake import Command, Intake
+from .serve.intake import Command, Intake, TextIntake
 from .serve.next_turn import PAUSE_S
 from .serve.partner import SplitPartner
 from .serve.remote_layers import RemoteLayers
@@ -70,7 +73,7 @@ class Worker:
         self._cells: Cells | None = None
         self._spill: Spill | None = None
         self._embeddings: Embeddings | None = None
-        self._intake: Intake | None = None
+        self._intake: TextIntake | None = None
         self._warming = threading.Lock()
         self._is_warming = False
         self._loaded: wire.Loaded | None = None
@@ -109,6 +112,9 @@ class Worker:
         try:
             hosts = self._door if load.ranges else None
             llama = load_llama(load, self._abort, hosts, warm=self._door is not None)
+            if isinstance(llama, TextModel):
+                self._serve_texts(load, llama, confined)
+                return
             if self._door is not None:
                 _require_divisible(llama, load.model_path)
             small = DraftModel(load, llama, self._abort) if load.speculate and load.draft_path else llama.own_layer
@@ -127,14 +133,15 @@ class Worker:
         batcher = make_batcher(load, llama, self.post, admission, send_frame)
         if load.speculate and llama.retracts:  # else wrong guesses could not be cut
             batcher.speculator = Speculator(llama, latency, cells, small)
-        embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.post)
-        intake = Intake(batcher, embeddings, cells, self.send, self._put, self._abort)
-        llama.vocabulary.beat = intake.beat
-        threading.Thread(target=intake.run, name="intake", daemon=True).start()
-        self._embeddings, self._intake = embeddings, intake
-        name = os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
+        read = llama.vocabulary.raw_tokens
+        embeddings = Embeddings(llama.embedding_context, read, llama.n_ctx, llama.n_embd_out, self.post)
+        intake = Intake(
+            batcher=batcher, embeddings=embeddings, cells=cells, send=self.send, hand_on=self._put, abort=self._abort
+        )
+        self._begin_intake(intake, llama.vocabulary)
+        self._embeddings = embeddings
         self._loaded = wire.Loaded(
-            model=name,
+            model=_name_of(load),
             n_ctx=llama.n_ctx,
             n_cells=llama.n_cells,
             n_seqs=llama.n_seqs,
@@ -158,6 +165,38 @@ class Worker:
         if not llama.prefill_tps:
             self._warm_up(llama, latency)
         self._compute(batcher)
+
+    def _begin_intake(self, intake: TextIntake, vocabulary: Vocabulary) -> None:
+        """Have messages prepared from now on."""
+        vocabulary.beat = intake.beat
+        threading.Thread(target=intake.run, name="intake", daemon=True).start()
+        self._intake = intake
+
+    def _serve_texts(self, load: wire.Load, model: TextModel, confined: Confinement) -> None:
+        """Compute the vectors of texts for ever, with a model that answers nothing. Raises ModelError."""
+        if self._door is not None:
+            raise ModelError(f"{load.model_path} makes vectors of texts, and is computed by one machine only")
+        pair = model.pair if model.pooling == RANK else None
+        read = model.vocabulary.raw_tokens
+        embeddings = Embeddings(model.context, read, model.n_ctx, model.n_embd_out, self.post, pair=pair)
+        intake = TextIntake(embeddings=embeddings, send=self.send, hand_on=self._commands.put, abort=self._abort)
+        self._begin_intake(intake, model.vocabulary)
+        self.send(
+            wire.Loaded(
+                model=_name_of(load), n_ctx=model.n_ctx, n_cells=model.n_ctx, n_seqs=MAX_PACKED, bytes_per_token=0,
+                load_s=model.load_s, prefill_tps=model.prefill_tps, n_gpu_layers=model.n_gpu_layers,
+                confined=confined.in_force, build=build(), pooling=model.pooling, n_at_once=model.n_at_once,
+            )
+        )  # fmt: skip
+        busy = False
+        while True:
+            while not busy or not self._commands.empty():
+                if (command := self._commands.get()) is None:
+                    os._exit(0)
+                command()
+                busy = True
+            busy = embeddings.step(lambda: PIECE)
+            self._flush()
 
     def _put(self, command: Command) -> None:
         """Queue a command for the main thread, and end a warm-up: nobody waits for that."""
@@ -290,6 +329,11 @@ def _require_divisible(llama: Llama, path: str) -> None:
     """Raise ModelError for a model whose text cannot be cut: wrong guesses, or what a lost host had."""
     if not llama.divisible:
         raise ModelError(f"{path} is a recurrent model: nothing that it has read can be taken back")
+
+
+def _name_of(load: wire.Load) -> str:
+    """Return the name that a model has by its file."""
+    return os.path.basename(load.model_path).removesuffix(".gguf")  # noqa: PTH119
 
 
 def _do_nothing() -> None:

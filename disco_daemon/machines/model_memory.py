@@ -12,6 +12,7 @@ from ..models.files import whole_header
 from ..models.gguf import Header, read_header, shard_names
 from ..models.kept_numbers import MOST_LAYERS, kept_numbers
 from ..models.model_shape import expert_bytes, shape_of
+from ..models.text_models import ENCODERS, pooling_of
 from ..plain import reason_of
 from ..system.job import run_job
 from ..system.smallfile import open_regular
@@ -36,7 +37,9 @@ def checkup_request(
     shape = shape_of(header.keys)
     if shape.layers > MOST_LAYERS:
         raise ValueError("its header tells of a shape that no model has")
-    n_ctx = settings.n_ctx or header.number(f"{header.architecture}.context_length") or 0
+    trained = header.number(f"{header.architecture}.context_length") or 0
+    pooling = pooling_of(header.architecture, header.number(f"{header.architecture}.pooling_type"))
+    n_ctx = min(settings.n_ctx or trained, trained) if pooling else settings.n_ctx or trained
     if n_ctx < 1:
         raise ValueError("its header does not tell its context_length")
     kept = kept_numbers(header.keys)
@@ -59,6 +62,8 @@ def checkup_request(
         window=kept.window,
         window_numbers=kept.in_window,
         state_bytes=kept.state_bytes,
+        pooling=pooling,
+        reads_whole=header.architecture in ENCODERS,
     )
 
 

@@ -15,11 +15,14 @@ from ..endpoints.shaper import Shaped
 from ..engine import wire
 from ..engine.supervisor import Engine
 from ..models import places
+from ..models.text_models import text_kind
 from ..profiling.autotuner import Autotuner
 from ..profiling.saved import Measured
 from ..system import smallfile
 from ..system.control_groups import memory
+from ..types import TextKind
 from .device_settings import (
+    header_of,
     is_exact,
     is_exact_but_for_rounding,
     knobs_for,
@@ -40,7 +43,9 @@ class WholeDevice(EngineDevice):
     """A whole model in one engine, whose knobs may be tuned."""
 
     def make_autotuner(self, config: Config, busy: Callable[[], bool], clock: Clock) -> Autotuner | None:
-        """Return what measures the knobs once, while nobody asks."""
+        """Return what measures the knobs once, while nobody asks; of a model that answers nothing there are none."""
+        if self.expected_text_kind() is not None:
+            return None
         return make_autotuner(config, self.engine, busy, clock)
 
 
@@ -77,6 +82,7 @@ class WholeKind(DeviceKind):
         )
         device = WholeDevice(engine, name_of(path))
         device.expected_n_ctx = expected_n_ctx(config.device, path)
+        device.expected_text_kind = cache(lambda: text_kind_of(path))
         return device if making.shape is None else ShapedDevice(device, making.shape, making.clock)
 
 
@@ -94,6 +100,12 @@ def expected_n_ctx(settings: DeviceSettings, path: Path) -> Callable[[], int | N
         return predicted_n_ctx(settings, path, available)
 
     return predicted
+
+
+def text_kind_of(path: Path) -> TextKind | None:
+    """Return what a model makes of texts, by the beginning of its file; None if it answers, or cannot be read."""
+    header = header_of(path)
+    return None if header is None else text_kind(header, [path.stem])
 
 
 def whole_config(config: Config, path: Path) -> wire.Load:

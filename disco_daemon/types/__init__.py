@@ -5,7 +5,7 @@ from .choices import choice_of, most_tokens, n_choices
 from .content import is_text, text_of
 from .delta import CallForm, CallPart, Delta, FinishReason, ObjectScan
 from .drawing import AS_USUAL, Drawing, drawing_of
-from .embedding import Embedding
+from .embedding import Embedding, Given, Purpose, TextFamily, TextKind, TextTask
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
 from .grade import EQUAL, Grade, Relation, Unequal, relation

@@ -48,7 +48,8 @@ class Capabilities:
     """What one endpoint can do; None: not known, and then it is asked.
 
     `context_length` tokens has a prompt with its answer at most, `max_output` the answer. `refused` are those that are
-    false because the endpoint has just refused a request for them, until it is asked again.
+    false because the endpoint has just refused a request for them, until it is asked again. Of a model that answers
+    nothing `chat` is false: it makes vectors of texts (`embeddings`), or rates them (`rerank`).
     """
 
     context_length: int | None = None
@@ -61,6 +62,9 @@ class Capabilities:
     n: bool | None = None
     fim: bool | None = None
     continuation: bool | None = None
+    chat: bool | None = None
+    embeddings: bool | None = None
+    rerank: bool | None = None
     refused: frozenset[Capability] = frozenset()
 
     @classmethod
@@ -86,9 +90,10 @@ class Capabilities:
 
     def to_json(self) -> dict[str, Any]:
         """Return what can be asked for, as far as it is known, by name."""
-        return {c.value: value for c in Capability if (value := getattr(self, c.value)) is not None}
+        return {name: value for name in (*Capability, *_KINDS) if (value := getattr(self, name)) is not None}
 
 
+_KINDS = ("chat", "embeddings", "rerank")  # what a model was made for
 UNKNOWN = Capabilities()
 
 
@@ -107,4 +112,7 @@ def together(endpoints: Iterable[Capabilities]) -> Capabilities:
         values = [getattr(one, capability.value) for one in each]
         best = next((value for value in (Tools.NATIVE, True, None, Tools.GENERIC) if value in values), None)
         merged[capability.value] = best if best is not None or None in values or not values else values[0]
+    for kind in _KINDS:
+        known = [getattr(one, kind) for one in each]
+        merged[kind] = True if True in known else False if known and None not in known else None
     return Capabilities(**merged)

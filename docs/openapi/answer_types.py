@@ -133,6 +133,23 @@ class EmbeddingList(msgspec.Struct):
     usage: dict[str, int]
 
 
+class RatedDocument(msgspec.Struct):
+    """A document by its place in the request; `document` where documents were to be returned."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Reranked(msgspec.Struct):
+    """Documents as they are rated, the best first."""
+
+    object: Literal["list"]
+    model: str
+    usage: dict[str, int]
+    results: list[RatedDocument]
+
+
 class ResponsesUsage(msgspec.Struct):
     """Tokens, as the Responses API tells them."""
 

@@ -19,6 +19,8 @@ from disco_daemon.api.control.documents import MAX_PLAN_TOKENS, TAIL_KNOBS
 from disco_daemon.api.control.fleet_routes import DrainWish
 from disco_daemon.api.control.machine_routes import PairWish, RevokeWish
 from disco_daemon.api.llama_server.infill_shape import InfillRequest
+from disco_daemon.api.llama_server.rerank_routes import PATHS as RERANK_PATHS
+from disco_daemon.api.llama_server.rerank_routes import RerankRequest
 from disco_daemon.api.ollama.ollama_request import (
     OllamaChatRequest,
     OllamaEmbedRequest,
@@ -122,6 +124,10 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         EmbeddingsRequest, gives.EmbeddingList, Failing.ANSWER,
         examples={"two": {"model": "disco/device", "input": ["one", "two"]}},
     ),
+    **dict.fromkeys((("POST", path) for path in RERANK_PATHS), Operation(
+        RerankRequest, gives.Reranked, Failing.ANSWER,
+        examples={"two": {"model": "disco/device", "query": "Where is it?", "documents": ["here", "tomorrow"]}},
+    )),
     ("POST", "/v1/responses"): Operation(
         ResponsesRequest, gives.ResponsesAnswer, Failing.ANSWER, Fields.RESPONSES, SSE, requires=("input",),
         examples={"hello": RESPOND, "streamed": RESPOND | {"stream": True}},

@@ -112,10 +112,12 @@ class OllamaModels:
         offer no model without tools. Nobody here can force a call, so tools that are only for that do not count.
         """
         able, file = card["capabilities"], self._file_of(card)
+        answers = able.get("chat", True)
         found = {
-            "completion": True,
-            "tools": able.get("tools", "native") == "native",
-            "vision": able.get("images", True),
+            "completion": answers,
+            "embedding": able.get("embeddings", False),
+            "tools": answers and able.get("tools", "native") == "native",
+            "vision": answers and able.get("images", True),
             "insert": able.get("fim", False),
             "thinking": file is not None and file.thinks,
         }

@@ -14,9 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import RequestError
-from ...types import FIELDS
+from ...types import FIELDS, Given
 from ..http.bodies import convert
-from ..openai.embeddings import Given
 from ..openai.openai_request import MAX_INT
 
 _ROLES = ("system", "user", "assistant", "tool")

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from ...errors import RequestError
+from ...types import TextTask
 from .. import answering
 from ..answering import CONDUCTOR, created, named, names, received
 from ..control.documents import DOCUMENTS, settings_at_fault
@@ -63,7 +64,7 @@ async def _answer(request: web.Request, asked: Asked, shape: type[OllamaShape]) 
 
 
 async def _embed(request: web.Request) -> web.Response:
-    """POST /api/embed: Turn texts into vectors by the device's model: the mean of its last layer."""
+    """POST /api/embed: Turn texts into vectors by the device's model."""
     return await _vectors(request, OllamaVectors)
 
 
@@ -78,8 +79,8 @@ async def _vectors(request: web.Request, shape: type[OllamaVectors]) -> web.Resp
         raise RequestError("'input' has several texts, and this route takes one: use /api/embed.", param="input")
     clock = request.app[CONDUCTOR].context.clock
     began_at = clock.now()
-    vectors = shape(len(texts), dimensions, model, lambda: clock.now() - began_at)
-    return await answering.embed(request, model, texts, vectors)
+    vectors = shape(len(texts), model, lambda: clock.now() - began_at)
+    return await answering.embed(request, model, texts, TextTask(dimensions=dimensions), vectors)
 
 
 async def _tags(request: web.Request) -> web.Response:

@@ -164,8 +164,8 @@ class OllamaVectors(Vectors):
 
     begin = b'{"embeddings":['
 
-    def __init__(self, n: int, dimensions: int | None, model: str, elapsed_s: Callable[[], float]) -> None:
-        super().__init__(n, dimensions)
+    def __init__(self, n: int, model: str, elapsed_s: Callable[[], float]) -> None:
+        super().__init__(n)
         self._model, self._elapsed_s = model, elapsed_s
 
     def _item(self, vector: bytes, index: int) -> bytes:

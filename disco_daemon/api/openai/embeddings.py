@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import struct
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
@@ -13,14 +12,20 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ...errors import RequestError
 from ...plain import in_words
-from ...types import Embedding
+from ...types import Embedding, Given, Purpose, TextTask
 from ..http.bodies import convert
 from .openai_request import MAX_INT, MAX_TOKEN_ID, DiscoOptions
 
 MAX_INPUTS = 2048  # texts of one request, as OpenAI
 MAX_RESPONSE = 64 * 1024 * 1024  # bytes of one response; 2,048 vectors of 4,096 numbers in base64 are 45 million
 
-Given = str | tuple[int, ...]
+# What other APIs call a text's purpose: Cohere's and NVIDIA's `input_type`, Voyage's, and Jina's `task`.
+PURPOSES: dict[str, Purpose] = {
+    "query": "query", "search_query": "query", "retrieval.query": "query",
+    "document": "document", "passage": "document", "search_document": "document", "retrieval.passage": "document",
+    "classification": "classification", "clustering": "clustering", "separation": "clustering",
+    "text-matching": "similarity",
+}  # fmt: skip
 _Ids = Annotated[tuple[Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)], ...], Meta(min_length=1)]
 
 
@@ -31,6 +36,8 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     input: Any
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
+    input_type: str | None = None
+    task: str | None = None
     disco: DiscoOptions | UnsetType = UNSET
 
 
@@ -45,6 +52,18 @@ def parse(raw: dict[str, Any]) -> tuple[EmbeddingsRequest, list[Given]]:
     if len(inputs) > MAX_INPUTS:
         raise RequestError(f"At most {MAX_INPUTS} inputs a request are supported, got {len(inputs)}.", param="input")
     return request, inputs
+
+
+def task_of(request: EmbeddingsRequest) -> TextTask:
+    """Return what the vectors of a request are for. Raises RequestError."""
+    param = "task" if request.input_type is None else "input_type"
+    asked = request.task if request.input_type is None else request.input_type
+    if asked is None:
+        return TextTask(dimensions=request.dimensions)
+    if asked not in PURPOSES:
+        msg = f"Invalid value for '{param}': {asked!r} is none of {', '.join(PURPOSES)}."
+        raise RequestError(msg, param=param, code="invalid_value")
+    return TextTask(PURPOSES[asked], request.dimensions)
 
 
 def _inputs(given: Any) -> list[Given]:
@@ -67,36 +86,33 @@ def _inputs(given: Any) -> list[Given]:
 
 
 class Vectors(ABC):
-    """Collects the `n` vectors of one answer, in an API's shape, with as many `dimensions` (None: all).
+    """Collects the `n` vectors of one answer, in an API's shape.
 
     Each becomes JSON at once: all together would hold up every stream.
     """
 
     begin = b""  # of the body, up to the first vector
 
-    def __init__(self, n: int, dimensions: int | None) -> None:
-        self._n, self._dimensions = n, dimensions
+    def __init__(self, n: int) -> None:
+        self._n = n
         self._body = bytearray(self.begin)
         self._n_made = 0
         self.n_tokens = 0
 
     def add(self, embedding: Embedding) -> None:
-        """Take the next vector.
-
-        Raises RequestError if it has fewer dimensions than requested, or if by the first one all will exceed
-        MAX_RESPONSE.
-        """
-        item = self._item(shortened(embedding.vector, self._dimensions), self._n_made)
-        if max(len(self._body), len(item) * self._n) > MAX_RESPONSE:
-            msg = (
-                f"{self._n} such vectors are more than the {MAX_RESPONSE} bytes of one response: ask for fewer at a "
-                "time, for 'encoding_format': 'base64', or for fewer 'dimensions'."
-            )
-            raise RequestError(msg, param="input", code="response_too_large")
-        self._body += b"," if self._n_made else b""
-        self._body += item
-        self._n_made += 1
+        """Take the next vectors. Raises RequestError if by the first one all will exceed MAX_RESPONSE."""
         self.n_tokens += embedding.n_tokens
+        for vector in embedding.vectors:
+            item = self._item(vector, self._n_made)
+            if max(len(self._body), len(item) * self._n) > MAX_RESPONSE:
+                msg = (
+                    f"{self._n} such vectors are more than the {MAX_RESPONSE} bytes of one response: ask for fewer at "
+                    "a time, for 'encoding_format': 'base64', or for fewer 'dimensions'."
+                )
+                raise RequestError(msg, param="input", code="response_too_large")
+            self._body += b"," if self._n_made else b""
+            self._body += item
+            self._n_made += 1
 
     def body(self) -> bytearray:
         """Return the whole response; to be called once, for it may be large."""
@@ -118,7 +134,7 @@ class OpenAIVectors(Vectors):
     begin = b'{"data":['
 
     def __init__(self, request: EmbeddingsRequest, n: int) -> None:
-        super().__init__(n, request.dimensions)
+        super().__init__(n)
         self._request = request
 
     def _item(self, vector: bytes, index: int) -> bytes:
@@ -128,23 +144,6 @@ class OpenAIVectors(Vectors):
     def _rest(self) -> dict[str, Any]:
         usage = {"prompt_tokens": self.n_tokens, "total_tokens": self.n_tokens}
         return {"object": "list", "model": self._request.model, "usage": usage}
-
-
-def shortened(vector: bytes, n: int | None) -> bytes:
-    """Return the first `n` of a vector's numbers (little-endian float32) at length 1 again; None for all of them.
-
-    Raises RequestError if there are fewer. The first numbers of a model that was not trained for it (Matryoshka, arXiv
-    2205.13147) hold less than a smaller model's vector.
-    """
-    size = len(vector) // 4
-    if n is None or n == size:
-        return vector
-    if n > size:
-        msg = f"This model's embeddings have {size} dimensions: 'dimensions' can be at most that."
-        raise RequestError(msg, param="dimensions", code="unsupported_value")
-    numbers = floats(vector[: 4 * n])
-    length = math.sqrt(math.fsum(x * x for x in numbers)) or 1.0
-    return struct.pack(f"<{n}f", *(x / length for x in numbers))
 
 
 def floats(vector: bytes) -> tuple[float, ...]:

@@ -108,7 +108,11 @@ def memory(about: CheckupRequest | str, seen: Examined, daemon: dict[str, Any] |
     rest = f" and {on_gpu}" if fit.gpu_layers else ""
     kept = f"{fit.n_cells} tokens kept" + (f" as {fit.kv_type}" if fit.kv_type != "f16" else "")
     found = f"{fit.n_bytes / GIB:.2f} GiB{rest} with {kept}, {fit.available / GIB:.1f} GiB are free"
-    if about.is_open:
+    if about.pooling:
+        found = (
+            f"{fit.n_bytes / GIB:.2f} GiB{rest} for texts of {fit.n_ctx} tokens, {fit.available / GIB:.1f} GiB are free"
+        )
+    elif about.is_open:
         found = f"{found}; an answer may have {fit.n_ctx} tokens of the {about.n_ctx} that it was trained for"
     elif fit.n_ctx < about.n_ctx:
         return warn(name, f"{found}: an answer gets {fit.n_ctx}, not {about.n_ctx}", "close other programs")

@@ -11,6 +11,8 @@ from ...config.layers import require_complete
 from ...config.schema import Config, DeviceSettings
 from ...errors import ConfigError
 from ...models.default import SIZE, default_model_path
+from ...models.files import examine
+from ...models.text_models import text_kind
 from ...store.checkup import NEWEST, HistoryFacts
 from ...system.net import is_loopback
 from ...system.smallfile import open_regular
@@ -62,6 +64,10 @@ def model(settings: DeviceSettings) -> Finding:
         return wrong(name, f"{path} is no GGUF file", "`disco config set device.model PATH`, of a GGUF file")
     if path == default_model_path() and size != SIZE:
         return wrong(name, f"{path} has {size} bytes, and {SIZE} are expected", "`disco models fetch` gets it again")
+    kind = text_kind(examine(path, quick=True).header)
+    if kind is not None:
+        what = "rates texts (/v1/rerank)" if kind.rates else "makes vectors of texts (/v1/embeddings)"
+        return ok(name, f"{path}, {size / 1e6:.0f} MB: it {what}, and answers nothing, so that chats need a server")
     return ok(name, f"{path}, {size / 1e6:.0f} MB")
 
 

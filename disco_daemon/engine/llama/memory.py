@@ -28,6 +28,8 @@ LEAST_SEQS = 4  # answers and cached texts, however large their states
 LEAST_WINDOW = 16  # tokens; with fewer a batch would not fit beside the windows of as many sequences as there can be
 WINDOW_STEP = 256  # cells; llama.cpp makes a multiple of them
 LEAST_CTX = 512  # tokens; an answer with less is of no use
+TEXT_ROWS = 128  # tokens of a text in one llama_decode; larger ones are hardly faster, and answers wait for them
+LEAST_TEXT = 128  # tokens; a model that cannot read so many is of no use
 SPARE = 0.9  # of the free memory; something else may want some
 GPU_SPARE = 0.9  # of the GPU's free memory; the screen and other programs take some, and buffers are rounded up
 WORK_PER_ROW = 40  # numbers per row and embedding dimension in llama.cpp's work buffers, roughly
@@ -119,6 +121,33 @@ def kept_of(numbers: KeptNumbers, kv_type: str) -> KeptBytes:
 def work_bytes(n_rows: int, n_vocab: int, n_embd: int) -> int:
     """Estimate the memory for computing `n_rows` rows at once: logits and intermediate results."""
     return 4 * n_rows * (n_vocab + WORK_PER_ROW * n_embd)
+
+
+@dataclass(frozen=True, slots=True)
+class TextNeed:
+    """The shape of a model that makes vectors of texts: what a token leaves in its context, bytes, and its logits.
+
+    An encoder `reads_whole` texts, leaves nothing, and has no logits.
+    """
+
+    n_embd: int
+    n_vocab: int
+    kept: int
+    reads_whole: bool
+
+    def n_bytes(self, n_ctx: int) -> int:
+        """Estimate the memory of a context for texts of `n_ctx` tokens."""
+        if self.reads_whole:
+            return work_bytes(n_ctx, 0, self.n_embd)
+        return work_bytes(min(n_ctx, TEXT_ROWS), self.n_vocab, self.n_embd) + n_ctx * self.kept
+
+    def n_ctx(self, wanted: int, free: int) -> int:
+        """Return the tokens that a text may have: `wanted`, or as many of them as fit. Raises MemoryError."""
+        n_ctx = wanted
+        while self.n_bytes(n_ctx) > SPARE * free and n_ctx // 2 >= LEAST_TEXT:
+            n_ctx //= 2
+        require(f"texts of {n_ctx} tokens", self.n_bytes(n_ctx), free)
+        return n_ctx
 
 
 def gpu_layers(model: Footprint, work: int, free: int, n_cpu_moe: int = 0) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import llama_cpp
 import msgspec
@@ -21,7 +22,7 @@ from . import gpu
 from .adapters import AdapterError, Adapters
 from .build_features import changes, skip_s
 from .context import context_params
-from .embedder import EmbeddingContext, EmbeddingError
+from .embedder import EmbeddingContext, EmbeddingError, reads_whole
 from .grammar import grammar_of
 from .hidden import FloatRows, HiddenRows
 from .library import kernels, show_errors, usable_threads
@@ -64,6 +65,8 @@ PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill i
 # Whose state in llama.cpp is no thing apart from the cells; with a sliding window it is not, either.
 ENTANGLED = ("deepseek4", "glm5-next", "qwen4exp")
 
+_Made = TypeVar("_Made")
+
 
 class AbortFlag:
     """Stops a running llama_decode from another thread.
@@ -87,6 +90,14 @@ class AbortFlag:
         self._buffer[0] = b"\x00"
 
 
+class Weights(NamedTuple):
+    """A loaded llama_model, whether a layer of its own guesses, and when its loading began, s of `perf_counter`."""
+
+    model: Any
+    guesses: bool
+    began: float
+
+
 class Llama(Sequences):
     """One model, or a range of its layers, and one context with up to `n_seqs` sequences in a unified KV cache.
 
@@ -96,25 +107,17 @@ class Llama(Sequences):
 
     own_layer: OwnLayer | None = None
 
-    def __init__(self, load: Load, abort: AbortFlag, *, warm: bool = True) -> None:
-        """Load the model, and measure it unless `warm` is off: then `warm_up` does. Raises ModelError."""
-        started = time.perf_counter()
-        quiet()
-        if not load.layers:  # a fleet's processes and those of a split share a machine as they are told
-            use_nodes(max(load.n_threads, load.n_threads_batch))
-        params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = load.n_gpu_layers or 0
+    def __init__(self, load: Load, abort: AbortFlag, *, warm: bool = True, weights: Weights | None = None) -> None:
+        """Load the model, unless its `weights` are, and measure it unless `warm` is off: then `warm_up` does.
+
+        Raises ModelError.
+        """
+        weights = weights or load_weights(load)
+        self._model, self._has_own = weights.model, weights.guesses
         self.n_cpu_moe = load.n_cpu_moe or 0
-        if (kept := gpu.overrides(self.n_cpu_moe)) is not None:
-            params.tensor_buft_overrides = ctypes.addressof(kept)
-        params.use_extra_bufts = use_extra_buffers(load)
-        params.load_mtp = self._has_own = _guesses_itself(load)
-        if not load.n_gpu_layers and (why := _too_large(load.model_path)):
-            raise ModelError(f"{load.model_path}: {why}")
-        self._model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
-        if not self._model:
-            msg = f"llama.cpp cannot load {load.model_path}: not a GGUF model it knows, or not enough memory"
-            raise ModelError(msg)
+        if reads_whole(Metadata(self._model)):  # llama.cpp has no KV cache for it, and asserts one
+            llama_cpp.llama_model_free(self._model)
+            raise ModelError(f"{load.model_path} reads texts whole: it makes vectors of them, and answers nothing")
         self.vocabulary = Vocabulary(self._model, load.chat_template)
         self.adapters = Adapters(self._model, load.adapters, show_errors)
         self.exact = load.exact
@@ -132,6 +135,7 @@ class Llama(Sequences):
         self.skip_s = 0.0 if load.n_gpu_layers else skip_s(kernels(), n_heads, load.n_threads)
         self.layers = LayerRange(*load.layers) if load.layers else None
         self.n_embd = int(llama_cpp.llama_model_n_embd(self._model))
+        self.n_embd_out = int(llama_cpp.llama_model_n_embd_out(self._model))  # of a vector of a text
         takes_rows = self.layers is not None and not self.layers.is_first
         self._rows = Rows(N_BATCH, self.n_embd if takes_rows else 0)
         self._hidden: HiddenRows | None = None
@@ -153,7 +157,7 @@ class Llama(Sequences):
         self.latency_prior = self._prior(token_s, PREFILL_SHARE * token_s)
         if warm:
             self.warm_up()
-        self.load_s = time.perf_counter() - started
+        self.load_s = time.perf_counter() - weights.began
 
     def close(self) -> None:
         """Free model and contexts; nothing else may be called afterwards."""
@@ -564,16 +568,42 @@ def build() -> str:
     return f"{llama_cpp.__version__} {features} {changes(kernels())}".rstrip()
 
 
+def load_weights(load: Load) -> Weights:
+    """Load a model's weights. Raises ModelError."""
+    began = time.perf_counter()
+    quiet()
+    if not load.layers:  # a fleet's processes and those of a split share a machine as they are told
+        use_nodes(max(load.n_threads, load.n_threads_batch))
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = load.n_gpu_layers or 0
+    if (kept := gpu.overrides(load.n_cpu_moe or 0)) is not None:
+        params.tensor_buft_overrides = ctypes.addressof(kept)
+    params.use_extra_bufts = use_extra_buffers(load)
+    params.load_mtp = guesses = _guesses_itself(load)
+    if not load.n_gpu_layers and (why := _too_large(load.model_path)):
+        raise ModelError(f"{load.model_path}: {why}")
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(load.model_path), params)
+    if not model:
+        msg = f"llama.cpp cannot load {load.model_path}: not a GGUF model it knows, or not enough memory"
+        raise ModelError(msg)
+    return Weights(model, guesses, began)
+
+
 def load_model(load: Load, abort: AbortFlag, *, warm: bool = True) -> Llama:
     """Load the model, with as much of it on the GPU as fits where `load` leaves that open. Raises ModelError.
 
     It is measured unless `warm` is off.
     """
+    return fitting_load(load, lambda placed: Llama(placed, abort, warm=warm))
+
+
+def fitting_load(load: Load, make: Callable[[Load], _Made]) -> _Made:
+    """Return what `make` makes with as much on the GPU as fits, where `load` leaves that open. Raises ModelError."""
     placed = gpu.placed(load)
     while True:
         numbers = {"n_gpu_layers": placed.n_gpu_layers, "n_cpu_moe": placed.n_cpu_moe}
         try:
-            return Llama(msgspec.structs.replace(load, **numbers), abort, warm=warm)
+            return make(msgspec.structs.replace(load, **numbers))
         except ModelError:
             smaller = placed.smaller(load.n_gpu_layers, load.n_cpu_moe)
             if smaller is None:

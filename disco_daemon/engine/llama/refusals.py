@@ -38,6 +38,13 @@ class DrawingError(PromptError):
         self.param = param
 
 
+class DimensionsError(PromptError):
+    """Vectors have fewer numbers than are asked for."""
+
+    reason = "unsupported_value"
+    param = "dimensions"
+
+
 class PromptTooLong(PromptError):
     """A prompt has `n_tokens`, at least or about, and a context only `n_ctx`."""
 

@@ -439,6 +439,10 @@ class Vocabulary:
                 msg = f"{name} has the token id {largest}, and the model's vocabulary only {self.n_tokens} tokens."
                 raise DrawingError(msg, name)
 
+    def spells_control(self, text: str) -> bool:
+        """Whether a text has the letters of a control token."""
+        return any(mark in text for mark in self._control)
+
     def ends(self, token: int) -> bool:
         """Whether the token ends an answer."""
         return bool(llama_cpp.llama_vocab_is_eog(self.handle, token))

@@ -12,7 +12,8 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     scores take memory (0 with flash attention), `experts` the bytes of experts in each layer. Layers that see a
     `window` of tokens have `window_numbers` beside that, and recurrent ones `state_bytes` for each sequence. The rest
     is as in `wire.Load`, but for `n_ctx`, which is above 0; with `is_open` it is what the model was trained for, and as
-    much of that as fits is wanted.
+    much of that as fits is wanted. `pooling` is that of a model that makes vectors of texts, of texts that it
+    `reads_whole` or not.
     """
 
     n_bytes: int
@@ -31,6 +32,8 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     window: int = 0
     window_numbers: int = 0
     state_bytes: int = 0
+    pooling: str = ""
+    reads_whole: bool = False
 
 
 class CheckupJob(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from ..llama.memory import (
     GpuPlacement,
     KeptBytes,
     Need,
+    TextNeed,
     context_sizes,
     fitting,
     kept_bytes,
@@ -38,6 +39,8 @@ def kv_type_of(kv_type: str, head_length: int) -> str:
 def fit(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     """Report whether a model fits, by the steps and functions of `engine.llama.model`."""
     work = work_bytes(N_BATCH, asked.n_vocab, asked.n_embd)
+    if asked.pooling:
+        return _fit_texts(asked, available, gpu_bytes)
     placed = _placement(asked, _kept(asked, asked.kv_type), work, gpu_bytes)
     found = {kv_type: _fit(asked, kv_type, placed, available, gpu_bytes) for kv_type in (F16, Q8_0)}
     if asked.kv_type != "auto" or asked.is_open:
@@ -51,6 +54,21 @@ def in_use(asked: CheckupRequest, found: Fit) -> int:
     Room for the logits of a whole batch has to be there, but answers touch those of a few rows.
     """
     return max(asked.n_bytes, found.in_all - work_bytes(N_BATCH - OUTPUTS, asked.n_vocab, 0))
+
+
+def _fit_texts(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
+    """Report it of a model that makes vectors of texts, by the steps of `engine.llama.text_model`."""
+    kept = 0 if asked.reads_whole else _kept(asked, F16).cell
+    need = TextNeed(asked.n_embd, asked.n_vocab, kept, asked.reads_whole)
+    on_gpu = gpu_bytes > asked.n_bytes and asked.n_gpu_layers != 0
+    free = available if on_gpu else available - asked.n_bytes
+    try:
+        n_ctx = need.n_ctx(asked.n_ctx, free)
+    except MemoryError as e:
+        return Fit(available, problem=str(e))
+    n_bytes = need.n_bytes(n_ctx)
+    here, layers = (n_bytes, asked.n_layers) if on_gpu else (n_bytes + asked.n_bytes, 0)
+    return Fit(available, here, n_ctx, n_ctx, layers, "", n_bytes + asked.n_bytes)
 
 
 def _kept(asked: CheckupRequest, kv_type: str) -> KeptBytes:

@@ -14,8 +14,9 @@ import msgspec
 from ...link.rows.content import ContentManager, credits_for
 from .. import wire
 from ..door import MAX_HOSTS, EngineDoor
-from ..llama.model import AbortFlag, Llama, load_model
+from ..llama.model import AbortFlag, Llama
 from ..llama.refusals import ModelError
+from ..llama.text_model import TextModel, load_either
 from .admission import Admission
 from .batch import Batcher
 from .drafting import EdgeDrafting, ExitDrafter
@@ -24,13 +25,13 @@ from .partner import SendFrame, SplitPartner
 from .partner_absence import PartnerAbsence
 
 
-def load_llama(load: wire.Load, abort: AbortFlag, hosts: EngineDoor | None, *, warm: bool) -> Llama:
+def load_llama(load: wire.Load, abort: AbortFlag, hosts: EngineDoor | None, *, warm: bool) -> Llama | TextModel:
     """Load the model; with `hosts` its inner layers are loaded by processes that are asked for. Raises ModelError.
 
-    Without hosts it is measured only if `warm` says so.
+    Without hosts it is measured only if `warm` says so, unless it makes vectors of texts.
     """
     if hosts is None:
-        return load_model(load, abort, warm=warm)
+        return load_either(load, abort, warm=warm)
     from ..hosts.home import HomeLlama
     from .home import ends_of
 

@@ -31,17 +31,15 @@ Request = wire.Count | wire.Generate | wire.Embed
 Order = wire.HoldAnswer | wire.AppendText | wire.SetPace | wire.ToFleet
 
 
-@dataclass(slots=True)
-class Intake:
+@dataclass(slots=True, kw_only=True)
+class TextIntake:
     """The messages that wait to be prepared, in the order in which they came, and whose requests have been cancelled.
 
-    `put` and `cancel` are for the thread that reads the socket, `run` is a thread of its own. `hand_on` gives a command
-    to the main thread.
+    This one is of a model that makes vectors of texts. `put` and `cancel` are for the thread that reads the socket,
+    `run` is a thread of its own. `hand_on` gives a command to the main thread.
     """
 
-    batcher: Batcher
     embeddings: Embeddings
-    cells: Cells
     send: Callable[[wire.Message], None]
     hand_on: Callable[[Command], None]
     abort: AbortFlag
@@ -65,20 +63,16 @@ class Intake:
             case wire.Generate():
                 self.send(wire.Done(id=request_id, reason="cancelled", n_prompt=0, n_completion=0, busy_s=0.0))
             case None:
-                self.hand_on(partial(self.batcher.cancel, request_id))
-                self.hand_on(partial(self.embeddings.cancel, request_id))
-                if self.batcher.admission.may_abort(request_id):
-                    self.abort.set()
+                self._drop(request_id)
 
     def run(self) -> None:
         """Prepare one message after the other, for ever."""
         while True:
             message = self._messages.get()
-            if isinstance(message, Request):
-                if message.id in self._waiting:
-                    self._finish(message, self._outcome(message))
-            else:
+            if not isinstance(message, Request):
                 self.hand_on(self._order(message))
+            elif message.id in self._waiting:
+                self._finish(message, self._outcome(message))
 
     def beat(self) -> None:
         """Send, once a second, that a long prompt is being read: the supervisor kills a silent engine."""
@@ -87,29 +81,23 @@ class Intake:
             self._alive_at = now
             self.send(wire.Alive())
 
-    def _finish(self, message: Request, outcome: Command | wire.Message) -> None:
-        """Send what has come of a request, or hand it on; neither if it was cancelled meanwhile."""
+    def _finish(self, message: Request, outcome: Command | wire.Message) -> bool:
+        """Send what has come of a request, or hand it on (then return True); neither if it was cancelled meanwhile."""
         with self._lock:
             if self._waiting.pop(message.id, None) is None:
-                return
+                return False
             if isinstance(outcome, wire.Message):
                 self.send(outcome)
-                return
+                return False
             self.hand_on(outcome)
-        if isinstance(message, wire.Generate) and self.batcher.single_prompt:
-            self.abort.set()  # a decode that is so large takes too long for an answer that has just come
+            return True
 
     def _outcome(self, message: Request) -> Command | wire.Message:
         """Return the main thread's part of a request, or the last answer to it; whatever it causes, others go on."""
-        llama = self.batcher.llama
         try:
-            match message:
-                case wire.Count():
-                    return self._count(message, llama)
-                case wire.Generate():
-                    return partial(self.batcher.queue, prepare(llama, message))
-                case wire.Embed():
-                    return partial(self.embeddings.add, _tokenize(message, llama))
+            if isinstance(message, wire.Embed):
+                return partial(self.embeddings.add, self.embeddings.tokenized(message))
+            return self._prepared(message)
         except (TemplateError, PromptError) as e:
             return wire.refusal(message.id, e)
         except Exception as e:
@@ -117,8 +105,46 @@ class Intake:
             text = f"the engine cannot read it: {type(e).__name__}"
             return wire.Failed(id=message.id, reason="engine_error", message=text, your_fault=False)
 
+    def _prepared(self, message: wire.Count | wire.Generate) -> Command | wire.Message:
+        """Return what becomes of a question to a model that answers; this one is none. Raises PromptError."""
+        raise PromptError(f"The device's model answers no {type(message).__name__}: it makes vectors of texts.")
+
     def _order(self, message: Order) -> Command:
-        """Return the main thread's part of an order."""
+        """Return the main thread's part of an order; there is no answer that it could be for."""
+        del message
+        return lambda: None
+
+    def _drop(self, request_id: str) -> None:
+        """Drop a request that the main thread has."""
+        self.hand_on(partial(self.embeddings.cancel, request_id))
+
+
+@dataclass(slots=True, kw_only=True)
+class Intake(TextIntake):
+    """As that of a model that makes vectors, of one that answers."""
+
+    batcher: Batcher
+    cells: Cells
+
+    def _finish(self, message: Request, outcome: Command | wire.Message) -> bool:
+        is_handed_on = TextIntake._finish(self, message, outcome)
+        if is_handed_on and isinstance(message, wire.Generate) and self.batcher.single_prompt:
+            self.abort.set()  # a decode that is so large takes too long for an answer that has just come
+        return is_handed_on
+
+    def _prepared(self, message: wire.Count | wire.Generate) -> Command | wire.Message:
+        llama = self.batcher.llama
+        if isinstance(message, wire.Count):
+            return self._count(message, llama)
+        return partial(self.batcher.queue, prepare(llama, message))
+
+    def _drop(self, request_id: str) -> None:
+        self.hand_on(partial(self.batcher.cancel, request_id))
+        TextIntake._drop(self, request_id)
+        if self.batcher.admission.may_abort(request_id):
+            self.abort.set()
+
+    def _order(self, message: Order) -> Command:
         batcher = self.batcher
         match message:
             case wire.HoldAnswer(id=request_id):
@@ -146,14 +172,3 @@ class Intake:
         ids = (*prompt, *begun)
         text = vocabulary.prompt_text(message)
         return wire.Counted(id=message.id, n_tokens=len(prompt), ids=ids, text=text + message.answer if text else "")
-
-
-def _tokenize(message: wire.Embed, llama: Llama) -> wire.Embed:
-    """Tokenize the text of an embedding. Raises PromptError."""
-    try:
-        return wire.Embed(id=message.id, input=tuple(llama.vocabulary.raw_tokens(message.input)))
-    except PromptTooLong as e:
-        raise e.of("input") from e
-    except PromptError as e:
-        e.reason = "bad_input"
-        raise

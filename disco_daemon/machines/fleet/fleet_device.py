@@ -6,7 +6,7 @@ what is said about the hosts.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...config.schema import Config
 from ...endpoints.base import Endpoint
 from ...engine.supervisor import Engine
 from ...errors import EndpointError
-from ...types import DeviceHealth, Embedding, FleetHealth, GenerationRequest, Outcome, Refusal
+from ...types import DeviceHealth, Embedding, FleetHealth, GenerationRequest, Given, Outcome, Refusal, TextTask
 from ..managed_device import EngineDevice, FleetStatus
 
 PRIVATE = (
@@ -47,9 +47,9 @@ class FleetDevice(EngineDevice):
             return Refusal(PRIVATE, "disco")
         return super().refuses(request)
 
-    async def embed(self, given: str | tuple[int, ...]) -> Embedding:
+    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
         """Raise EndpointError: embeddings need all layers in one process."""
-        del given
+        del texts, task
         message = "the device is a fleet, and makes no embeddings: they need all of the model's layers in one process"
         raise EndpointError(self.side, "unsupported", message, your_fault=True)
 

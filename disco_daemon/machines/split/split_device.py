@@ -6,7 +6,7 @@ different here is what cannot be served this way, and what is said about the lin
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -22,11 +22,13 @@ from ...types import (
     DeviceHealth,
     Embedding,
     GenerationRequest,
+    Given,
     LinkHealth,
     Readiness,
     Refusal,
     Side,
     SplitWish,
+    TextTask,
     Usage,
     n_choices,
     tool_use,
@@ -263,11 +265,11 @@ class SplitDevice(EngineDevice):
         found = super().readiness()
         return found if self._link.is_up or self.rules.mode == "alone" else replace(found, down_s=TRY_AGAIN_S)
 
-    async def embed(self, given: str | tuple[int, ...]) -> Embedding:
-        """Return what the whole model makes of a text, if it is here. Raises EndpointError."""
+    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+        """Return what the whole model makes of texts, if it is here. Raises EndpointError."""
         if self.whole is not None:
             await _load(self.whole)
-            return await self.whole.embed(given)
+            return await self.whole.embed(texts, task)
         message = "the device is split over two machines, and makes no embeddings: ask a machine with the whole model"
         raise EndpointError(self.side, "unsupported", message, your_fault=True)
 

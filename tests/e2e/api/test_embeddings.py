@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from disco_daemon.api.openai.embeddings import MAX_INPUTS, EmbeddingsRequest, OpenAIVectors
 from disco_daemon.engine import wire
-from disco_daemon.engine.llama.embedder import PIECE, EmbeddingContext, EmbeddingError, Embeddings
+from disco_daemon.engine.llama.embedder import PIECE, EmbeddingContext, Embeddings
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.errors import RequestError
 from disco_daemon.models.default import default_model_path
@@ -48,12 +48,19 @@ class Heard:
     def __init__(self, llama: Llama, new_context: Any = None) -> None:
         self.said: list[Any] = []
         self.embeddings = Embeddings(
-            new_context or llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, self.said.append
+            new_context or llama.embedding_context,
+            llama.vocabulary.raw_tokens,
+            llama.n_ctx,
+            llama.n_embd_out,
+            self.said.append,
         )
 
-    def of(self, text: str | tuple[int, ...], room: int = PIECE) -> Any:
+    def add(self, request_id: str, *texts: str | tuple[int, ...]) -> None:
+        self.embeddings.add(self.embeddings.tokenized(wire.Embed(id=request_id, inputs=texts)))
+
+    def of(self, *texts: str | tuple[int, ...], room: int = PIECE) -> Any:
         self.said.clear()
-        self.embeddings.add(wire.Embed(id="e1", input=text))
+        self.add("e1", *texts)
         while self.embeddings.step(lambda: room):
             pass
         return self.said[-1]
@@ -65,21 +72,21 @@ def test_a_vector_does_not_depend_on_the_pieces_of_its_text(llama: Llama) -> Non
     assert [m.n_past for m in heard.said[:-1]] == list(range(PIECE, whole.n_tokens, PIECE))
     in_pieces = heard.of(LONG, room=16)
     assert len(heard.said) == 9
-    assert in_pieces.vector == whole.vector
-    assert abs(float(np.linalg.norm(np.frombuffer(whole.vector, "<f4"))) - 1) < 1e-6
+    assert in_pieces.vectors == whole.vectors
+    assert abs(float(np.linalg.norm(np.frombuffer(whole.vectors[0], "<f4"))) - 1) < 1e-6
     assert whole.busy_s > 0
 
 
 def test_a_text_that_was_aborted_in_the_middle_is_the_same(llama: Llama) -> None:
     heard = Heard(llama)
     whole = heard.of(LONG)
-    heard.embeddings.add(wire.Embed(id="e1", input=LONG))
+    heard.add("e1", LONG)
     n_steps = 0
     while heard.embeddings.step(lambda: 64):
         n_steps += 1
         llama._abort.set() if n_steps in (1, 3, 4) else llama._abort.clear()
     assert n_steps == -(-whole.n_tokens // 64) + 3
-    assert heard.said[-1].vector == whole.vector
+    assert heard.said[-1].vectors == whole.vectors
 
 
 def test_beside_answers_it_has_half_the_time(llama: Llama) -> None:
@@ -99,7 +106,7 @@ def test_beside_answers_it_has_half_the_time(llama: Llama) -> None:
 
     heard = Heard(llama, new_context)
     heard.embeddings.clock = lambda: now
-    heard.embeddings.add(wire.Embed(id="e1", input=LONG))
+    heard.add("e1", LONG)
     n_pieces = []
     for passed_s, beside in ((0, True), (0.9, True), (0.2, True), (0, True), (0, False), (1.0, True)):
         now += passed_s
@@ -112,15 +119,15 @@ def test_a_text_that_nobody_waits_for_is_left(llama: Llama) -> None:
     heard = Heard(llama)
     other = heard.of(CAT)
     heard.said.clear()
-    heard.embeddings.add(wire.Embed(id="gone", input=LONG))
-    heard.embeddings.add(wire.Embed(id="next", input=CAT))
+    heard.add("gone", LONG)
+    heard.add("next", CAT)
     assert heard.embeddings.step(lambda: 16)
     heard.embeddings.cancel("gone")
     heard.embeddings.cancel("unknown")
     while heard.embeddings.step(lambda: 16):
         pass
     assert [m.id for m in heard.said if isinstance(m, wire.Embedded)] == ["next"]
-    assert heard.said[-1].vector == other.vector
+    assert heard.said[-1].vectors == other.vectors
 
 
 def test_the_context_grows_with_the_texts(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +141,7 @@ def test_the_context_grows_with_the_texts(llama: Llama, monkeypatch: pytest.Monk
     heard = Heard(llama, new_context)
     short = heard.of(CAT)
     assert heard.of((1,) * 80).n_tokens == 80
-    assert heard.of(CAT).vector == short.vector
+    assert heard.of(CAT).vectors == short.vectors
     assert made == [64, 128]
 
 
@@ -155,33 +162,27 @@ def test_what_llama_cpp_cannot_compute_fails_alone(llama: Llama) -> None:
     context = heard.embeddings._context
     assert context is not None
     decode = context.decode
-    context.decode = lambda *_: (-1, np.zeros(1))  # type: ignore[method-assign]
+    context.decode = lambda *_: (-1, [])  # type: ignore[method-assign]
     assert "llama_decode returned -1" in heard.of(CAT).message
     context.decode = decode  # type: ignore[method-assign]
-    assert heard.of(CAT).vector == good.vector
-
-
-def test_a_model_that_rates_texts_gives_no_embeddings(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("disco_daemon.engine.llama.embedder.POOLING", {})
-    with pytest.raises(EmbeddingError, match="rates texts"):
-        llama.embedding_context(64)
+    assert heard.of(CAT).vectors == good.vectors
 
 
 def test_the_last_token_or_the_first_may_stand_for_all(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Qwen3-Embedding pools, and BERT."""
     vectors = {}
-    for how in ("mean", "last", "first"):
-        monkeypatch.setattr("disco_daemon.engine.llama.embedder.POOLING", {0: how})
+    for how in ("mean", "last", "cls"):
+        monkeypatch.setattr("disco_daemon.engine.llama.embedder.pooling_of", lambda *_: how)  # noqa: B023
         heard = Heard(llama)
-        vectors[how] = heard.of(LONG).vector
-        assert heard.of(LONG, room=50).vector == vectors[how]
-        short = heard.of(LONG[:12]).vector
-        assert (short == vectors[how]) == (how == "first")  # it knows nothing of what comes behind it
+        vectors[how] = heard.of(LONG).vectors
+        assert heard.of(LONG, room=50).vectors == vectors[how]
+        short = heard.of(LONG[:12]).vectors
+        assert (short == vectors[how]) == (how == "cls")  # it knows nothing of what comes behind it
     assert len(set(vectors.values())) == 3
 
 
 def test_what_would_not_fit_into_a_response_is_refused_with_the_first_vector() -> None:
-    vector = Embedding(struct.pack("<4096f", *([0.0123456789] * 4096)), 7, 0.0)
+    vector = Embedding((struct.pack("<4096f", *([0.0123456789] * 4096)),), 7, 0.0)
     numbers, text = EmbeddingsRequest(model="m", input=""), EmbeddingsRequest(model="m", input="")
     text.encoding_format = "base64"
     with pytest.raises(RequestError, match="'encoding_format': 'base64'") as refused:

@@ -15,6 +15,7 @@ import pytest_asyncio
 from benchmarks.faults.route_bodies import ROUTES as WITH_BODY
 from benchmarks.faults.route_bodies import has_own_shape
 from disco_daemon.api.doors import ROUTES
+from disco_daemon.api.llama_server.rerank_routes import PATHS as RATING
 from tests.e2e.conductor.test_private import trap
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream
@@ -37,11 +38,13 @@ OTHERS: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "Tell me about lighthouses."},
     "/v1/messages/count_tokens": {"messages": HELLO},
     "/v1/embeddings": {"input": "a lamp"},
+    **{path: {"query": "a lamp", "documents": ["a light", "a tax"]} for path in RATING},
     "/api/embed": {"input": "a lamp"},
     "/api/embeddings": {"prompt": "a lamp"},
     "/api/show": {},
 }
 FILLS = {"/v1/completions, suffix", "/infill"}  # which the embedded model has no tokens for, so that only a server can
+UNABLE = FILLS | set(RATING)  # what the embedded model cannot do
 FILLING: dict[str, dict[str, Any]] = {"server": {"capabilities": {"fim": True}}}
 HERE = {"/v1/completions"}  # which goes to no server in any case
 
@@ -104,7 +107,7 @@ async def test_in_private_mode_no_route_asks_the_server(
 ) -> None:
     daemon, callers = private
     told = await asked(daemon, route)
-    assert told.is_refused if route in FILLS else told.status == 200, told
+    assert told.is_refused if route in UNABLE else told.status == 200, told
     if route in ANSWERS:
         assert (await asked(daemon, route, model="disco/server")).is_refused
         assert (await asked(daemon, route, disco={"route": "server"})).is_refused
@@ -146,7 +149,7 @@ async def capped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ends
 async def test_where_no_money_is_left_every_route_is_the_devices_alone(route: str, capped: Ends) -> None:
     daemon, server = capped
     told = await asked(daemon, route)
-    assert told.is_refused if route in FILLS else told.status == 200, told
+    assert told.is_refused if route in UNABLE else told.status == 200, told
     if route in ANSWERS:
         assert (await asked(daemon, route, model="disco/server")).is_refused
     assert server.n_requests == 0

@@ -19,7 +19,8 @@ from tests.fixtures.upstream import Upstream
 pytestmark = [as_root, pytest.mark.asyncio(loop_scope="module")]
 CHAT = json.dumps({"model": "disco", "messages": [{"role": "user", "content": "Whose am I?"}]}).encode()
 CLOSED = [("GET", "/v1/models", None), ("POST", "/v1/chat/completions", CHAT), ("POST", "/v1/completions", CHAT),
-          ("POST", "/v1/embeddings", CHAT), ("POST", "/v1/responses", CHAT), ("POST", "/v1/messages", CHAT),
+          ("POST", "/v1/embeddings", CHAT), ("POST", "/v1/rerank", CHAT), ("POST", "/v1/responses", CHAT),
+          ("POST", "/v1/messages", CHAT),
           ("POST", "/api/chat", CHAT), ("GET", "/api/tags", None), ("GET", "/api/version", None),
           ("GET", "/disco/v1/state", None), ("GET", "/disco/v1/settings", None),
           ("POST", "/disco/v1/reload", b"{}"), ("GET", "/v1/nothing", None), ("GET", "//health", None),

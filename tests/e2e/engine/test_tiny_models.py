@@ -454,13 +454,14 @@ def test_an_embedding_has_the_same_bits_in_any_pieces_broken_off_or_beside_an_an
     def hear(message: wire.Message) -> None:
         assert not isinstance(message, wire.Failed)
         if isinstance(message, wire.Embedded):
-            found.append(message.vector)
+            found.extend(message.vectors)
 
     for room, broken_off in ((512, -1), (32, -1), (7, 9), (7, 90)):
-        embeddings = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, llama.n_ctx, hear)
+        read = llama.vocabulary.raw_tokens
+        embeddings = Embeddings(llama.embedding_context, read, llama.n_ctx, llama.n_embd_out, hear)
         core = Core(llama)
         core.ask("answer", prompt, max_tokens=12)
-        embeddings.add(wire.Embed(id="e", input=TEXT))
+        embeddings.add(embeddings.tokenized(wire.Embed(id="e", inputs=(TEXT,))))
         abort.left, busy = broken_off, True
         while busy:
             busy = embeddings.step(lambda: room)  # noqa: B023 - called before the next round

@@ -14,7 +14,7 @@ from disco_daemon.conductor import conductor as room
 from disco_daemon.conductor.plan import LATE_LOAD, LATE_S, insured
 from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.errors import DiscoError, RequestError, Unavailable
-from disco_daemon.types import UNKNOWN, GenerationRequest, Plan, PromptLength, Readiness, Side
+from disco_daemon.types import UNKNOWN, GenerationRequest, Plan, PromptLength, Readiness, Side, TextTask
 
 HELLO = ({"role": "user", "content": "hello"},)
 
@@ -88,7 +88,7 @@ def run(conductor: Conductor, name: str) -> asyncio.Task[Any]:
 
 
 async def embedded(conductor: Conductor) -> list[object]:
-    async with aclosing(conductor.embed(["a"], "disco", "e")) as found:
+    async with aclosing(conductor.embed(["a"], TextTask(), "disco", "e")) as found:
         return [one async for one in found]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,7 +28,7 @@ from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.errors import RequestError
 from disco_daemon.machines.split.partner_service import Partner
 from disco_daemon.store import History
-from disco_daemon.types import Embedding, Side, Usage
+from disco_daemon.types import Embedding, Given, Side, TextTask, Usage
 from tests.fixtures.clock import StoppedClock
 
 WAIT_S = 30.0
@@ -50,11 +50,13 @@ class Embedder:
     def __init__(self, clock: StoppedClock) -> None:
         self.clock = clock
 
-    async def embed(self, given: str) -> Embedding:
+    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+        del task
+        (given,) = texts
         self.clock.at += 1.0
         if given == "bad":
             raise RequestError("no such text", code="too_bad")
-        return Embedding(b"", len(given), 0.5)
+        return Embedding((b"",), len(given), 0.5)
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
@@ -69,7 +71,7 @@ class Books:
 
     async def embed(self, *texts: str, n: int | None = None) -> None:
         """Ask for the embeddings, and leave after `n` of them."""
-        async with aclosing(self.runtime.conductor.embed(texts, "disco", "e-1")) as found:
+        async with aclosing(self.runtime.conductor.embed(texts, TextTask(), "disco", "e-1")) as found:
             async for _ in found:
                 n = None if n is None else n - 1
                 if n == 0:
@@ -94,6 +96,7 @@ class Books:
 
 @pytest.fixture
 async def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Books]:
+    monkeypatch.setattr("disco_daemon.conductor.embedding.AT_A_TIME", 1)
     clock, metrics = StoppedClock(), Metrics()
     clock.at = BEGAN
 

@@ -149,7 +149,8 @@ class Recorder:
 def intake() -> tuple[Intake, Recorder, queue.SimpleQueue[Callable[[], None]], list[wire.Message]]:
     batcher, commands, sent = Recorder(), queue.SimpleQueue[Callable[[], None]](), list[wire.Message]()
     given = cast(Any, batcher)
-    return Intake(given, given, given, sent.append, commands.put, given), batcher, commands, sent
+    door = Intake(batcher=given, embeddings=given, cells=given, send=sent.append, hand_on=commands.put, abort=given)
+    return door, batcher, commands, sent
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_only_an_answer_that_was_given_says_that_the_model_works(found: list[tup
     assert lives.n_crashed == CRASHED
     assert lived(lives, DONE, age_s=20.0) <= PAUSE_FIRST_S
     assert lives.n_crashed == 0
-    assert lived(lives, wire.Embedded(id="1", vector=b"", n_tokens=1, busy_s=0.1), age_s=20.0) <= PAUSE_FIRST_S
+    assert lived(lives, wire.Embedded(id="1", vectors=(b"",), n_tokens=1, busy_s=0.1), age_s=20.0) <= PAUSE_FIRST_S
 
 
 def test_what_ends_an_engine_that_has_nothing_to_do_is_not_its_model() -> None:

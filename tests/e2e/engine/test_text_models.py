@@ -1,0 +1,228 @@
+"""Models that make vectors of texts, or rate them: tiny ones, held against the same maths in numpy."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from disco_daemon.engine import wire
+from disco_daemon.engine.llama.embedder import MAX_PACKED, PIECE, EmbeddingContext, Embeddings
+from disco_daemon.engine.llama.model import AbortFlag, Llama
+from disco_daemon.engine.llama.refusals import ModelError, PromptError
+from disco_daemon.engine.llama.text_model import TextModel, load_either
+from tests.fixtures.gguf import with_keys
+from tests.fixtures.tiny_bert import CLS, CONTEXT, LAST, MEAN, RANK, TinyBert, tiny_bert
+from tests.fixtures.weights import random_bytes_speaker
+
+ALIKE = 0.9999  # cosine; llama.cpp keeps keys and values as F16 where it uses flash attention
+
+
+def load_of(path: Path) -> wire.Load:
+    return wire.Load(model_path=str(path), n_ctx=0, n_threads=1)
+
+
+def loaded(path: Path) -> TextModel:
+    found = load_either(load_of(path), AbortFlag(), warm=False)
+    assert isinstance(found, TextModel)
+    return found
+
+
+class Texts:
+    """The queue of such a model, what it said, and what llama.cpp got at a time."""
+
+    def __init__(self, model: TextModel) -> None:
+        self.said: list[Any] = []
+        self.packs: list[list[int]] = []
+        pair = model.pair if model.pooling == "rank" else None
+        read = model.vocabulary.raw_tokens
+        self.queue = Embeddings(self._context, read, model.n_ctx, model.n_embd_out, self.said.append, pair=pair)
+        self._model = model
+
+    def _context(self, n_ctx: int) -> EmbeddingContext:
+        context = self._model.context(n_ctx)
+        decode = context.decode
+
+        def noted(pieces: Any) -> Any:
+            self.packs.append([piece.end - piece.start for piece in pieces])
+            return decode(pieces)
+
+        context.decode = noted  # type: ignore[method-assign]
+        return context
+
+    def of(self, *texts: Any, **more: Any) -> list[np.ndarray[Any, Any]]:
+        self.queue.add(self.queue.tokenized(wire.Embed(id="e", inputs=texts, **more)))
+        while self.queue.step(lambda: PIECE):
+            pass
+        return [np.frombuffer(vector, "<f4") for vector in self.said[-1].vectors]
+
+
+def some_texts(n: int, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)]
+    return [" ".join(rng.choices(words, k=rng.choice([1, 2, 5, 12]))) for _ in range(n)]
+
+
+def cosine(a: Any, b: Any) -> float:
+    return float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("pooling", [MEAN, CLS, LAST])
+def test_vectors_are_those_of_the_same_maths_alone_and_packed(pooling: int, tmp_path: Path) -> None:
+    bert = tiny_bert(tmp_path / "m.gguf", pooling)
+    model, texts = loaded(bert.path), some_texts(40)
+    found = Texts(model)
+    expected = [bert.vector(bert.tokens(text)) for text in texts]
+    together = found.of(*texts)
+    n_tokens = [len(bert.tokens(text)) for text in texts]
+    assert found.said[-1].n_tokens == sum(n_tokens)
+    assert sum(map(len, found.packs)) == len(texts)
+    assert len(found.packs) <= 2 * -(-sum(n_tokens) // PIECE), "short texts are computed together"
+    alone = [found.of(text)[0] for text in texts]
+    for mine, packed, right in zip(alone, together, expected, strict=True):
+        assert min(cosine(mine, right), cosine(packed, right)) > ALIKE
+        assert abs(float(np.linalg.norm(packed)) - 1) < 1e-6
+    wrong = [cosine(a, b) for a, b in zip(together, expected[1:], strict=False)]
+    assert min(wrong) < 0.95, "or the texts would be too much alike to tell anything"
+
+
+def test_a_pair_is_rated_as_its_head_does_and_the_same_from_0_to_1(tmp_path: Path) -> None:
+    bert = tiny_bert(tmp_path / "m.gguf", RANK)
+    model, (query, *documents) = loaded(bert.path), some_texts(30, seed=2)
+    found = Texts(model).of(*documents, query=query)
+    expected = [float(bert.vector(bert.pair(query, document))[0]) for document in documents]
+    assert [float(one[0]) for one in found] == pytest.approx(expected, abs=0.02)
+    assert [float(one[1]) for one in found] == pytest.approx([1 / (1 + np.exp(-x)) for x in expected], abs=0.01)
+    assert max(expected) - min(expected) > 0.5
+    order = sorted(range(len(documents)), key=lambda i: -found[i][0])
+    assert order[:3] == sorted(range(len(documents)), key=lambda i: -expected[i])[:3]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "asked", "said"),
+    [
+        (MEAN, {"query": "a"}, "rates no texts"),
+        (RANK, {}, "it rates texts"),
+        (MEAN, {"dimensions": 65}, "have 64 dimensions"),
+        (MEAN, {"inputs": ("a" * CONTEXT,)}, f"length is {CONTEXT} tokens, but the input has {CONTEXT + 2}"),
+        (RANK, {"query": "a", "inputs": ("a" * CONTEXT,)}, "query with its document has"),
+        (RANK, {"query": "a", "inputs": ((4, 5),)}, "not token ids"),
+        (MEAN, {"inputs": ((10_000,),)}, "vocabulary"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(pooling: int, asked: dict[str, Any], said: str, tmp_path: Path) -> None:
+    queue = Texts(loaded(tiny_bert(tmp_path / "m.gguf", pooling).path)).queue
+    with pytest.raises(PromptError, match=said):
+        queue.tokenized(wire.Embed(**{"id": "e", "inputs": ("a",)} | asked))
+
+
+def test_a_text_as_long_as_the_context_is_read_whole_and_short_ones_behind_it(tmp_path: Path) -> None:
+    bert = tiny_bert(tmp_path / "m.gguf")
+    model = loaded(bert.path)
+    long = (("abcdefgh " * 100)[: 9 * 28]).strip()
+    texts = ["a b", long, *some_texts(3)]
+    n = len(bert.tokens(long))
+    assert PIECE < n <= CONTEXT == model.n_ctx
+    found = Texts(model)
+    vectors = found.of(*texts)
+    assert [n in pack for pack in found.packs].count(True) == 1
+    for vector, text in zip(vectors, texts, strict=True):
+        assert cosine(vector, bert.vector(bert.tokens(text))) > ALIKE
+
+
+def test_no_more_texts_are_packed_than_there_are_sequences(tmp_path: Path) -> None:
+    found = Texts(loaded(tiny_bert(tmp_path / "m.gguf").path))
+    assert len(found.of(*[(4,)] * 200)) == 200
+    assert max(map(len, found.packs)) == MAX_PACKED
+
+
+def test_fewer_dimensions_are_the_first_ones_at_length_1_and_centred_where_the_model_wants_it(tmp_path: Path) -> None:
+    found = Texts(loaded(tiny_bert(tmp_path / "m.gguf").path))
+    (whole,), (cut,) = found.of("a cat"), found.of("a cat", dimensions=16)
+    assert cut == pytest.approx(whole[:16] / np.linalg.norm(whole[:16]), abs=1e-6)
+    (centred,) = found.of("a cat", dimensions=16, centred=True)
+    expected = (whole - whole.mean())[:16]
+    assert centred == pytest.approx(expected / np.linalg.norm(expected), abs=1e-6)
+    assert found.of("a cat", dimensions=64, centred=True)[0] == pytest.approx(whole, abs=1e-6), "nothing is cut"
+
+
+def test_texts_of_several_requests_are_packed_and_one_that_is_cancelled_leaves_the_others(tmp_path: Path) -> None:
+    bert = tiny_bert(tmp_path / "m.gguf")
+    found = Texts(loaded(bert.path))
+    for name in "abc":
+        found.queue.add(found.queue.tokenized(wire.Embed(id=name, inputs=(f"{name} one", f"{name} two"))))
+    found.queue.cancel("b")
+    while found.queue.step(lambda: PIECE):
+        pass
+    assert found.packs == [[6, 6, 6, 6]]
+    assert [(message.id, len(message.vectors)) for message in found.said] == [("a", 2), ("c", 2)]
+    last = np.frombuffer(found.said[1].vectors[1], "<f4")
+    assert cosine(last, bert.vector(bert.tokens("c two"))) > ALIKE
+
+
+@pytest.mark.parametrize("how", ["last", "cls", "mean"])
+def test_a_decoder_that_pools_makes_the_vectors_that_it_makes_as_a_chat_model(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Qwen3-Embedding: causal, with a KV cache; long texts come in pieces."""
+    chat = random_bytes_speaker(tmp_path / "chat.gguf", 512)
+    pooled = with_keys(chat, tmp_path / "m.gguf", llama__pooling_type={"mean": MEAN, "cls": CLS, "last": LAST}[how])
+    texts = ["a cat", "the lamp " * 40, "b", "the tax of the year", "a " * 70]
+    model = loaded(pooled)
+    assert (model.pooling, model.reads_whole, model.n_ctx) == (how, False, 512)
+    found = Texts(model)
+    vectors = found.of(*texts)
+    monkeypatch.setattr("disco_daemon.engine.llama.embedder.pooling_of", lambda *_: how)
+    llama = Llama(wire.Load(model_path=str(chat), n_ctx=512, n_threads=1, n_cells=512), AbortFlag(), warm=False)
+    said: list[Any] = []
+    alone = Embeddings(llama.embedding_context, llama.vocabulary.raw_tokens, 512, llama.n_embd_out, said.append)
+    for text, vector in zip(texts, vectors, strict=True):
+        alone.add(alone.tokenized(wire.Embed(id="e", inputs=(text,))))
+        while alone.step(lambda: PIECE):
+            pass
+        assert cosine(np.frombuffer(said[-1].vectors[0], "<f4"), vector) > ALIKE
+    assert any(len(pack) > 1 for pack in found.packs)
+    assert max(map(sum, found.packs)) <= PIECE
+    llama.close()
+
+
+def test_a_template_for_pairs_is_filled_and_a_document_opens_no_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Qwen3-Reranker, whose template asks a chat model for a yes."""
+    chat = random_bytes_speaker(tmp_path / "chat.gguf", 512)
+    model = loaded(with_keys(chat, tmp_path / "m.gguf", llama__pooling_type=LAST))
+    monkeypatch.setattr(llama_cpp, "llama_model_chat_template", lambda *_: b"Q {query}\nD {document}</s>")
+    plain = model.pair("ab", "cd {query}")
+    assert plain == model.vocabulary.tokenize("Q ab\nD cd {query}</s>", parse_special=True)
+    end = plain[-1]
+    assert plain.count(end) == 1
+    spelled = model.pair("ab", "c</s>d")
+    assert (spelled[-1], spelled.count(end)) == (end, 1), "the template's own"
+
+
+def test_a_model_that_reads_texts_whole_is_not_taken_for_one_that_answers(tmp_path: Path) -> None:
+    path = tiny_bert(tmp_path / "m.gguf").path
+    with pytest.raises(ModelError, match="answers nothing"):
+        Llama(load_of(path), AbortFlag())
+
+
+def test_texts_are_as_long_as_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_bert(tmp_path / "m.gguf").path
+    need = 4 * 40 * 64  # bytes a token, by WORK_PER_ROW
+    size = llama_cpp.llama_model_size(loaded(path)._model)
+    for module in ("text_model", "embedder"):
+        monkeypatch.setattr(f"disco_daemon.engine.llama.{module}.available_bytes", lambda: size + int(150 * need / 0.9))
+    assert loaded(path).n_ctx == CONTEXT // 2
+    monkeypatch.setattr("disco_daemon.engine.llama.text_model.available_bytes", lambda: size + 100 * need)
+    with pytest.raises(ModelError, match="texts of 128 tokens need"):
+        loaded(path)
+
+
+def test_the_reference_says_what_it_is(tmp_path: Path) -> None:
+    bert: TinyBert = tiny_bert(tmp_path / "m.gguf")
+    assert loaded(bert.path).vocabulary.raw_tokens("ab c") == bert.tokens("ab c")
