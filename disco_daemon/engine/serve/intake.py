@@ -107,7 +107,8 @@ class TextIntake:
 
     def _prepared(self, message: wire.Count | wire.Generate) -> Command | wire.Message:
         """Return what becomes of a question to a model that answers; this one is none. Raises PromptError."""
-        raise PromptError(f"The device's model answers no {type(message).__name__}: it makes vectors of texts.")
+        del message
+        raise PromptError("The device's model makes vectors of texts, or rates them, and answers nothing.")
 
     def _order(self, message: Order) -> Command:
         """Return the main thread's part of an order; there is no answer that it could be for."""

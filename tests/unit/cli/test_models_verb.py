@@ -26,6 +26,7 @@ from disco_daemon.models.segment_files import _stem
 from disco_daemon.types import Side
 from tests.fixtures.gguf import model_file
 from tests.fixtures.hub import HubServer, Repo
+from tests.fixtures.tiny_bert import CONTEXT, MEAN, RANK, tiny_bert
 from tests.fixtures.tiny_models import tiny_model
 
 HERMES = Path(__file__).parents[2] / "fixtures/templates/tools/Qwen-Qwen2.5-7B-Instruct.jinja"
@@ -206,6 +207,23 @@ def test_nothing_is_fetched_that_could_not_be_used(
         disco(*words)
     assert server.repo.asked == []
     assert in_config() == ""
+
+
+@pytest.mark.parametrize(("pooling", "words"), [(MEAN, "prefixes for"), (RANK, "rates documents by a query")])
+def test_show_tells_of_a_model_that_answers_nothing_what_it_makes(
+    pooling: int, words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "ours").mkdir(exist_ok=True)
+    path = tiny_bert(home / "ours/m.gguf", pooling, name="nomic-embed-text-v1.5").path
+    assert disco("show", "m") == 0
+    out = capsys.readouterr().out
+    for part in (words, "answers nothing", f"texts of {CONTEXT} tokens", "GiB are free"):
+        assert part in out
+    assert "template" not in out
+    seen = told(capsys, "show", "m")
+    assert seen["texts"]["makes"] == ("ratings" if pooling == RANK else "vectors")
+    assert seen["texts"]["least_dimensions"] == (None if pooling == RANK else 64)
+    assert path.stat().st_size < seen["memory"]["n_bytes"] < path.stat().st_size + 4 * 2**20
 
 
 def test_show_tells_what_it_is_and_what_it_takes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
