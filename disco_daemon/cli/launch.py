@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..onboarding.agents import AGENTS
+from ..plain import which
 from .arguments import Parser
 from .terminal import agrees, progress
 
@@ -35,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("launch", help="start a coding agent that asks disco", description=__doc__)
     if isinstance(parser, Parser):
         parser.passes_on = "arguments"
-    parser.add_argument("agent", metavar="AGENT", choices=list(AGENTS), help=f"one of {', '.join(AGENTS)}")
+    parser.add_argument("agent", metavar="AGENT", help=f"one of {', '.join(AGENTS)}")
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="behind `--`: what the program itself gets")
     parser.add_argument("--model", default="disco", help="disco (decide), disco/device, disco/server, or another name")
     parser.add_argument("--print", action="store_true", dest="show", help="show what would be set, and start nothing")
@@ -54,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
     from ..client.launcher import DaemonLauncher
     from ..config.layers import data_path, load
 
+    if args.agent not in AGENTS:
+        print(f"disco launch: there is no agent {args.agent}: {which(args.agent, AGENTS)}", file=sys.stderr)
+        return 2
     agent, config = AGENTS[args.agent], load()
     program = shutil.which(agent.program)
     if program is None and not args.show:
@@ -109,7 +113,6 @@ async def _models(launcher: DaemonLauncher, root: str, key: str, agent: Agent, *
 def _card(models: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the document of one model. Raises ConfigError for a name that the daemon does not have."""
     from ..errors import ConfigError
-    from ..plain import which
 
     cards: dict[str, dict[str, Any]] = {card["id"]: card for card in models["data"]}
     if name not in cards:
