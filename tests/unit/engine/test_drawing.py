@@ -403,9 +403,12 @@ def test_where_readings_multiply_all_tokens_are_tried_so_that_it_shows_in_time(
     """Each `[` leaves twice as many readings: they are counted before an answer begins, or seen by what one takes."""
     asked: list[int] = []
     ask = GrammarSampler.allowed
-    monkeypatch.setattr(
-        GrammarSampler, "allowed", lambda self, tokens: (asked.append(len(tokens)), ask(self, tokens))[1]
-    )
+
+    def counted(self: GrammarSampler, tokens: Any) -> Any:
+        asked.append(len(tokens))
+        return ask(self, tokens)
+
+    monkeypatch.setattr(GrammarSampler, "allowed", counted)
     if not seen:
         monkeypatch.setattr(grammar_sampler, "readings", lambda grammar: 1)
     grammar = 'root ::= s\ns ::= "[" s "a" | "[" s "b" | "[" s "c" | "[" s "d" | "["'
