@@ -112,11 +112,12 @@ async def test_an_engine_and_a_host_of_a_fork_are_what_true_ones_are(tmp_path: P
 
 
 def parts_of(pid: int) -> dict[str, int]:
-    """The daemon's engine and its host, once they are confined, by their modules; they are its own children."""
-    found = {}
-    for one in psutil.Process(pid).children():
+    """The daemon's engine and its host, once they are confined and as nice as what computes; they are its children."""
+    found, daemon = {}, psutil.Process(pid)
+    for one in daemon.children():
         with suppress(psutil.NoSuchProcess, FileNotFoundError):
-            if "Seccomp:\t2" in Path(f"/proc/{one.pid}/status").read_text("ascii"):
+            is_confined = "Seccomp:\t2" in Path(f"/proc/{one.pid}/status").read_text("ascii")
+            if is_confined and one.nice() > daemon.nice():
                 found[one.cmdline()[3]] = one.pid
     return found
 
