@@ -99,11 +99,11 @@ async def complete(
     """Continue a raw prompt that came as a text completion's JSON object, or was made one. Raises RequestError."""
     asked, extra = openai_request.parse_completion(raw)
     model = named(request, asked.model)
-    if not asked.suffix and Side.DEVICE not in request.app[CONDUCTOR].endpoints:
+    if not asked.suffix and not model.local and Side.DEVICE not in request.app[CONDUCTOR].endpoints:
         msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
         raise RequestError(msg, code="unsupported")
     generation = openai_request.to_raw_generation(asked, extra, new_id(), model.sides)
-    generation = replace(generation, adapter=model.adapter, left_out=tuple(left_out))
+    generation = replace(generation, adapter=model.adapter, local=model.local, left_out=tuple(left_out))
     return await answer(request, asked, generation, shape(generation.request_id, created(request), asked.model))
 
 
@@ -126,11 +126,11 @@ async def embed(
     model = named(request, asked_model)
     if Side.DEVICE not in model.sides or model.adapter:
         what = "Embeddings are" if task.query is None else "Ratings are"
-        msg = f"{what} of the device's model, without an adapter: use the model 'disco' or 'disco/device'."
+        msg = f"{what} of this machine's models, without an adapter: use the model 'disco' or 'disco/device'."
         raise RequestError(msg, param="model", code="unsupported_value")
     request_id, conductor = new_id(), request.app[CONDUCTOR]
-    device = conductor.endpoints.get(Side.DEVICE)
-    async with aclosing(conductor.embed(texts, task, asked_model, request_id)) as found:
+    device = conductor.context_of(model.local).endpoints.get(Side.DEVICE)
+    async with aclosing(conductor.embed(texts, task, asked_model, request_id, model.local)) as found:
         async for embedding in found:
             vectors.add(embedding)
     headers = sse.headers(request_id, Side.DEVICE, model=device.model if device else None)
@@ -144,7 +144,7 @@ def conversation(
     asked, extra = openai_request.parse_chat(raw)
     model = named(request, asked.model)
     generation = openai_request.to_generation(asked, extra, new_id(), model.sides)
-    return asked, replace(generation, adapter=model.adapter, left_out=tuple(left_out))
+    return asked, replace(generation, adapter=model.adapter, local=model.local, left_out=tuple(left_out))
 
 
 async def prompt_size(request: web.Request, raw: dict[str, Any]) -> tuple[int, bool]:
@@ -153,7 +153,7 @@ async def prompt_size(request: web.Request, raw: dict[str, Any]) -> tuple[int, b
     Raises RequestError or Unavailable if nobody could answer it.
     """
     _, generation = conversation(request, raw)
-    with request.app[CONDUCTOR].keeper.held() as context:
+    with request.app[CONDUCTOR].held(generation.local) as context:
         generation, available = eligible(generation, context)
         length = await prompt_length(generation, available, context)
     beside = 0 if length.counted else unread_bytes(raw) // BYTES_PER_TOKEN
@@ -172,15 +172,16 @@ async def answer(
 ) -> web.StreamResponse:
     """Answer a request, as a stream or as one body."""
     conductor, request_id = request.app[CONDUCTOR], generation.request_id
-    wanted, quality = bool(asked.return_token_ids), planned_quality(generation, conductor.context)
+    context = conductor.context_of(generation.local)
+    wanted, quality = bool(asked.return_token_ids), planned_quality(generation, context)
     if asked.stream:
         usage, sides = asked.include_usage, asked.options.sides
-        unheeded = {side: ignored_by(endpoint, generation) for side, endpoint in conductor.context.endpoints.items()}
+        unheeded = {side: ignored_by(endpoint, generation) for side, endpoint in context.endpoints.items()}
         stream = sse.StreamSink(
             request,
             shape,
             request_id,
-            conductor.context.clock,
+            context.clock,
             include_usage=usage,
             token_ids=wanted,
             sides=sides,

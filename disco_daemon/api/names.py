@@ -19,10 +19,14 @@ ANY = "*"  # in an alias: any characters, or none
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """The model behind a name: `target` is the name that an alias stands for, `sides` may serve it."""
+    """The model behind a name: `target` is the name that an alias stands for, `sides` may serve it.
+
+    `local` is the one of several models of this machine that it names, "" for the device of the race.
+    """
 
     target: str
     sides: frozenset[Side]
+    local: str = ""
 
     @property
     def adapter(self) -> str:
@@ -51,7 +55,7 @@ class ModelNames:
             near = which(target, self, "GET /v1/models lists all")
             msg = f"The model '{target}' does not exist{alias}{self._why_not(target)}: {near}"
             raise RequestError(msg, status=404, param="model", code="model_not_found")
-        return NamedModel(target, sides)
+        return NamedModel(target, sides, _local(target, self._conductor))
 
     def __iter__(self) -> Iterator[str]:
         """All names, and the patterns as they are set: each can be asked for as it stands."""
@@ -67,7 +71,9 @@ class ModelNames:
         """
         found = self.find(name)
         sides = found.sides & self._here or found.sides
-        endpoints = [e for side, e in self._conductor.endpoints.items() if side in sides]
+        local = self._conductor.local if found.local else None
+        here = self._conductor.endpoints if local is None else local.context(found.local).endpoints
+        endpoints = [e for side, e in here.items() if side in sides]
         able = together(endpoint.capabilities for endpoint in endpoints)
         card = {
             "id": name,
@@ -77,6 +83,8 @@ class ModelNames:
         }
         if found.target != name:
             card["alias_of"] = found.target
+        if local is not None:
+            card |= local.about(found.local)
         lengths = {"context_length": able.context_length, "max_output": able.max_output}
         known = {name: length for name, length in lengths.items() if length is not None}
         return card | known | {"capabilities": able.to_json()}
@@ -115,6 +123,8 @@ def _sides(name: str, conductor: Conductor) -> frozenset[Side]:
     """
     if name == OWN:
         return BOTH
+    if _local(name, conductor):
+        return frozenset({Side.DEVICE})
     endpoints = conductor.endpoints
     for side, endpoint in endpoints.items():
         ours, _, adapter = name.partition(":")
@@ -123,11 +133,20 @@ def _sides(name: str, conductor: Conductor) -> frozenset[Side]:
     return frozenset(side for side, endpoint in endpoints.items() if endpoint.model == name)
 
 
+def _local(name: str, conductor: Conductor) -> str:
+    """Return which of several models of this machine a name of ours stands for; "" for none."""
+    if conductor.local is None:
+        return ""
+    ours, _, local = name.partition("/")
+    return local if ours == OWN and local in conductor.local.names else ""
+
+
 def _own_names(conductor: Conductor) -> list[str]:
     """Return the daemon's names and the endpoints' own, each once."""
     endpoints = conductor.endpoints
     adapters = [f"{OWN}/{side}:{name}" for side, e in endpoints.items() for name, why in e.adapters.items() if not why]
-    ours = [OWN, *(f"{OWN}/{side}" for side in endpoints), *adapters]
+    several = [] if conductor.local is None else [f"{OWN}/{name}" for name in conductor.local.names]
+    ours = [OWN, *(f"{OWN}/{side}" for side in endpoints), *adapters, *several]
     return list(dict.fromkeys([*ours, *(endpoint.model for endpoint in endpoints.values())]))
 
 

@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _get(args: argparse.Namespace) -> int:
     from ..config.layers import as_dict, get_value, load
-    from ..config.schema import SECRET_KEYS
+    from ..config.schema import MODELS, SECRET_KEYS
 
     config = load()
     if args.key is not None:
@@ -45,7 +45,10 @@ def _get(args: argparse.Namespace) -> int:
     elif args.json:
         _print(as_dict(config), as_json=True)
     else:
-        for section, values in as_dict(config).items():
+        shown = as_dict(config)
+        for model in shown.pop(MODELS, ()):
+            print(f"{MODELS}: {json.dumps(model)}")
+        for section, values in shown.items():
             for name, value in values.items():
                 print(f"{section}.{name} = {json.dumps(value)}")
     return 0

@@ -47,7 +47,7 @@ def _show(state: dict[str, Any]) -> None:
     server = state["endpoints"].get("server", {})
     parts = (
         _stand_in(state), _endpoints(state, shutil.get_terminal_size().columns), _grades(state), _refused(server),
-        _split(state), _fleet(device), _engine(device), _adapters(device), _speed(state),
+        _split(state), _fleet(device), _engine(device), _adapters(device), _models(state), _speed(state),
         _estimators(state["learned"], state["endpoints"]), _money(state["money"]), _energy(state["energy"]),
         _history(state),
     )  # fmt: skip
@@ -154,6 +154,17 @@ def _adapters(device: dict[str, Any]) -> list[str]:
     there = ", ".join(f"disco/device:{name}" for name, why in adapters.items() if not why)
     lines = [there] * bool(there) + [f"not {name}: {why}" for name, why in adapters.items() if why]
     return [f"{'' if i else 'adapters':13}{line}" for i, line in enumerate(lines)]
+
+
+def _models(state: dict[str, Any]) -> list[str]:
+    """Print the models beside the device's; nothing where there are none."""
+    lines = [
+        f"disco/{m['name']}: {m['state']}"
+        + (f", {m['memory_bytes'] / 2**30:.1f} GiB" if m["memory_bytes"] else "")
+        + f", {m['expected_per_hour']:.1f} requests an hour expected"
+        for m in state.get("models") or ()
+    ]
+    return [f"{'' if i else 'models':13}{line}" for i, line in enumerate(lines)]
 
 
 def _speed(state: dict[str, Any]) -> list[str]:

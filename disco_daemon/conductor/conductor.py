@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
 
 from ..endpoints.base import Endpoint
 from ..money.spending import CostBound
 from ..types import Embedding, GenerationRequest, Given, LedgerEntry, Outcome, Side, TextTask
 from .answer_run import AnswerRun
-from .context import AnswerContext, Sink
+from .context import AnswerContext, LocalModels, Sink
 from .cost_limit import CostLimit
 from .eligible import eligible, roomy
 from .embedding import EmbeddingRun
@@ -24,13 +24,14 @@ class Conductor:
     """Answers requests with the context that `keeper` has for the next one.
 
     `in_flight` are the requests under way. `record` gets the outcome of each answer, and the context that it had;
-    `book` gets the cost of each request for embeddings.
+    `book` gets the cost of each request for embeddings. `local` has the models that answer alone, where there are any.
     """
 
     keeper: Keeper
     record: Callable[[AnswerContext, Outcome], None]
     book: Callable[[LedgerEntry], None]
     in_flight: InFlight = field(default_factory=InFlight)
+    local: LocalModels | None = None
 
     @property
     def context(self) -> AnswerContext:
@@ -42,13 +43,21 @@ class Conductor:
         """The configured endpoints."""
         return self.context.endpoints
 
+    def context_of(self, local: str) -> AnswerContext:
+        """Return the context of a request now: one of several models', or the race's (""). Raises RequestError."""
+        return self.local.context(local) if local and self.local is not None else self.context
+
+    def held(self, local: str) -> AbstractContextManager[AnswerContext]:
+        """Give that context; its endpoints stay open until the end of this. Raises DiscoError."""
+        return self.local.held(local) if local and self.local is not None else self.keeper.held()
+
     async def run(self, request: GenerationRequest, model: str, sink: Sink) -> Outcome:
         """Answer one request into `sink`.
 
         Raises DiscoError when it cannot be completed: before the first token nothing was written, after it the
         reader's part stands and the error must be sent in-band. A cancellation stops both sides and is recorded too.
         """
-        with self.in_flight.place(), self.keeper.held() as context:
+        with self.in_flight.place(), self.held(request.local) as context:
             # Which sides can serve it?
             request, available = eligible(request, context)
             # How long is the prompt? The device counts; where there is none, or it is not loaded, it is estimated.
@@ -66,10 +75,10 @@ class Conductor:
                 return await answer_run.run(lambda outcome: self.record(context, outcome))
 
     async def embed(
-        self, texts: Sequence[Given], task: TextTask, model: str, request_id: str
+        self, texts: Sequence[Given], task: TextTask, model: str, request_id: str, local: str = ""
     ) -> AsyncGenerator[Embedding, None]:
         """The embeddings of texts, or of token ids, some at a time. Raises DiscoError; close it to stop."""
-        with self.in_flight.place(), self.keeper.held() as context:
+        with self.in_flight.place(), self.held(local) as context:
             run = self.in_flight.embedding[request_id] = EmbeddingRun(context, texts, task, model, request_id)
             try:
                 async with aclosing(run.embedded(self.book)) as found:

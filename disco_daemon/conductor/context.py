@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -118,3 +119,24 @@ class AnswerContext:
     def private(self) -> bool:
         """Whether nothing may leave this machine now."""
         return self.privacy.on
+
+
+class LocalModels(Protocol):
+    """Models of this machine beside the device of the race; a request that names one is answered by it alone."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Return the names of those that may be asked for now."""
+        ...
+
+    def context(self, name: str) -> AnswerContext:
+        """Return the context of a request for that model now, without holding it. Raises RequestError."""
+        ...
+
+    def held(self, name: str) -> AbstractContextManager[AnswerContext]:
+        """Give that context; the model is loaded, and stays in memory until the end of this. Raises DiscoError."""
+        ...
+
+    def about(self, name: str) -> Mapping[str, str]:
+        """Return what lists of models say of it beside what it can do: its `state`, and what its user says."""
+        ...

@@ -49,7 +49,8 @@ def roomy(
     fitting = frozenset(side for side in sides if least.get(side, 0) < (contexts[side] or math.inf))
     if not fitting:
         lengths = " and ".join(f"{contexts[side]} tokens at the {side.value}" for side in sorted(sides))
-        mend = "Shorten the prompt, or raise device.n_ctx." if Side.DEVICE in sides else "Shorten the prompt."
+        setting = f"the n_ctx of {request.local} in [[models]]" if request.local else "device.n_ctx"
+        mend = f"Shorten the prompt, or raise {setting}." if Side.DEVICE in sides else "Shorten the prompt."
         msg = f"The maximum context length is {lengths}, but the prompt has {length.tokens}. {mend}"
         param = "messages" if request.prompt is None else "prompt"
         raise RequestError(msg, code="context_length_exceeded", param=param)

@@ -32,7 +32,7 @@ from ..system.net import (
     without_credentials,
 )
 from .one_device import check_device
-from .schema import LISTS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
+from .schema import LISTS, MODELS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
 
 LOCK_S = 10.0  # for another program that writes settings, which takes milliseconds
 MAX_FILE = 1024 * 1024  # bytes of config.toml; one with all settings and comments has 10 kB
@@ -164,8 +164,10 @@ def get_value(config: Config, key: str) -> Any:
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """Return all settings for showing; secrets are masked."""
+    """Return all settings for showing, by section, and the list `models` where there are any; secrets are masked."""
     shown: dict[str, Any] = msgspec.to_builtins(config)
+    if not config.models:
+        del shown[MODELS]
     for key in SECRET_KEYS:
         section, name = key.split(".")
         if shown[section][name]:
@@ -345,6 +347,9 @@ def _check(config: Config) -> None:
     if config.policy.private and not config.device.enabled:
         raise ConfigError(NOBODY_HERE)
     check_device(config)
+    names = [model.name for model in config.models]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"[[models]] has two models called {twice}: give each a name of its own")
     for key, url in (("server.base_url", config.server.base_url), ("device.base_url", config.device.base_url)):
         if url and not is_http_url(url):
             raise ConfigError(f"{key} = {url!r} is not a URL such as https://api.openai.com/v1")

@@ -140,6 +140,9 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     so the less there is left (docs/explain/money.md#the-exchange-rate)."""
     grade: _Grade | None = None
     """How good its model is, 0 to 100 as in MMLU-Pro; null = as known of it (`policy.unequal`)."""
+    models_gib: _NonNegative = 0.0
+    """Memory that this model and those of `[[models]]` may have together, GiB; 0 = 85 % of it. Who needs room gets it
+    from those that are least expected to be asked for, never from one that answers."""
 
     @property
     def divided_n_ctx(self) -> int:
@@ -150,6 +153,22 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def divided_kv_type(self) -> str:
         """The type of its keys and values: several processes and machines agree on 16 bits unless it is set."""
         return "f16" if self.kv_type == "auto" else self.kv_type
+
+
+_ModelName = Annotated[str, Meta(pattern=r"^(?!(?:device|server)$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[[models]] One more model of this machine, `disco/NAME`: loaded when it is asked for, kept by expected use."""
+
+    name: _ModelName
+    """What requests call it behind `disco/`."""
+    model: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """Path of a GGUF file, or the name of a model or repository as `disco models list` has it."""
+    n_ctx: Annotated[int, Meta(ge=256)] = 4096
+    """Context length in tokens of one answer with its prompt."""
+    use: Annotated[str, Meta(max_length=200)] = ""
+    """What it is for, in your words: lists of models show it."""
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -391,8 +410,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partner: PartnerSettings = PartnerSettings()
     peer: PeerSettings = PeerSettings()
     fleet: FleetSettings = FleetSettings()
+    models: Annotated[tuple[ModelSettings, ...], Meta(max_length=32)] = ()
 
 
+MODELS = "models"  # the one part of the settings that is a list of tables, and has no keys of its own
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "api": Api,
     "device": DeviceSettings,

@@ -10,13 +10,14 @@ from ..endpoints.base import Endpoint
 from ..endpoints.device import Device
 from ..models.files import ModelFile, examine, thinks
 
+MOST_FILES = 64  # headers that are remembered: more than there may be models
+
 
 class DeviceFiles:
-    """Describes the device's model by its file, whose header is read again only when the file is another one."""
+    """Describes the models of devices by their files; a header is read again only when the file is another one."""
 
     def __init__(self) -> None:
-        self._key: tuple[Path, float] | None = None
-        self._found: ModelFile | None = None
+        self._known: dict[tuple[Path, float], ModelFile] = {}
 
     async def describe(self, device: Endpoint | None) -> DeviceFile | None:
         """Return what is known of it; None where no file can be read, as of a local server in the device's place."""
@@ -24,10 +25,13 @@ class DeviceFiles:
             return None
         engine = device.engine
         key = (Path(engine.config.model_path), device.known_since)
-        if key != self._key:
-            self._found, self._key = await asyncio.to_thread(examine, key[0]), key
-        found = self._found
-        if found is None or not found.header.architecture:
+        found = self._known.get(key)
+        if found is None:
+            found = await asyncio.to_thread(examine, key[0])
+            if len(self._known) >= MOST_FILES:
+                self._known.clear()
+            self._known[key] = found
+        if not found.header.architecture:
             return None
         architecture = found.header.architecture
         n_layers = found.header.number(f"{architecture}.block_count") or 0

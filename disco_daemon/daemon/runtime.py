@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..conductor import AnswerContext, Conductor, Keeper
 from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
-from ..config.schema import FOR_LIFE, HOSTING, LIVE, Config, keys
+from ..config.schema import FOR_LIFE, HOSTING, LIVE, MODELS, Config, keys
 from ..endpoints.base import Endpoint, Forgetful
 from ..errors import ConfigError, RequestError
 from ..link.trust.roles import Role
@@ -22,6 +22,10 @@ from ..system.tasks import cancel_all
 from ..types import Outcome, Side
 from .assembly import Assembly
 from .binding import bind_key
+
+if TYPE_CHECKING:
+    from ..machines.resident_device import ResidentModel
+    from .named_models import NamedModels
 
 log = logging.getLogger("disco.daemon")
 
@@ -52,6 +56,7 @@ class Runtime:
         self._members = members or FleetMembers()
         self._members.changed = self.reload
         self.services: Mapping[Role, MemberService] = {one.role: one for one in (partner, self._members)}
+        self.local: NamedModels | None = None
         self._privacy = assembly.shared.privacy
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
@@ -73,7 +78,9 @@ class Runtime:
         """Hand the first parts what is known, and open their endpoints."""
         await self.parts.prepare()
         await self._confine()
+        models = await self._made_models(self.config)
         await self.keeper.start()
+        await self._follow_models(self.config, models)
         await self._follow()
 
     def start_tasks(self) -> None:
@@ -89,6 +96,8 @@ class Runtime:
         """End changes that are under way, and the background tasks."""
         await cancel_all(*self._changes)
         await self._partner.close()
+        if self.local is not None:
+            await self.local.close()
         await self.end_tasks()
 
     async def _follow(self) -> None:
@@ -128,18 +137,36 @@ class Runtime:
             config = await asyncio.to_thread(bind_key, config, self._path, self.config.server.key_origin)
             changed = {key for key in keys() if get_value(config, key) != get_value(self.config, key)}
             restart = {key for key in changed if key.startswith(FOR_LIFE)}
+            if config.models != self.config.models:
+                changed.add(MODELS)
             config = with_values(config, {key: get_value(self.config, key) for key in restart})
+            models = await self._made_models(config)
             taken_up = changed - restart
-            if taken_up and all(key in LIVE or key.startswith(HOSTING) for key in taken_up):
+            if taken_up and all(key in LIVE or key.startswith((*HOSTING, MODELS)) for key in taken_up):
                 await self._apply(config)
                 for endpoint in self.endpoints.values():
                     if isinstance(endpoint, Forgetful):
                         endpoint.forget()
             else:  # where no setting has changed, a file has that one names: the key, a price list, a template
                 await self._replace(config)
+            await self._follow_models(config, models)
             await self._follow()
             log.info("configuration read again; changed: %s", ", ".join(sorted(changed)) or "nothing")
             return {"changed": sorted(taken_up), "needs_restart": sorted(restart)}
+
+    async def _made_models(self, config: Config) -> dict[str, ResidentModel]:
+        """Return the models of `[[models]]`, for `_follow_models`; nothing has changed yet. Raises ConfigError."""
+        if self.local is None and config.models:
+            from .named_models import NamedModels  # a daemon of one model needs none of it
+
+            self.local = NamedModels(self._assembly.shared, lambda: self.parts, self._busy)
+        return {} if self.local is None else await self.local.made(config)
+
+    async def _follow_models(self, config: Config, models: dict[str, ResidentModel]) -> None:
+        """Have these models from the next request on."""
+        if self.local is not None:
+            await self.local.follow(config, models)
+            self.conductor.local = self.local
 
     async def new_code(self, role: Role, address: str) -> dict[str, Any]:
         """Make a code for a machine that joins in a role; turn its settings on if need be. Raises ConfigError."""
@@ -223,8 +250,10 @@ class Runtime:
 
     def _record(self, context: AnswerContext, outcome: Outcome) -> None:
         """Record one finished answer with the learner, the metrics and the prober; none of them blocks."""
-        self.parts.learner.record(outcome)
         self._assembly.shared.metrics.observe(outcome)
+        if self.local is not None and self.local.record(context, outcome):
+            return
+        self.parts.learner.record(outcome)
         device_of(context.endpoints).observe(outcome)
         if self.parts.prober is not None and context.endpoints.get(Side.SERVER) is self.endpoints.get(Side.SERVER):
             self.parts.prober.observe(outcome)

@@ -74,6 +74,7 @@ class StateDocuments(Documents):
             "grades": parts.context.relation().to_json(),
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
             "split": None,
+            "models": [] if runtime.local is None else runtime.local.document(),
             "stand_in": stand_in(runtime.config),
             "fetch": self._fetches.document(),
             "fetches": self._fetches.documents(),
@@ -96,8 +97,11 @@ class StateDocuments(Documents):
         alone = Side.SERVER not in parts.endpoints
         return state | {"server_price": None, "scarcer": None, "threshold_usd_per_kwh": None} if alone else state
 
-    async def device_file(self) -> DeviceFile | None:
-        return await self._files.describe(self._runtime.parts.endpoints.get(Side.DEVICE))
+    async def device_files(self) -> dict[str, DeviceFile]:
+        local = self._runtime.local
+        devices = {"": self._runtime.parts.endpoints.get(Side.DEVICE)} | ({} if local is None else local.devices())
+        found = {name: await self._files.describe(device) for name, device in devices.items()}
+        return {name: file for name, file in found.items() if file is not None}
 
     def history(self, limit: int) -> list[dict[str, Any]]:
         return self._shared.history.recent(limit)

@@ -19,6 +19,7 @@ from ..system.smallfile import open_regular
 from .device_settings import SHAPE_BYTES, header_of, is_for_gpu, kv_type, n_cpu_moe, n_gpu_layers
 
 CHILD_TIMEOUT_S = 45.0  # importing the bindings takes 0.3 s, from a cold disk or beside a busy machine much more
+MOST_MEMORY = 1 << 50  # bytes, where it is asked what a model takes, whether that is there or not
 MOST_NUMBERS = 1 << 32  # in the KV cache of one token, and bytes of a state; the largest models have 2 million
 
 
@@ -81,6 +82,18 @@ def predicted_n_ctx(settings: DeviceSettings, path: Path, available: int) -> int
     except (OSError, ValueError):
         return None
     return fit(asked, available, 0).n_ctx or None
+
+
+def predicted_bytes(settings: DeviceSettings, path: Path) -> int:
+    """Return the memory that a model will take with its context, bytes, all of it in main memory; 0 if unknown.
+
+    A header that says nothing of the context leaves the size of the file.
+    """
+    try:
+        asked = checkup_request(settings, path, 0)
+    except (OSError, ValueError):
+        return path.stat().st_size if path.exists() else 0
+    return fit(asked, MOST_MEMORY, 0).n_bytes or asked.n_bytes
 
 
 async def run_checkup(*about: CheckupRequest) -> Examined:

@@ -72,7 +72,8 @@ class GenerationRequest:
     device, then alone. What is `private` stays here, off the disk. `split` is for two machines. The side that it
     `prefers` begins, the other helps if that fails; servers may bill `max_cost_usd`. No chat has what was `left_out`.
     `stop_repetition` ends it where it repeats itself; `None` is the configured default. `thinking_tokens` are the most
-    that the device may think, if they are not `None`, whatever `extra` says.
+    that the device may think, if they are not `None`, whatever `extra` says. `local` is the one of several models of
+    this machine that answers alone; "" for the device of the race.
     """
 
     request_id: str
@@ -99,6 +100,7 @@ class GenerationRequest:
     whole_schema: bool = False  # whether the device may say all that a JSON schema allows
     stop_repetition: bool | None = None
     thinking_tokens: int | None = None
+    local: str = ""
 
     @property
     def template_args(self) -> dict[str, Any]:

@@ -236,6 +236,8 @@ class ModelCard(msgspec.Struct):
     owned_by: str
     capabilities: Json
     alias_of: str | None = None
+    state: str | None = None
+    use: str | None = None
     context_length: int | None = None
     max_output: int | None = None
 

@@ -59,8 +59,8 @@ class Documents(Protocol):
         """Return the whole state as JSON."""
         ...
 
-    async def device_file(self) -> DeviceFile | None:
-        """Return the model that the device has, by its file; None if it has none of its own."""
+    async def device_files(self) -> dict[str, DeviceFile]:
+        """Return the models that this machine has, by their files: the device's as "", others by their names."""
         ...
 
     def history(self, limit: int) -> list[dict[str, Any]]:

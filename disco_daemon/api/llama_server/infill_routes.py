@@ -24,6 +24,6 @@ async def _infill(request: web.Request) -> web.StreamResponse:
     """POST /infill: Fill the gap between `input_prefix` and `input_suffix`, as llama-server does, streamed or whole."""
     asked, extra = parse(decoded(await received(request)))
     model = named(request, asked.model)
-    generation = replace(to_generation(asked, extra, new_id(), model.sides), adapter=model.adapter)
+    generation = replace(to_generation(asked, extra, new_id(), model.sides), adapter=model.adapter, local=model.local)
     shape = InfillShape(generation.request_id, created(request), asked.model)
     return await answer(request, asked, generation, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +37,13 @@ class DeviceFile:
 
 
 class OllamaModels:
-    """The documents of all models that may be asked for; `file` is the device's, None if it has none."""
+    """The documents of all models that may be asked for; `files` are this machine's, by the names of several models.
 
-    def __init__(self, names: ModelNames, file: DeviceFile | None) -> None:
-        self._names, self._file = names, file
+    That of the device of the race is called "".
+    """
+
+    def __init__(self, names: ModelNames, files: Mapping[str, DeviceFile]) -> None:
+        self._names, self._files = names, files
 
     def tags(self) -> dict[str, Any]:
         """Return the list of all models; patterns of aliases are no names."""
@@ -90,7 +94,8 @@ class OllamaModels:
         return file if file is not None and file.is_loaded else None
 
     def _file_of(self, card: dict[str, Any]) -> DeviceFile | None:
-        return self._file if Side.DEVICE in self._names.find(card["id"]).sides else None
+        found = self._names.find(card["id"])
+        return self._files.get(found.local) if Side.DEVICE in found.sides else None
 
     def _details(self, card: dict[str, Any]) -> dict[str, Any]:
         file = self._file_of(card)

@@ -103,7 +103,7 @@ async def _show(request: web.Request) -> web.Response:
 
 
 async def _models(request: web.Request) -> OllamaModels:
-    return OllamaModels(names(request), await request.app[DOCUMENTS].device_file())
+    return OllamaModels(names(request), await request.app[DOCUMENTS].device_files())
 
 
 async def _version(_request: web.Request) -> web.Response:

@@ -60,7 +60,8 @@ async def served() -> AsyncIterator[Callable[..., Awaitable[str]]]:
     runners = []
 
     async def serve(handler: Handler, run: Callable[..., Awaitable[None]] | None = None) -> str:
-        found: Any = SimpleNamespace(run=run, context=SimpleNamespace(endpoints={}, private=False, clock=SystemClock()))
+        context = SimpleNamespace(endpoints={}, private=False, clock=SystemClock())
+        found: Any = SimpleNamespace(run=run, context=context, context_of=lambda _: context)
         served_app = web.Application(middlewares=[shape_errors])
         served_app[answering.CONDUCTOR] = found
         served_app.on_response_prepare.append(signed)

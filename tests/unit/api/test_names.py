@@ -32,13 +32,17 @@ def endpoint(model: str, since: float, can: Capabilities, adapters: dict[str, st
 
 
 def names(
-    aliases: dict[str, str] | None = None, *, private: bool = False, server: Capabilities = UNKNOWN
+    aliases: dict[str, str] | None = None,
+    *,
+    private: bool = False,
+    server: Capabilities = UNKNOWN,
+    local: object = None,
 ) -> ModelNames:
     endpoints = {
         Side.DEVICE: endpoint("SmolLM2", WRITTEN, HERE, {"french": "", "broken": "it is no adapter"}),
         Side.SERVER: endpoint("gpt-4o", STARTED, server),
     }
-    conductor: Any = SimpleNamespace(endpoints=endpoints, context=SimpleNamespace(private=private))
+    conductor: Any = SimpleNamespace(endpoints=endpoints, context=SimpleNamespace(private=private), local=local)
     return ModelNames(conductor, ALIASES if aliases is None else aliases)
 
 
@@ -180,3 +184,31 @@ def test_a_cost_is_a_plain_number(cost: float, told: str) -> None:
 def test_a_time_is_there_if_a_token_was() -> None:
     assert bill(outcome(0.0))["X-Disco-Ttft-Ms"] == "250.0"
     assert "X-Disco-Ttft-Ms" not in bill(outcome(0.0, None))
+
+
+def several(*names: str) -> Any:
+    """Models of this machine beside the device's, all of them not loaded."""
+
+    def context(name: str) -> Any:
+        return SimpleNamespace(endpoints={Side.DEVICE: endpoint(name, WRITTEN, HERE)})
+
+    return SimpleNamespace(names=set(names), context=context, about=lambda name: {"state": "unloaded", "use": name})
+
+
+def test_one_of_several_models_is_asked_for_by_its_name_or_an_alias() -> None:
+    known = names({"gpt-4o": "disco/coder"}, local=several("coder"))
+    for name in ("disco/coder", "disco/coder:latest", "gpt-4o"):
+        found = known.find(name)
+        assert (found.target, found.sides, found.local) == ("disco/coder", DEVICE, "coder")
+    assert known.find("disco/device").local == "", "the device of the race is none of them"
+    card = known.card("gpt-4o")
+    assert (card["alias_of"], card["state"], card["context_length"]) == ("disco/coder", "unloaded", 4096)
+    assert [c["id"] for c in known.cards()].count("disco/coder") == 1
+    assert "state" not in known.card("disco/device")
+
+
+@pytest.mark.parametrize("name", ["disco/codr", "disco/", "disco/coder/x", "coder", "/coder"])
+def test_a_name_that_no_model_has_is_refused_with_those_there_are(name: str) -> None:
+    with pytest.raises(RequestError, match="disco/coder") as refused:
+        names(local=several("coder")).find(name)
+    assert (refused.value.status, refused.value.code) == (404, "model_not_found")

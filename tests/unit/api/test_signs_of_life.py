@@ -66,7 +66,8 @@ async def serving(clock: Clock) -> AsyncIterator[Serve]:
             generation = openai_request.to_generation(asked, extra, "r", BOTH)
             return await answering.answer(request, asked, generation, kind("r", 0, "disco"))
 
-        served: Any = SimpleNamespace(run=conduct, context=SimpleNamespace(endpoints={}, private=False, clock=clock))
+        context = SimpleNamespace(endpoints={}, private=False, clock=clock)
+        served: Any = SimpleNamespace(run=conduct, context=context, context_of=lambda _: context)
         made = web.Application(middlewares=[shape_errors])
         made[answering.CONDUCTOR] = served
         made.router.add_get("/", answer)

@@ -504,3 +504,30 @@ def test_two_that_write_settings_at_once_lose_none(tmp_path: Path) -> None:
                 done.result()
         found = config.load(path, {})
         assert [config.get_value(found, key) for key in keys] == [float(n)] * len(keys)
+
+
+MODEL = '[[models]]\nname = "{name}"\nmodel = "a.gguf"\n'
+
+
+def test_models_are_read_as_a_list_of_tables_and_outlive_a_written_setting(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(MODEL.format(name="coder") + 'use = "edits"\n' + MODEL.format(name="chat") + "n_ctx = 8192\n")
+    config.set_values(path, {"policy.budget": 0.25})
+    models = config.load(path, env={}).models
+    assert [(m.name, m.n_ctx, m.use) for m in models] == [("coder", 4096, "edits"), ("chat", 8192, "")]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (MODEL.format(name="a") * 2, "two models called a"), (MODEL.format(name="device"), "name"),
+        (MODEL.format(name="server"), "name"), (MODEL.format(name="a:b"), "name"), (MODEL.format(name=""), "name"),
+        ('[[models]]\nname = "a"\n', "model"), (MODEL.format(name="a") + "n_ctx = 1\n", "n_ctx"),
+        (MODEL.format(name="a") + "temperature = 1\n", "temperature"), ('models = "a"\n', "models"),
+    ],
+)  # fmt: skip
+def test_a_wrong_list_of_models_is_refused_with_its_key(path: Path, text: str, says: str) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        config.load(path, env={})

@@ -1,0 +1,1 @@
+"""Several models in the memory of one machine: how many requests find theirs not loaded, by who decides what stays."""

@@ -1,0 +1,195 @@
+"""The models of `[[models]]` as requests meet them: a context for each, with a planner that learns its own times.
+
+`machines.resident_models` owns engines and memory; this gives the conductor what else an answer works with. Money,
+privacy, traces and delivery are those of the race in force, of the moment in which a request begins. A daemon without
+`[[models]]` loads none of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..conductor import AnswerContext, LocalModels
+from ..config.schema import Config
+from ..dispatch.migrate import Costs
+from ..dispatch.mover import CostMover, Stay
+from ..endpoints.base import Endpoint
+from ..errors import DiscoError, RequestError
+from ..machines.resident_device import ResidentModel
+from ..machines.resident_models import ResidentModels, limit_of, make_models, taken_by
+from ..system.tasks import cancel_all
+from ..types import EQUAL, Outcome, Side
+from .assembly import Parts, Shared, make_planner
+from .tasks.learner import Learner
+from .tasks.wattmeter import Wattmeter
+
+log = logging.getLogger("disco.daemon")
+
+SAVE_EVERY = 20  # requests; a crash forgets no more of when models are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class _OtherWork:
+    """Tells the wattmeter that this machine computed, for what it measures of a token is said of the race's device."""
+
+    wattmeter: Wattmeter
+
+    def begin(self, key: Hashable, now: float) -> None:
+        del key, now
+        self.wattmeter.observe_others()
+
+    def observe_prefill(self, key: Hashable, now: float, tokens: float) -> None:
+        del key, now, tokens
+        self.wattmeter.observe_others()
+
+    def end(self, key: Hashable, now: float, tokens: float = 0.0) -> None:
+        del key, now, tokens
+        self.wattmeter.observe_others()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Learned:
+    """What one model has of its own beside its engine: its learner, with its planner, and the task of that."""
+
+    model: ResidentModel
+    learner: Learner
+    mover: Stay
+    task: asyncio.Task[None]
+
+
+class NamedModels(LocalModels):
+    """The contexts of all named models. `parts` are those in force, `busy` says whether anything is answered."""
+
+    def __init__(self, shared: Shared, parts: Callable[[], Parts], busy: Callable[[], bool]) -> None:
+        self._shared, self._parts = shared, parts
+        self._resident = ResidentModels(
+            shared.clock, lambda: taken_by(self._parts().endpoints.get(Side.DEVICE)), busy
+        )  # fmt: skip
+        self._learned: dict[str, _Learned] = {}
+        self._by_device: dict[int, _Learned] = {}
+        self._n_used = 0
+
+    # --- settings -----------------------------------------------------------------------------------------------------
+
+    async def made(self, config: Config) -> dict[str, ResidentModel]:
+        """Return the models of these settings, for `follow`; nothing has changed yet. Raises ConfigError."""
+        return await asyncio.to_thread(
+            make_models, config, self._shared.clock, dict(self._resident.by_name), self._saved_use
+        )
+
+    async def follow(self, config: Config, made: Mapping[str, ResidentModel]) -> None:
+        """Have these models from the next request on."""
+        before = self._learned
+        self._learned = {}
+        for name, model in made.items():
+            known = before.pop(name, None)
+            if known is None or known.model is not model:
+                if known is not None:
+                    before[name] = known
+                known = await self._learn(model)
+            self._learned[name] = known
+        self._by_device = {id(one.model.device): one for one in self._learned.values()}
+        self._resident.follow(made, limit_of(config))
+        await cancel_all(*(one.task for one in before.values()))
+
+    async def close(self) -> None:
+        """Close all engines, and save what was learned."""
+        await self._resident.close()
+        await cancel_all(*(one.task for one in self._learned.values()))
+        self._save_uses()
+
+    async def _learn(self, model: ResidentModel) -> _Learned:
+        parts, shared = self._parts(), self._shared
+        planner, spending = make_planner(parts.live, parts.spending), parts.spending
+        learner = Learner(
+            planner, shared.history, shared.clock, f"alone | engine {model.device.engine.config.model_path}"
+        )
+        await asyncio.to_thread(learner.restore)
+        costs = CostMover(planner, lambda *tps: Costs(**spending.prices.per_token(*tps)))
+        name = f"learner of {model.settings.name}"
+        return _Learned(model, learner, Stay(costs), asyncio.create_task(learner.run(), name=name))
+
+    # --- LocalModels --------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of those that may be asked for now."""
+        return self._learned.keys()
+
+    def context(self, name: str) -> AnswerContext:
+        """Return the context of a request for that model now. Raises RequestError."""
+        return self._context_of(self._find(name))
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[AnswerContext]:
+        """Give that context; the model is loaded, and stays in memory until the end of this. Raises DiscoError."""
+        one = self._find(name)
+        with self._resident.hold(one.model):
+            yield self._context_of(one)
+
+    def about(self, name: str) -> Mapping[str, str]:
+        """Return its state, and what its user says that it is for."""
+        model = self._find(name).model
+        return {"state": model.state} | ({"use": model.settings.use} if model.settings.use else {})
+
+    def _find(self, name: str) -> _Learned:
+        if (found := self._learned.get(name)) is None:  # since its name was looked up, the settings have changed
+            msg = f"The model 'disco/{name}' is no longer in the settings: GET /v1/models lists all."
+            raise RequestError(msg, status=404, param="model", code="model_not_found")
+        return found
+
+    def _context_of(self, one: _Learned) -> AnswerContext:
+        parts = self._parts()
+        return replace(
+            parts.context,
+            endpoints={Side.DEVICE: one.model.device},
+            planner=one.learner.planner,
+            mover=one.mover,
+            energy=_OtherWork(parts.wattmeter),
+            relation=lambda: EQUAL,
+        )
+
+    # --- answers and documents ----------------------------------------------------------------------------------------
+
+    def record(self, context: AnswerContext, outcome: Outcome) -> bool:
+        """Record an answer with the learner of the model that made it; return whether it was one of these."""
+        one = self._by_device.get(id(context.endpoints.get(Side.DEVICE)))
+        if one is None:
+            return False
+        one.learner.record(outcome)
+        self._n_used += 1
+        if self._n_used % SAVE_EVERY == 0:
+            self._save_uses()
+        return True
+
+    def devices(self) -> dict[str, Endpoint]:
+        """Return the device of each model by its name."""
+        return {name: one.model.device for name, one in self._learned.items()}
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return the `models` of `disco status --json`."""
+        return self._resident.document()
+
+    # --- what is known of their use -----------------------------------------------------------------------------------
+
+    def _saved_use(self, name: str) -> dict[str, Any] | None:
+        try:
+            return self._shared.history.learned(_key(name))
+        except DiscoError as e:
+            log.warning("starting without what was known of the use of %s: %s", name, e)
+            return None
+
+    def _save_uses(self) -> None:
+        now = self._shared.clock.wall()
+        for name, one in self._learned.items():
+            self._shared.history.save_learned(_key(name), now, one.model.use.to_json())
+
+
+def _key(name: str) -> str:
+    """Return the name under which the history keeps the use of a model."""
+    return f"use | {name}"

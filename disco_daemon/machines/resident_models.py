@@ -1,0 +1,332 @@
+"""The models of `[[models]]`: an engine for each, and one owner of the memory that all of them have.
+
+    [[models]] -> ResidentModels.follow -> a ResidentDevice each, not loaded
+    a request  -> hold(name): noted, held, wanted -> `scheduler.residency` says who leaves -> the engine starts
+    nobody asks, or memory gets short -> one comes back, or one leaves
+
+All decisions are made without waiting, by `scheduler.residency`; one task carries them out, one after the other, so
+memory is taken by one load at a time. A model that is held is never closed: its request waits for it, or reads. What is
+taken off the limit for the device of the race is the caller's to say, and it stays where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..clock import Clock
+from ..config.schema import Config, DeviceSettings, FleetSettings, ModelSettings, ServerSettings, SplitSettings
+from ..endpoints.device import LOAD_WAIT_S, Device
+from ..engine.inbox import EngineGone
+from ..engine.supervisor import LOAD_GUESS_S, Engine, EngineState
+from ..errors import ConfigError, EndpointError
+from ..models import places
+from ..scheduler.expected_use import ExpectedUse
+from ..scheduler.residency import ModelUse, Swap, coming_back, leaving_for, next_to_load
+from ..system.control_groups import memory
+from ..system.tasks import cancel_all
+from .device_settings import require_regular
+from .model_memory import predicted_bytes
+from .resident_device import ResidentDevice, ResidentModel
+from .whole_device import expected_n_ctx, text_kind_of, whole_config
+
+log = logging.getLogger("disco.daemon")
+
+LOOK_S = 5.0  # between two looks at memory, and whether a model comes back
+CLOSE_S = 20.0  # for an engine to end: its supervisor kills it sooner
+SHARE = 0.85  # of the memory, for all models together, where no limit is set
+SPARE = 0.05  # of the memory that stays free: below it models leave before the system swaps
+LOAD_BYTES_S = 1.5e9  # a guess until a model was loaded: what a disk reads, bytes/s
+
+
+class ResidentModels:
+    """Owns the engines of all named models, and the task that loads and closes them.
+
+    `taken` says how many bytes the device of the race has, `busy` whether anything is answered. Nothing is in memory
+    before somebody asks for it.
+    """
+
+    def __init__(self, clock: Clock, taken: Callable[[], int], busy: Callable[[], bool]) -> None:
+        self._clock, self._taken, self._busy = clock, taken, busy
+        self._models: dict[str, ResidentModel] = {}
+        self._removed: list[ResidentModel] = []
+        self._wanted: list[ResidentModel] = []
+        self._limit = 0
+        self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def by_name(self) -> Mapping[str, ResidentModel]:
+        """The models that may be asked for now."""
+        return self._models
+
+    # --- settings -----------------------------------------------------------------------------------------------------
+
+    def follow(self, made: Mapping[str, ResidentModel], limit: int) -> None:
+        """Have these models from now on, each new or one of the present ones, in `limit` bytes together.
+
+        One that is gone is closed when its last answer has ended; one that cannot be loaded is tried again.
+        """
+        for name, model in self._models.items():
+            if made.get(name) is not model:
+                self._removed.append(model)
+                if model in self._wanted:
+                    self._wanted.remove(model)
+                    model.device.place.set(is_open=False, why_not=f"the model {name} is no longer in the settings")
+        self._models, self._limit = dict(made), limit
+        self._news.set()
+        if (self._models or self._removed) and self._task is None:
+            self._task = asyncio.create_task(self._run(), name="resident models")
+
+    async def close(self) -> None:
+        """End the task, and all engines."""
+        if self._task is not None:
+            await cancel_all(self._task)
+            self._task = None
+        await asyncio.gather(*(self._close(model) for model in (*self._models.values(), *self._removed)))
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def hold(self, model: ResidentModel) -> Iterator[None]:
+        """Keep a model in memory until the end of this, and have it loaded if it is not there.
+
+        Raises EngineGone where it could never be.
+        """
+        now = self._clock.now()
+        if model.n_bytes > self._limit:
+            need, limit = model.n_bytes / 2**30, self._limit / 2**30
+            msg = (
+                f"the model {model.settings.name} takes {need:.1f} GiB, and all models together may have {limit:.1f} "
+                "(device.models_gib)"
+            )
+            raise EngineGone(msg)
+        model.use.observe(self._clock.wall())
+        model.used_at = now
+        model.n_held += 1
+        if not model.device.place.is_open and model not in self._wanted:
+            self._wanted.append(model)
+            self._news.set()
+        try:
+            yield
+        finally:
+            model.n_held -= 1
+            model.used_at = self._clock.now()
+            if not model.n_held:
+                if model in self._wanted:  # whoever wanted it has left before it had a place
+                    self._wanted.remove(model)
+                if self._wanted or self._removed:
+                    self._news.set()
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return the `models` of `disco status --json`; `last_used_s` is how long ago, s."""
+        now, wall = self._clock.now(), self._clock.wall()
+        return [
+            {
+                "name": name,
+                "state": model.state,
+                "memory_bytes": model.n_bytes if model.is_here else 0,
+                "last_used_s": None if model.used_at is None else round(now - model.used_at, 1),
+                "expected_per_hour": round(model.use.per_hour(wall), 2),
+            }
+            for name, model in self._models.items()
+        ]
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Load what is wanted, close what is removed or in the way, until cancelled."""
+        while True:
+            self._news.clear()
+            await self._close_removed()
+            await asyncio.to_thread(self._measure)
+            if not await self._step():
+                await self._look_later()
+
+    async def _look_later(self) -> None:
+        """Wait for news, or for the time to look at memory again; with no model loaded there is nothing to look at."""
+        left = any(m.has_left for m in self._models.values())
+        busy = self._wanted or left or any(m.is_here for m in self._models.values())
+        try:
+            async with asyncio.timeout(LOOK_S if busy else None):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def _step(self) -> bool:
+        """Carry out one decision; return whether there was one."""
+        uses, limit = self._uses(), self._room()
+        if self._wanted:
+            swap = next_to_load([m.settings.name for m in self._wanted], uses, limit)
+            if swap is not None:
+                await self._swap(swap, is_wanted=True)
+                return True
+            if not any(use.is_busy and use.is_here for use in uses):  # nobody is waited for: it will not get better
+                self._refuse(limit)
+                return True
+            return False
+        over = leaving_for(0, uses, limit)
+        if over:
+            log.warning("memory gets short: %s left", ", ".join(over))
+            await self._swap(Swap("", over))
+            return True
+        if self._busy() or (back := coming_back(uses, limit)) is None:
+            return False
+        await self._swap(back)
+        return True
+
+    async def _swap(self, swap: Swap, *, is_wanted: bool = False) -> None:
+        """Close those that leave, then load the one that comes, if it is still wanted by then; waits until it has."""
+        leaving = [self._models[name] for name in swap.leaving]
+        for model in leaving:
+            model.device.place.set(is_open=False)  # from here on nobody begins there
+            model.has_left = True
+        await asyncio.gather(*(self._close(model) for model in leaving))
+        coming = self._models.get(swap.name)
+        if coming is None or (is_wanted and coming not in self._wanted):
+            return
+        if is_wanted:
+            self._wanted.remove(coming)
+        log.info("model %s is loaded%s", swap.name, f" in place of {', '.join(swap.leaving)}" if swap.leaving else "")
+        coming.device.engine.expect()
+        await coming.device.start()
+        coming.has_left = False
+        coming.device.place.set(is_open=True)
+        try:
+            await coming.device.engine.ready(LOAD_WAIT_S)
+        except EndpointError as e:
+            log.warning("model %s is not loaded: %s", swap.name, e)
+
+    def _refuse(self, limit: int) -> None:
+        """Tell whoever waits for a model that there is no memory for it, and none will become free by itself."""
+        model = self._wanted.pop(0)
+        need, free = model.n_bytes / 2**30, max(0, limit) / 2**30
+        msg = (
+            f"the model {model.settings.name} takes {need:.1f} GiB, and {free:.1f} are free for models now "
+            "(device.models_gib; others use the rest)"
+        )
+        log.warning("%s", msg)
+        model.device.place.set(is_open=False, why_not=msg)
+
+    async def _close_removed(self) -> None:
+        for model in [m for m in self._removed if not m.n_held]:
+            await self._close(model)
+            self._removed.remove(model)
+
+    async def _close(self, model: ResidentModel) -> None:
+        model.device.place.set(is_open=False)
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await model.device.close()
+        except TimeoutError:
+            log.exception("the engine of %s did not end within %g s", model.settings.name, CLOSE_S)
+
+    def _measure(self) -> None:
+        for model in self._models.values():
+            if model.is_here:
+                model.measure()
+
+    def _uses(self) -> list[ModelUse]:
+        wall = self._clock.wall()
+        return [
+            ModelUse(
+                name, model.n_bytes, max(LOAD_GUESS_S / 10, model.device.load_s), model.use.per_hour(wall),
+                model.is_here, model.n_held > 0 or model.device.engine.in_flight > 0, model.has_left,
+            )
+            for name, model in self._models.items()
+        ]  # fmt: skip
+
+    def _room(self) -> int:
+        """Return what all named models together may have now, bytes: by the limit, and by what others leave."""
+        here = sum(m.n_bytes for m in (*self._models.values(), *self._removed) if m.is_here)
+        total, available = memory()
+        kept = sum(m.n_bytes for m in self._removed if m.is_here)
+        return min(self._limit - self._taken(), here + available - int(SPARE * total)) - kept
+
+
+def make_models(
+    config: Config, clock: Clock, before: Mapping[str, ResidentModel], saved: Callable[[str], Any]
+) -> dict[str, ResidentModel]:
+    """Return the models of the settings; one of those `before` where it would be the same. Raises ConfigError.
+
+    `saved` has what was known of the use of a new one, None for nothing. Reads the headers of files: for a thread.
+    """
+    made = dict[str, ResidentModel]()
+    for settings in config.models:
+        own = settings_of(config, settings)
+        path = Path(own.device.model)
+        load = msgspec.structs.replace(whole_config(own, path), disk=None)
+        old = before.get(settings.name)
+        if old is not None and old.device.engine.config == load and old.device.may_serve():
+            made[settings.name] = old
+            continue
+        n_bytes = predicted_bytes(own.device, path)
+        device = ResidentDevice(Engine(load, clock), settings.name, max(LOAD_GUESS_S, n_bytes / LOAD_BYTES_S))
+        device.expected_n_ctx = expected_n_ctx(own.device, path)
+        device.expected_text_kind = cache(partial(text_kind_of, path))
+        use = _use(saved(settings.name), clock.wall()) if old is None else old.use
+        made[settings.name] = ResidentModel(settings, device, n_bytes, use)
+    return made
+
+
+def _use(saved: Any, now: float) -> ExpectedUse:
+    try:
+        return ExpectedUse(now) if saved is None else ExpectedUse.from_json(saved, now)
+    except ValueError as e:
+        log.warning("starting without what was known of when models are asked for: %s", e)
+        return ExpectedUse(now)
+
+
+def settings_of(config: Config, settings: ModelSettings) -> Config:
+    """Return the settings as if this model were the device's, alone and without a server. Raises ConfigError.
+
+    What is said of the device's own model (adapters, template, draft) is not said of this one.
+    """
+    shared, path = config.device, path_of(settings)
+    device = DeviceSettings(
+        model=str(path), n_ctx=settings.n_ctx, scheduler=shared.scheduler, n_threads=shared.n_threads,
+        n_threads_batch=shared.n_threads_batch, n_ubatch=shared.n_ubatch, flash_attn=shared.flash_attn,
+        kv_type=shared.kv_type, speculation=shared.speculation, n_gpu_layers="auto",
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        config, device=device, server=ServerSettings(), split=SplitSettings(), fleet=FleetSettings()
+    )
+
+
+def path_of(settings: ModelSettings) -> Path:
+    """Return the file of a model: a path, or a name as `disco models list` has it. Raises ConfigError."""
+    path = Path(settings.model).expanduser()
+    if not path.exists():
+        try:
+            path = places.choose_model(settings.model, places.find()).path
+        except ConfigError as e:
+            msg = f"[[models]] {settings.name}: {e}; `disco models pull {settings.model}` fetches a repository"
+            raise ConfigError(msg) from e
+    require_regular(f"[[models]] {settings.name}:", path)
+    return path
+
+
+def limit_of(config: Config) -> int:
+    """Return how many bytes all models together may have: as set, else a share of the memory."""
+    return int(config.device.models_gib * 2**30) or int(SHARE * memory()[0])
+
+
+def taken_by(device: object) -> int:
+    """Return what the device of the race has of the memory, bytes; one that is unloaded has nothing."""
+    if not isinstance(device, Device) or device.engine.state in (EngineState.STOPPED, EngineState.UNLOADED):
+        return 0
+    engine, size = device.engine, 0
+    path = Path(engine.config.model_path)
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return 0
+    info = engine.info
+    return size + (0 if info is None else info.n_cells * info.bytes_per_token)
