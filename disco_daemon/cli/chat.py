@@ -121,6 +121,7 @@ class Talk:
         self.turns: list[dict[str, str]] = []
         self.summaries: list[tuple[str, int]] = []
         self.used = 0  # tokens of the conversation with its last answer
+        self.was_too_long = False  # whether the last question was refused for that: then all turns may be summarised
 
     @property
     def model(self) -> str:
@@ -136,7 +137,7 @@ class Talk:
 
     def reset(self) -> None:
         """Forget all turns but the system prompt."""
-        self.turns, self.summaries, self.used = [], [], 0
+        self.turns, self.summaries, self.used, self.was_too_long = [], [], 0, False
 
     def messages(self, end: int | None = None) -> list[dict[str, str]]:
         """Return what goes out to have the turns before `end` (None = all) gone on with."""
@@ -146,20 +147,22 @@ class Talk:
         system = with_summary(self._args.system or "", summary)
         return [*([{"role": "system", "content": system}] if system else []), *self.turns[first:end]]
 
-    async def compact(self) -> bool:
-        """Have all before the last question summarised, and print that; False if nothing is. Raises DaemonError."""
+    async def compact(self) -> str:
+        """Have all before the last question summarised, and print that; return what came of it. Raises DaemonError."""
         from ..client.compaction import INSTRUCTION, SUMMARY_TOKENS, route_of_summary
 
         asked = next((i for i in reversed(range(len(self.turns))) if self.turns[i]["role"] == "user"), 0)
+        asked = len(self.turns) if self.was_too_long else asked
         if asked <= (self.summaries[-1][1] if self.summaries else 0):
-            return False
+            return "there is nothing to shorten before the last question"
         messages = [*self.messages(asked), {"role": "user", "content": INSTRUCTION}]
         model = route_of_summary(await self.state(), self._args.model, self.used)
         summary, _ = await self._answer(messages, model, self._options() | {"max_tokens": SUMMARY_TOKENS})
-        if summary.strip():
-            self.summaries.append((summary, asked))
-            self.used = 0
-        return bool(summary.strip())
+        if not summary.strip():
+            return "the model wrote no summary; nothing has changed"
+        self.summaries.append((summary, asked))
+        self.used, self.was_too_long = 0, False
+        return "this goes out in place of what was said before; /undo takes it back"
 
     def _delivery(self) -> dict[str, str]:
         """Return the delivery asked for: a pace means paced, a program wants all at once, a reader what is set."""
@@ -205,17 +208,18 @@ class Talk:
 
     async def ask(self, question: str) -> None:
         """Send one turn and print the answer as it comes; a turn that fails is taken back. Raises DaemonError."""
-        from ..client.compaction import used_tokens
+        from ..client.compaction import TOO_LONG, used_tokens
         from ..client.side_health import fallback_words
 
         self.turns.append({"role": "user", "content": question})
         try:
             answer, record = await self._answer(self.messages(), self._args.model, self._options())
-        except BaseException:  # Ctrl-C too: a turn without an answer is none
+        except BaseException as e:  # Ctrl-C too: a turn without an answer is none
             self.turns.pop()
+            self.was_too_long = getattr(e, "code", None) == TOO_LONG
             raise
         self.turns.append({"role": "assistant", "content": answer})
-        self.used = used_tokens(record)
+        self.used, self.was_too_long = used_tokens(record), False
         print(json.dumps({"answer": answer, "disco": record}) if self._args.json else "")
         if words := fallback_words(record or {}):
             print(f"({words}; `disco doctor` looks for the cause)", file=sys.stderr)
@@ -269,8 +273,7 @@ async def _turn(talk: Talk, question: str) -> None:
     from ..client.once import DaemonError
 
     if question == "/compact":
-        said = "this goes out in place of what was said before the last question; /undo takes it back"
-        print(f"\n({said})" if await talk.compact() else "(there is nothing to shorten before the last question)")
+        print(f"\n({await talk.compact()})")
         return
     await talk.ask(question)
     with contextlib.suppress(DaemonError):

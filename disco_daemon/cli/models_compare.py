@@ -11,15 +11,19 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
+
+from ..plain import MAX_LINE, one_line, plain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..client.stream import Link
+
+    Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 KEPT = "compared.jsonl"  # in the data folder: a line for each choice
 MAX_KEPT = 4 << 20  # bytes of that file which are read, some 30,000 choices
@@ -73,41 +77,54 @@ def compare(args: argparse.Namespace) -> int:
         print("disco models compare: name two different models or more, such as `device server`", file=sys.stderr)
         return 2
     root, key = client.daemon_at(args.url, load())
-    return asyncio.run(_compare(args, names, root, key, path))
+    with asyncio.Runner() as runner:
+        return ask(args, names, root, key, path, runner.run)
 
 
-async def _compare(args: argparse.Namespace, names: list[str], root: str, key: str, path: Path) -> int:
-    from ..client.stream import Link
-
+def ask(args: argparse.Namespace, names: list[str], root: str, key: str, path: Path, run: Run) -> int:
+    """Compare these models by a daemon; `run` runs what waits for it: a person is asked while no loop runs."""
     asked: list[dict[str, Any]] = []
     is_asking = sys.stdin.isatty() and not args.json
-    async with Link(root, key) as link:
-        known = await link.models()
-        if unknown := [name for name in names if name not in known]:
-            print(f"disco models compare: no model {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
-            return 2
-        for question in args.question or QUESTIONS:
-            if not args.json:
-                print(f"\n{question}", flush=True)
-            order = random.SystemRandom().sample(names, len(names)) if args.blind else names
-            answers = [await _answer(link, name, question, args.max_tokens) for name in order]
-            asked.append({"question": question, "answers": [asdict(answer) for answer in answers]})
-            if args.json:
-                continue
-            _show(answers, is_blind=args.blind and is_asking)
-            choice = _choice(len(answers)) if is_asking else None
-            if is_asking and choice is None:
-                break
-            if choice is not None:
-                better = ALIKE if choice == 0 else answers[choice - 1].model
-                keep(path, [answer.model for answer in answers], better, time.time())
-                if args.blind:
-                    print(", ".join(f"{i} was {_who(answer)}" for i, answer in enumerate(answers, 1)))
+    known = run(_known(root, key))
+    if unknown := [name for name in names if name not in known]:
+        print(f"disco models compare: no model {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    for question in args.question or QUESTIONS:
+        if not args.json:
+            print(f"\n{question}", flush=True)
+        order = random.SystemRandom().sample(names, len(names)) if args.blind else names
+        answers = run(_answers(root, key, order, question, args.max_tokens))
+        asked.append({"question": question, "answers": [asdict(answer) for answer in answers]})
+        if args.json:
+            continue
+        _show(answers, is_blind=args.blind and is_asking)
+        choice = _choice(len(answers)) if is_asking else None
+        if is_asking and choice is None:
+            break
+        if choice is not None:
+            better = ALIKE if choice == 0 else answers[choice - 1].model
+            keep(path, [answer.model for answer in answers], better, time.time())
+            if args.blind:
+                print(", ".join(f"{i} was {_who(answer)}" for i, answer in enumerate(answers, 1)))
     if args.json:
         print(json.dumps({"asked": asked}))
     elif is_asking:
         _print_results(kept(path), as_json=False)
     return 0
+
+
+async def _known(root: str, key: str) -> list[str]:
+    from ..client.stream import Link
+
+    async with Link(root, key) as link:
+        return await link.models()
+
+
+async def _answers(root: str, key: str, names: Sequence[str], question: str, max_tokens: int) -> list[ComparedAnswer]:
+    from ..client.stream import Link
+
+    async with Link(root, key) as link:
+        return [await _answer(link, name, question, max_tokens) for name in names]
 
 
 async def _answer(link: Link, name: str, question: str, max_tokens: int) -> ComparedAnswer:
@@ -123,7 +140,11 @@ async def _answer(link: Link, name: str, question: str, max_tokens: int) -> Comp
             record = piece.disco or record
     winner = (record.get("endpoints") or {}).get(str(record.get("winner"))) or {}
     return ComparedAnswer(
-        name, str(winner.get("model") or name), text.strip(), record.get("ttft_s"), float(record.get("cost_usd") or 0.0)
+        name,
+        one_line(str(winner.get("model") or name), MAX_LINE),
+        plain(text).strip(),
+        record.get("ttft_s"),
+        float(record.get("cost_usd") or 0.0),
     )
 
 
@@ -162,7 +183,8 @@ def _choice(n_answers: int) -> int | None:
     while True:
         try:
             said = input(f"Which is better? 1 to {n_answers}, 0 = alike, q = enough: ").strip().lower()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
+            print()
             return None
         if said in ("q", "quit"):
             return None
@@ -177,9 +199,12 @@ def keep(path: Path, models: Sequence[str], better: str, unix_s: float) -> None:
     """Add a choice among `models` to a file that only this user can read; `better` is one of them, or ALIKE."""
     import os
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"at": round(unix_s), "models": list(models), "better": better}) + "\n"
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    line = json.dumps({"at": round(unix_s), "models": list(models), "better": better}).encode() + b"\n"
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as file:
+        if file.seek(0, os.SEEK_END):  # a line that a full disk has cut ends here
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else b"\n" + line
         file.write(line)
 
 

@@ -30,15 +30,15 @@ def with_summary(system: str, summary: str) -> str:
 
 
 def route_of_summary(state: Json | None, model: str, n_tokens: int) -> str:
-    """Return whom to ask for a summary of `n_tokens`, where `model` answers: this machine if it can, as it is cheap.
+    """Return whom to ask for a summary of `n_tokens` (0 = unknown): this machine, as it is cheap, else `model`.
 
-    A stand-in that writes worse than the server is not asked, nor is one whose context is too small.
+    A stand-in that writes worse than the server is not asked, nor is one whose context may be too small.
     """
     device = ((state or {}).get("endpoints") or {}).get("device") or {}
     if state is None or model != "disco" or not device:
         return model
     is_lower = (state.get("grades") or {}).get("stand_in") == "device" or bool(state.get("stand_in"))
-    fits = n_tokens + SUMMARY_TOKENS < int(device.get("n_ctx") or 0)
+    fits = 0 < n_tokens < int(device.get("n_ctx") or 0) - SUMMARY_TOKENS
     return "disco/device" if fits and not is_lower and sides_of(state)["device"].is_well else model
 
 

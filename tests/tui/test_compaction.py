@@ -11,6 +11,7 @@ import pytest
 
 from disco_daemon.cli.chat import Talk, add_parser
 from disco_daemon.client.compaction import HEADING, INSTRUCTION, SUMMARY_TOKENS, TOO_LONG, filled, route_of_summary
+from disco_daemon.client.once import DaemonError
 from tests.fixtures.tui import DISCO, STATE, Dictated, dictated, screen_text, shown, until
 
 from .test_chat import answered, ask, exchange, said
@@ -72,12 +73,16 @@ async def test_undone_at_once_all_is_as_before_also_in_a_new_window(daemon: Dict
         assert shortened == [*before, ("summary", "Sum.")]
         await pilot.press("ctrl+z")
         assert said(app) == before
-        await pilot.press("ctrl+z")
+        await pilot.press("alt+c")
+        await until(pilot, lambda: len(daemon.asked) == 4)
+        daemon.say("Sum.")
+        daemon.end()
+        await answered(app, pilot)
         assert said(app) == shortened
         assert app.conversations.current is not None
         app.conversations.open(app.conversations.current.id)
         await exchange(app, pilot, daemon, "three", "3")
-        assert contents(daemon.asked[3]) == [f"{HEADING}\nSum.", "two", "2", "three"]
+        assert contents(daemon.asked[4]) == [f"{HEADING}\nSum.", "two", "2", "three"]
 
 
 async def test_a_question_that_was_too_long_is_asked_again_behind_the_summary(daemon: Dictated) -> None:
@@ -99,9 +104,11 @@ async def test_a_question_that_was_too_long_is_asked_again_behind_the_summary(da
         daemon.end()
         await answered(app, pilot)
         await until(pilot, lambda: "Sum." in screen_text(app))
-        assert said(app) == [*failed[:3], ("summary", "Sum."), ("assistant", "2")]
+        assert said(app) == [*failed, ("summary", "Sum."), ("assistant", "2")]
         await pilot.press("ctrl+z")
-        assert said(app) == failed
+        assert said(app) == [*failed, ("assistant", "2")]
+        await exchange(app, pilot, daemon, "three", "3")
+        assert contents(daemon.asked[4]) == ["one", "1", "two", "2", "three"]
 
 
 @pytest.mark.parametrize("end", ["stopped", "failed", "empty"])
@@ -126,6 +133,69 @@ async def test_a_summary_that_has_not_come_is_not_used(daemon: Dictated, end: st
         assert contents(daemon.asked[3]) == ["one", "1", "two", "2", "three"]
 
 
+async def test_a_question_whose_summary_came_meanwhile_is_asked_by_the_same_key(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        await exchange(app, pilot, daemon, "one", "1")
+        await ask(app, pilot, daemon, "two")
+        daemon.fail("the prompt is too long", TOO_LONG)
+        await answered(app, pilot)
+        assert app.conversations.current is not None
+        number = app.conversations.current.id
+        await pilot.press("alt+c")
+        await until(pilot, lambda: len(daemon.asked) == 3)
+        await pilot.press("ctrl+n")
+        daemon.say("Sum.")
+        daemon.end()
+        await until(pilot, lambda: not app.conversations.answering)
+        app.conversations.open(number)
+        app.chat.show_conversation()
+        await until(pilot, lambda: "Alt+C asks again" in screen_text(app))
+        await pilot.press("alt+c")
+        await until(pilot, lambda: len(daemon.asked) == 4)
+        assert contents(daemon.asked[3]) == [f"{HEADING}\nSum.", "two"]
+        daemon.end()
+
+
+async def test_a_first_question_that_is_too_long_stays_as_it_is(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        await ask(app, pilot, daemon, "one")
+        daemon.fail("the prompt is too long", TOO_LONG)
+        await answered(app, pilot)
+        await pilot.press("alt+c")
+        await until(pilot, lambda: "nothing to shorten" in screen_text(app))
+        assert said(app) == [("user", "one"), ("assistant", "")]
+
+
+async def test_an_answer_that_is_made_again_keeps_the_summary_and_one_made_before_can_be_brought_back(
+    daemon: Dictated,
+) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        await exchange(app, pilot, daemon, "one", "1")
+        await exchange(app, pilot, daemon, "two", "old")
+
+        async def again(text: str) -> None:
+            n = len(daemon.asked)
+            await pilot.press("ctrl+r")
+            await until(pilot, lambda: len(daemon.asked) == n + 1)
+            daemon.say(text)
+            daemon.end()
+            await answered(app, pilot)
+
+        await again("new")
+        await pilot.press("alt+c")
+        await until(pilot, lambda: len(daemon.asked) == 4)
+        daemon.say("Sum.")
+        daemon.end()
+        await answered(app, pilot)
+        await again("newer")
+        assert contents(daemon.asked[4]) == [f"{HEADING}\nSum.", "two"]
+        assert [text for _, text in said(app)] == ["one", "1", "two", "Sum.", "newer"]
+        await pilot.press("ctrl+z")  # the summary
+        assert [text for _, text in said(app)] == ["one", "1", "two", "newer"]
+        await pilot.press("ctrl+z")  # the answer that was made again, with the summary that it had then
+        assert [text for _, text in said(app)] == ["one", "1", "two", "new", "Sum."]
+
+
 async def test_it_is_offered_once_most_of_the_context_is_filled(daemon: Dictated) -> None:
     daemon.state = state()
     async with shown(daemon.root) as (app, pilot):
@@ -139,7 +209,7 @@ async def test_it_is_offered_once_most_of_the_context_is_filled(daemon: Dictated
         await until(pilot, lambda: "Alt+C shortens it: 7,052 of 8,192 tokens" in screen_text(app))
         await pilot.press("alt+c")
         await until(pilot, lambda: len(daemon.asked) == 3)
-        assert daemon.asked[2]["model"] == "disco/device"
+        assert daemon.asked[2]["model"] == "disco/device", "it has the tokens of what is summarised, and room behind it"
         daemon.say("Sum.")
         daemon.end()
         await answered(app, pilot)
@@ -158,6 +228,7 @@ async def test_one_question_is_nothing_to_shorten(daemon: Dictated) -> None:
 def test_this_machine_writes_the_summary_where_it_can_and_is_no_stand_in() -> None:
     assert route_of_summary(state(), "disco", 5000) == "disco/device"
     assert route_of_summary(state(), "disco", 7500) == "disco", "the summary would not fit behind it"
+    assert route_of_summary(state(), "disco", 0) == "disco", "nobody knows whether it fits"
     assert route_of_summary(state(grades={"stand_in": "device"}), "disco", 50) == "disco"
     assert route_of_summary(state(stand_in="135M"), "disco", 50) == "disco"
     assert route_of_summary(state(), "disco/server", 50) == "disco/server"
@@ -191,19 +262,29 @@ async def test_disco_chat_shortens_and_takes_it_back(daemon: Dictated, capsys: p
         daemon.end()
         return await asyncio.wait_for(running, 30)
 
-    assert not await talk.compact()
+    assert "nothing to shorten" in await talk.compact()
     for question, answer in (("one", "1"), ("two", "2")):
         await told(talk.ask(question), answer)
-    assert await told(talk.compact(), "Sum.")
+    assert "/undo" in await told(talk.compact(), "Sum.")
     assert contents(daemon.asked[2]) == ["Be brief.", "one", "1", INSTRUCTION]
     assert daemon.asked[2]["model"] == "disco/device"
-    assert not await talk.compact(), "the last question stays"
+    assert "nothing to shorten" in await talk.compact(), "the last question stays"
     await told(talk.ask("three"), "3")
     assert contents(daemon.asked[3]) == [f"Be brief.\n\n{HEADING}\nSum.", "two", "2", "three"]
-    assert await told(talk.compact(), "Sums.")
-    assert contents(daemon.asked[4]) == [f"Be brief.\n\n{HEADING}\nSum.", "two", "2", INSTRUCTION]
+    assert "wrote no summary" in await told(talk.compact(), " ")
+    assert "/undo" in await told(talk.compact(), "Sums.")
+    assert contents(daemon.asked[5]) == [f"Be brief.\n\n{HEADING}\nSum.", "two", "2", INSTRUCTION]
     talk.summaries.pop()
     assert [m["content"] for m in talk.messages()] == [f"Be brief.\n\n{HEADING}\nSum.", "two", "2", "three", "3"]
     talk.summaries.pop()
     assert [m["content"] for m in talk.messages()] == ["Be brief.", "one", "1", "two", "2", "three", "3"]
     assert "Sums." in capsys.readouterr().out
+
+    talk.reset()
+    await told(talk.ask("one"), "1")
+    running = asyncio.create_task(talk.ask("two"))
+    daemon.fail("too long", TOO_LONG)
+    with pytest.raises(DaemonError):
+        await asyncio.wait_for(running, 30)
+    assert "/undo" in await told(talk.compact(), "All.")
+    assert [m["content"] for m in talk.messages()] == [f"Be brief.\n\n{HEADING}\nAll."]

@@ -291,6 +291,11 @@ class Store:
         with self._writing() as db:
             db.execute(sql, {"conversation": conversation, "turn": turn})
 
+    def remove(self, turn: int) -> None:
+        """Remove one message, which no `uncut` brings back."""
+        with self._writing() as db:
+            db.execute("DELETE FROM turns WHERE id = ?", (turn,))
+
     def uncut(self, conversation: int) -> bool:
         """Swap what was cut last with what came in its place; a second call swaps it back.
 

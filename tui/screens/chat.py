@@ -175,6 +175,8 @@ class ChatScreen(Screen[None]):
             parts.append("answering: Escape stops")
         if (filled := open_one.filled) is not None and open_one.running is None:
             parts.append("Alt+C shortens it" + (": {:,} of {:,} tokens".format(*filled) if filled[1] else ""))
+        if open_one.is_open and open_one.running is None:
+            parts.append("Alt+C asks again")
         if open_one.model != DEFAULT_MODEL:
             parts.append(f"{fit(open_one.model)}: F8")
         if open_one.attached:

@@ -142,7 +142,7 @@ class Conversations:
     def filled(self) -> tuple[int, int] | None:
         """Tokens and context where the open conversation fills most of it, or was too long for it: 0 is not known."""
         last = next((e for e in reversed(self.entries) if e.role == "assistant" or e.is_usable_summary), None)
-        if last is None or last.live or last.role == SUMMARY:
+        if last is None or last.live or last.role == SUMMARY or not self._before_last_question():
             return None
         record = last.disco or {}
         if record.get("code") == TOO_LONG:
@@ -203,10 +203,18 @@ class Conversations:
         return question, self._answer()
 
     def again(self, answer: Entry) -> Entry | None:
-        """Drop an answer and what follows, and ask for another one."""
+        """Drop an answer and what follows, and ask for another one; a summary that alone follows stays."""
         if answer not in self.entries or answer.role != "assistant":
             return None
+        behind = self.entries[self.entries.index(answer) + 1 :]
+        summary = behind[0].text if len(behind) == 1 and behind[0].is_usable_summary else ""
         self._cut(answer)
+        if summary:
+            kept = Entry(0, SUMMARY, summary, finish="stop")
+            kept.turn = self.store.add(self._stored_conversation().id, SUMMARY, summary, self._last_turn())
+            self.store.finish(kept.turn, "stop", None)
+            self._put_away(kept)
+            self.entries.append(kept)
         return self._answer() if self.entries else None
 
     def edit(self, question: Entry, text: str) -> tuple[Entry, Entry]:
@@ -224,18 +232,21 @@ class Conversations:
     def compact(self) -> Entry | None:
         """Have all before the last question summarised; return the summary's entry. None if there is nothing before it.
 
-        An answer that has failed without a word gives way to it, and its question can be `answered` behind it.
+        A question that has no answer with words can be `answered` behind it, and is if its summary is there already.
         """
         entries = self.entries
-        while entries and (self._has_failed(entries[-1]) or self._is_unusable(entries[-1])):
-            self._cut(entries[-1])
-        asked = next((i for i in reversed(range(len(entries))) if entries[i].role == "user"), 0)
-        summary, before = self._sent(entries[:asked])
-        if not before or entries[-1].role == SUMMARY:
+        if self.is_open:
+            return self._answer()
+        before = self._before_last_question()
+        if not before:
             return None
-        said = chain(self._texts(before), [("user", INSTRUCTION)])
+        while self._is_unusable(entries[-1]):
+            self.store.remove(entries.pop().turn)
+        summary, sent = self._sent(before)
+        said = chain(self._texts(sent), [("user", INSTRUCTION)])
         messages = messages_of(said, self.system, "" if summary is None else summary.text)
-        used = next((used_tokens(entry.disco) for entry in reversed(before) if entry.role == "assistant"), 0)
+        counts = (used_tokens(entry.disco) for entry in reversed(sent) if entry.role == "assistant")
+        used = next((n_tokens for n_tokens in counts if n_tokens), 0)
         found = Entry(0, SUMMARY, live=True)
         found.turn = self.store.add(self._stored_conversation().id, SUMMARY, "", self._last_turn())
         entries.append(found)
@@ -244,8 +255,21 @@ class Conversations:
 
     def answered(self, summary: Entry) -> Entry | None:
         """Answer the question before a summary that has just come, where it has no answer; return that one's entry."""
-        is_open = self.entries[-1:] == [summary] and self.entries[-2].role == "user"
-        return self._answer() if is_open and summary.is_usable_summary else None
+        return self._answer() if self.entries[-1:] == [summary] and self.is_open else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a summary stands at the end, and the question before it has no answer with words."""
+        if not self.entries or not self.entries[-1].is_usable_summary:
+            return False
+        last = next((e for e in reversed(self.entries) if e.role == "user" or (e.role != SUMMARY and e.size[0])), None)
+        return last is not None and last.role == "user"
+
+    def _before_last_question(self) -> list[Entry]:
+        """Return the entries that a summary can stand for: none where one does already, behind the last question."""
+        asked = next((i for i in reversed(range(len(self.entries))) if self.entries[i].role == "user"), 0)
+        is_done = any(entry.is_usable_summary for entry in self.entries[asked:])
+        return [] if is_done else self.entries[:asked]
 
     def stop(self) -> bool:
         """Stop the answer of the open conversation; return False if none is streaming."""
@@ -253,14 +277,15 @@ class Conversations:
         return running is not None and running.task.cancel()
 
     def uncut(self) -> bool:
-        """Take away the summary at the end, or swap what was dropped last with what came in its place.
+        """Take away the summary behind the last question, or swap what was dropped last with what came in its place.
 
         Returns False if nothing was dropped.
         """
         if self.current is None or self.running is not None:
             return False
-        if [e.role for e in self.entries[-2:]] == ["assistant", SUMMARY]:
-            self.store.cut(self.current.id, self.entries[-1].turn)
+        asked = next((i for i in reversed(range(len(self.entries))) if self.entries[i].role == "user"), 0)
+        if summaries := [entry for entry in self.entries[asked:] if entry.role == SUMMARY]:
+            self.store.remove(summaries[-1].turn)
         elif not self.store.uncut(self.current.id):
             return False
         self.open(self.current.id)
@@ -284,7 +309,7 @@ class Conversations:
                 self.post(AnswerGrew(answer))
 
     def _last_turn(self) -> int | None:
-        return self.entries[-1].turn if self.entries else None
+        return next((entry.turn for entry in reversed(self.entries) if entry.role != SUMMARY), None)
 
     def _cut(self, entry: Entry) -> None:
         self.store.cut(self._stored_conversation().id, entry.turn)
@@ -306,10 +331,6 @@ class Conversations:
         at = next((i for i in reversed(range(len(entries))) if entries[i].is_usable_summary), None)
         asked = next((i for i in reversed(range(at or 0)) if entries[i].role == "user"), 0)
         return None if at is None else entries[at], [e for e in entries[asked:] if e.role != SUMMARY]
-
-    @staticmethod
-    def _has_failed(entry: Entry) -> bool:
-        return entry.role == "assistant" and entry.finish == "error" and entry.size[0] == 0
 
     @staticmethod
     def _is_unusable(entry: Entry) -> bool:

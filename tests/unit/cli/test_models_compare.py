@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,24 @@ def given(*words: str, as_json: bool = False) -> argparse.Namespace:
     return argparse.Namespace(**vars(parser.parse_args([*words])), json=as_json)
 
 
-async def compared(daemon: Dictated, args: argparse.Namespace, path: Path, n_questions: int = 1) -> int:
+async def asked(daemon: Dictated, args: argparse.Namespace, names: list[str], path: Path) -> int:
+    """Compare in a thread, whose questions to the daemon run in the loop of the test."""
+    loop = asyncio.get_running_loop()
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    return await asyncio.to_thread(models_compare.ask, args, names, daemon.root, "", path, run)
+
+
+async def compared(
+    daemon: Dictated, args: argparse.Namespace, path: Path, n_questions: int = 1, first: str = "apples"
+) -> int:
     for _ in range(n_questions):
-        for text, side in (("apples", "device"), ("pears", "server")):
+        for text, side in ((first, "device"), ("pears", "server")):
             daemon.say(text)
             daemon.end(disco=DISCO | {"winner": side, "request_id": side})
-    return await asyncio.wait_for(models_compare._compare(args, NAMES, daemon.root, "", path), 60)
+    return await asked(daemon, args, NAMES, path)
 
 
 @pytest.fixture
@@ -107,6 +119,16 @@ async def test_without_a_terminal_nobody_is_asked_and_nothing_is_kept(
     assert not path.exists()
 
 
+async def test_no_answer_steers_the_terminal(
+    daemon: Dictated, tmp_path: Path, typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed += ["q"]
+    evil = "a\x1b]0;title\x07b\x1b[2Jc"
+    assert await compared(daemon, given("--question", "Fruit?"), tmp_path / "kept", first=evil) == 0
+    assert "\x1b]" not in (out := capsys.readouterr().out)
+    assert "\x1b[2J" not in out
+
+
 async def test_enough_is_enough(daemon: Dictated, tmp_path: Path, typed: list[str]) -> None:
     typed += ["q"]
     assert await compared(daemon, given(), tmp_path / "kept") == 0
@@ -118,7 +140,7 @@ async def test_a_name_that_nobody_has_is_told_with_those_that_exist(
     daemon: Dictated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = given()
-    assert await models_compare._compare(args, ["disco/device", "gpt-9"], daemon.root, "", tmp_path / "kept") == 2
+    assert await asked(daemon, args, ["disco/device", "gpt-9"], tmp_path / "kept") == 2
     assert "no model gpt-9; there are disco, disco/device, disco/server" in capsys.readouterr().err
     assert daemon.asked == []
 
@@ -143,10 +165,12 @@ def test_pairs_are_counted_whatever_stands_in_the_file(tmp_path: Path) -> None:
         keep(path, list(models), better, 1.0)
     with path.open("a") as file:
         file.write('{"models": 3}\n[]\n{"models": ["a", "b"], "bet')
+    keep(path, ["x", "y"], "y", 1.0)
 
     def rows() -> Iterator[tuple[Any, ...]]:
         yield ("a", "b", 2, 1, 1)
         yield ("c", "a", 1, 0, 0)
         yield ("c", "b", 1, 0, 0)
+        yield ("y", "x", 1, 0, 0)
 
     assert tally(kept(path)) == list(rows())
