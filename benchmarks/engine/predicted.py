@@ -45,7 +45,7 @@ from disco_daemon.models.model_shape import shape_of
 from disco_daemon.models.offered import CONTEXT, OfferedModel
 from disco_daemon.models.quants import label
 from disco_daemon.models.roofline import ERROR, MachineSpeed
-from disco_daemon.system.processors import n_cores
+from disco_daemon.system.processors import n_cores, shared_cache_bytes
 from disco_daemon.system.program import SPINS
 
 from ..command import run_script
@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.speed:
         machine = msgspec.json.decode(args.speed.read_bytes(), type=MachineSpeed)
     else:
-        machine = MachineBench(args.threads).speed()
+        machine = MachineBench(args.threads, shared_cache_bytes()).speed()
     models = []
     for name in args.models.split(","):
         progress(f"{name} …")

@@ -27,9 +27,7 @@ CONTEXT = 8192  # tokens kept for answers and prompts, which the memory that is 
 READING_TPS = 4.8  # token/s that a person reads (profiles/readers.toml): a slower model keeps its reader waiting
 FLUENT = 3.0  # times as fast as a person reads: then more bits a weight cost nobody time
 CAUTIOUS_BYTES = 3e9  # that a token may take where no speed is known: 14 GB/s, two channels of old memory, keep up
-CAUTIOUS_GPU_BYTES = (
-    20e9  # likewise on a GPU that holds the model: 96 GB/s, where the slowest with 8 GB have twice that
-)
+CAUTIOUS_GPU_BYTES = 20e9  # likewise on a GPU that holds the model: 96 GB/s, half of what the slowest with 8 GB have
 SHOWN = 3  # models that are offered at once
 LIGHT = 0.6  # of the bytes of the recommended one: what a lighter one has at most
 PROMPT = 100  # tokens, the short prompt whose first token is predicted

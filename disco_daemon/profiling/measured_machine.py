@@ -13,6 +13,7 @@ from ..models.roofline import MachineSpeed
 from ..power.sensors import assumed_of_this_machine
 from ..system.control_groups import n_processors
 from ..system.job import run_job
+from ..system.processors import shared_cache_bytes
 from .tuned_profile import cpu_name, read, write
 
 FILE = "machine.toml"
@@ -59,7 +60,8 @@ def keep_speed(folder: Path, key: MachineKey, speed: MachineSpeed) -> Path:
 async def measure_machine(n_threads: int, progress: Callable[[str], None]) -> MachineSpeed:
     """Measure this machine in a child process, which a cancellation kills. Raises MachineError or OSError."""
     found = await run_job(
-        "disco_daemon.engine.measure.machine_speed", MachineJob(n_threads), progress, MachineMeasured, MachineError,
+        "disco_daemon.engine.measure.machine_speed", MachineJob(n_threads, cache_bytes=shared_cache_bytes()), progress,
+        MachineMeasured, MachineError,
         name="the measurement of the machine", timeout_s=LAST_S,
     )  # fmt: skip
     return found.speed

@@ -104,6 +104,15 @@ def node_for(n_threads: int, found: Collection[Core]) -> list[int] | None:
     return sorted(cpu for core in found if core.node == fitting[0] for cpu in core.cpus) if fitting else None
 
 
+def shared_cache_bytes(system: Path = SYSTEM) -> int:
+    """Return the bytes of all third-level caches of this machine, which cores share; 0 where nobody tells."""
+    found = dict[str, int]()
+    for place in sorted((system / "cpu").glob("cpu[0-9]*/cache/index3")):
+        if size := re.fullmatch(r"([0-9]{1,9})K", _text(place / "size")):
+            found[_text(place / "shared_cpu_list") or str(place)] = int(size[1]) << 10
+    return sum(found.values())
+
+
 def n_nodes(found: Collection[Core]) -> int:
     """Return how many nodes of memory these cores have."""
     return len(_sizes(found))

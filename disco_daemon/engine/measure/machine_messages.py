@@ -8,10 +8,14 @@ from ...models.roofline import MachineSpeed
 
 
 class MachineJob(msgspec.Struct, frozen=True):
-    """Measure this machine with so many threads; `nice` is added to the process's niceness."""
+    """Measure this machine with so many threads; `nice` is added to the process's niceness.
+
+    `cache_bytes` its cores share: what is to come from memory has to be larger.
+    """
 
     n_threads: int
     nice: int = 0
+    cache_bytes: int = 0
 
 
 class MachineMeasured(msgspec.Struct, tag=True, frozen=True):

@@ -26,7 +26,11 @@ NAMES = {
     1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 39: "MXFP4",
 }  # fmt: skip
 ROW = 2048  # numbers of a row: of a model with some 2B parameters
-ONE_BYTES = 64 << 20  # of weights that one token reads: caches of most processors hold less
+ONE_BYTES = 64 << 20  # of weights that one token reads, at least
+CACHES, MOST_BYTES = (
+    2,
+    1 << 30,
+)  # times the caches that cores share, so that they hold none of it; but no more than this
 MANY, MANY_ROWS = 256, 2048  # tokens of a prompt, and rows of weights for them
 UNITS, UNIT = 64, 256  # blocks of random numbers that weights are drawn from
 HEAD, HEADS, KV_HEADS = 128, 16, 8  # of attention
@@ -41,8 +45,9 @@ HIDDEN = -np.inf
 class MachineBench:
     """Times operations with one number of threads."""
 
-    def __init__(self, n_threads: int) -> None:
+    def __init__(self, n_threads: int, cache_bytes: int = 0) -> None:
         self._ggml, self._n_threads = Ggml.installed(), n_threads
+        self._one_bytes = min(MOST_BYTES, max(ONE_BYTES, CACHES * cache_bytes))
         self._chance = np.random.default_rng(0)
 
     def speed(self) -> MachineSpeed:
@@ -64,7 +69,7 @@ class MachineBench:
         numbers = (0.05 * self._chance.standard_normal((UNITS, UNIT))).astype(np.float32)
         units = self._ggml.packed(packing, numbers).reshape(UNITS, -1)
         row = ROW // packing.block * packing.n_bytes
-        n_rows = ONE_BYTES // row
+        n_rows = self._one_bytes // row
         weights = units[self._chance.integers(0, UNITS, n_rows * ROW // UNIT)].reshape(-1)
 
         def product_s(n: int, m: int) -> float:
@@ -142,7 +147,7 @@ def main() -> None:
     os.nice(job.nice)
     began = time.perf_counter()
     with home.refusing(RuntimeError, MemoryError):
-        home.done(MachineMeasured(MachineBench(job.n_threads).speed(), time.perf_counter() - began))
+        home.done(MachineMeasured(MachineBench(job.n_threads, job.cache_bytes).speed(), time.perf_counter() - began))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from disco_daemon.engine.llama import numa
 from disco_daemon.system.control_groups import n_processors
-from disco_daemon.system.processors import Core, best_cores, cores, has_avx2, n_cores, n_nodes, node_for
+from disco_daemon.system.processors import (
+    Core,
+    best_cores,
+    cores,
+    has_avx2,
+    n_cores,
+    n_nodes,
+    node_for,
+    shared_cache_bytes,
+)
 
 # As recorded for lscpu's tests (util-linux, tests/ts/lscpu/dumps): a phone with Cortex-X3, A715, A710 and A510; and two
 # EPYC 7451, a node of memory for each of their eight dies (the masks are lists here, as kernels have them, too).
@@ -132,3 +141,14 @@ def test_a_processor_says_whether_it_has_avx2(
     monkeypatch.setattr("sys.platform", "linux")
     (tmp_path / "cpuinfo").write_text(text)
     assert has_avx2(tmp_path / "cpuinfo") is has
+
+
+def test_the_caches_that_cores_share_are_added_up_once_each(tmp_path: Path) -> None:
+    for cpu in range(8):
+        place = tmp_path / "cpu" / f"cpu{cpu}" / "cache" / "index3"
+        place.mkdir(parents=True)
+        (place / "size").write_text("32768K\n")
+        (place / "shared_cpu_list").write_text(f"{cpu // 4 * 4}-{cpu // 4 * 4 + 3}\n")
+    assert shared_cache_bytes(tmp_path) == 2 * 32 << 20
+    (tmp_path / "cpu" / "cpu0" / "cache" / "index3" / "size").write_text("much")
+    assert shared_cache_bytes(tmp_path / "nowhere") == 0
