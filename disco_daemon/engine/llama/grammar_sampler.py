@@ -42,6 +42,7 @@ WIDTHS = (0.0, 3.0, 6.0, 9.0, 12.0, math.inf)  # below the largest logit: where 
 SLOW_S = 0.001  # processor time to follow a token, s, beyond which readings multiply; usual ones take 0.00005
 FEW = 3.0  # what lies deeper may be too many tokens to be tried without a look at their first characters
 ROUNDED = 1e-3  # a logit may be off by that against llama.cpp's own sums
+SUMMED = 1e-4  # of a sum: llama.cpp adds up in 32 bits, and over all that is allowed
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 Tokens = NDArray[np.integer[Any]]
@@ -102,7 +103,8 @@ class Cuts:
         with np.errstate(all="ignore"):  # of a broken model nothing is settled
             shares = np.exp(best - best[0]).cumsum()
             most = shares[-1] + np.exp(others - np.float32(best[0])).sum(dtype=np.float64)
-        n_fewest, n_most = np.searchsorted(shares, self.top_p * np.array([shares[-1], most])) + 1
+        edges = self.top_p * np.array([shares[-1] * (1 - SUMMED), most * (1 + SUMMED)])
+        n_fewest, n_most = np.searchsorted(shares, edges) + 1
         return bool(min(n_fewest, n_left) == min(n_most, n_left))
 
 
@@ -120,7 +122,7 @@ class GrammarSampler:
         self._multiplies = readings(grammar) > CALM
         self._is_slow = False
         self._initials = np.full(n_vocab, -1) if initials is None else initials
-        self._firsts = np.unique(self._initials[self._initials >= 0])
+        self._firsts = np.flatnonzero(self._initials == np.arange(n_vocab))  # each begins with itself
 
     def close(self) -> None:
         """Free it; idempotent."""
