@@ -11,12 +11,10 @@ from typing import Any
 
 import msgspec
 
-from ..engine import constraints, wire
+from ..engine import wire
 from ..engine.json_schema.unenforced import left_out, narrowed
 from ..engine.supervisor import Engine, EngineState
-from ..engine.tool_rules import offered
 from ..errors import EndpointError
-from ..tools.format import ToolError
 from ..tools.formats import GENERIC
 from ..types import (
     CallPart,
@@ -39,15 +37,12 @@ from ..types import (
     TextTask,
     Token,
     Tools,
-    Treatment,
     Usage,
     chat_logprobs,
     choice_of,
     form_parameter,
     ignored,
     n_choices,
-    named,
-    refused_tools,
     response_format,
     tool_use,
 )
@@ -55,6 +50,7 @@ from ..types.infill import WITH_TOKENS
 from .base import Controls, Resumption
 from .chat_prompt import for_template
 from .choices import Event, several
+from .device_refusals import no_answers, refused_field, refused_form, unoffered
 
 # What the engine can do with any model.
 ENGINE = Capabilities(
@@ -115,7 +111,7 @@ class Device:
     def refuses(self, request: GenerationRequest) -> str | None:
         """Text in, text, JSON or calls of functions out, and the fields that `types.fields` has it take."""
         if (kind := self.text_kind) is not None:
-            return _no_answers(self.model, kind)
+            return no_answers(self.model, kind)
         if not request.text_only:
             return "the device takes plain text messages only"
         if not isinstance(request.extra.get("chat_template_kwargs"), Mapping | None):
@@ -124,25 +120,8 @@ class Device:
             return Refusal("split_mode and theta are for a device over two machines, and this one is whole", "disco")
         if isinstance(request.prompt, Infill) and self._engine.info is not None and not self._engine.info.fim:
             return Refusal(f"the device's model has no tokens for filling in the middle; {WITH_TOKENS}", "suffix")
-        return _refused_field(request) or _refused_form(request) or self._refused_tools(request)
-
-    def _refused_tools(self, request: GenerationRequest) -> Refusal | None:
-        """Return why tools cannot be offered to this model; while it loads, as far as can be known."""
-        if request.prompt is not None:
-            return None  # nothing tells the model of them there
-        if refusal := refused_tools(request.extra):
-            return refusal
-        if (use := tool_use(request.extra)) is None:
-            return None
-        if request.drawing.goes_on:
-            name = "ignore_eos" if request.drawing.ignore_eos else "min_tokens"
-            return Refusal(f"an answer may end with a call, so {name} cannot be kept together with tools", name)
         info = self._engine.info
-        try:
-            offered(use, info.tool_format if info else "")
-        except ToolError as e:
-            return Refusal(str(e), "tools")
-        return None
+        return refused_field(request) or refused_form(request) or unoffered(request, info.tool_format if info else "")
 
     def ignores(self, request: GenerationRequest) -> list[str]:
         """Return the fields that the engine does not know, or that nobody heeds."""
@@ -366,13 +345,6 @@ def _unknown() -> None:
     """Know nothing before the model is loaded."""
 
 
-def _no_answers(model: str, kind: TextKind) -> str:
-    """Return why a model that makes vectors of texts, or rates them, is not asked for an answer, and what to do."""
-    route = "rates texts (/v1/rerank)" if kind.rates else "makes vectors of texts (/v1/embeddings)"
-    mend = "`disco models use` another model, or add a server by `disco setup`"
-    return f"the device's model {model} {route}, and answers nothing: {mend}"
-
-
 def _cut_words(least: int | None) -> str:
     """Return why vectors are not cut to so few numbers."""
     if least is None:
@@ -400,32 +372,3 @@ def _call_token(piece: wire.CallPiece) -> Token:
 
 def _readable(request: GenerationRequest) -> GenerationRequest:
     return replace(request, messages=for_template(request.messages))
-
-
-def _refused_field(request: GenerationRequest) -> Refusal | None:
-    """Return why a request is not for the device: the fields of `types.fields` that say so."""
-    if forms := named(request.extra, Treatment.FORM):
-        msg = f"the device cannot hold an answer to {', '.join(forms)}: give a JSON schema by response_format"
-        return Refusal(msg, forms[0])
-    if needs := named(request.extra, Treatment.REFUSED):
-        return Refusal(f"the device does not support {', '.join(needs)}", needs[0])
-    if request.drawing.goes_on and (form := form_parameter(request.extra)):
-        name = "ignore_eos" if request.drawing.ignore_eos else "min_tokens"
-        msg = (
-            f"an answer ends where its form does, so {name} cannot be kept together with {form}: leave one of them out"
-        )
-        return Refusal(msg, name)
-    return None
-
-
-def _refused_form(request: GenerationRequest) -> Refusal | None:
-    """Return why the form of the answer cannot be kept."""
-    form, param = response_format(request.extra) or {}, form_parameter(request.extra) or "response_format"
-    if param == "response_format" and form and form.get("type") not in ("json_object", "json_schema"):
-        msg = "response_format.type must be text, json_object or json_schema for the device"
-        return Refusal(msg, param)
-    try:
-        constraints.check(form)
-    except constraints.SchemaError as e:
-        return Refusal(str(e), param)
-    return None

@@ -32,7 +32,7 @@ class EmbeddingError(RuntimeError):
     """Embeddings are not possible now, or with this model; the message is fit for a user."""
 
 
-class Piece(NamedTuple):
+class Passage(NamedTuple):
     """The tokens of a text from `start` up to `end` (exclusive)."""
 
     tokens: Sequence[int]
@@ -88,7 +88,7 @@ class EmbeddingContext:
         self._is_share = architecture in _SHARES
         self._size = llama_cpp.llama_model_n_embd_out(model)
 
-    def decode(self, pieces: Sequence[Piece]) -> tuple[int, list[Vector]]:
+    def decode(self, pieces: Sequence[Passage]) -> tuple[int, list[Vector]]:
         """Compute pieces of different texts; return llama_decode's return value, and for each what it adds to a vector.
 
         The first may go on with the first of the time before, whose start is in the context; all others begin.
@@ -114,7 +114,7 @@ class EmbeddingContext:
         """Return how the head rates a text, and the same from 0 to 1."""
         return np.array([score, score if self._is_share else 0.5 + 0.5 * np.tanh(score / 2)])
 
-    def _pooled(self, piece: Piece, rows: NDArray[np.float32]) -> Vector:
+    def _pooled(self, piece: Passage, rows: NDArray[np.float32]) -> Vector:
         """Return the sum of the rows that count of a piece."""
         if self.pooling == "mean":
             return np.asarray(rows.sum(axis=0, dtype=np.float64))
@@ -235,12 +235,12 @@ class Embeddings:
             self._context = self.new_context(n_ctx)
         return self._context
 
-    def _pack(self, context: EmbeddingContext, room: int) -> list[tuple[_Texts, Piece]]:
+    def _pack(self, context: EmbeddingContext, room: int) -> list[tuple[_Texts, Passage]]:
         """Return the pieces to compute next: of the first text as much as there is room for, and whole ones behind it.
 
         A text that has to be read whole is taken whole, however long it is.
         """
-        found: list[tuple[_Texts, Piece]] = []
+        found: list[tuple[_Texts, Passage]] = []
         n_kept = 0
         for request in self._requests.values():
             for index in range(len(request.vectors), len(request.texts)):
@@ -250,13 +250,13 @@ class Embeddings:
                 if found and (n_left > room or is_full):
                     return found
                 end = len(tokens) if context.reads_whole else min(len(tokens), start + room)
-                found.append((request, Piece(tokens, start, end)))
+                found.append((request, Passage(tokens, start, end)))
                 room, n_kept = room - (end - start), n_kept + len(tokens)
                 if end < len(tokens):
                     return found
         return found
 
-    def _advance(self, context: EmbeddingContext, pack: list[tuple[_Texts, Piece]]) -> None:
+    def _advance(self, context: EmbeddingContext, pack: list[tuple[_Texts, Passage]]) -> None:
         first, began = pack[0][0], self.clock()
         rc, vectors = context.decode([piece for _, piece in pack])
         self._ended = self.clock()

@@ -21,7 +21,7 @@ Array = NDArray[Any]
 Shape = tuple[int, int, int, int]
 
 
-class Tensor(ctypes.Structure):
+class GgmlTensor(ctypes.Structure):
     """ggml.h, `struct ggml_tensor`."""
 
     _fields_ = (
@@ -33,7 +33,7 @@ class Tensor(ctypes.Structure):
     )  # fmt: skip
 
 
-Node = Any  # a pointer to a Tensor; ctypes has no name for that which mypy takes
+Node = Any  # a pointer to a GgmlTensor; ctypes has no name for that which mypy takes
 
 
 class _Memory(ctypes.Structure):
@@ -51,7 +51,7 @@ class _Plan(ctypes.Structure):
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
-class _Traits(ctypes.Structure):
+class _TypeTraits(ctypes.Structure):
     _fields_ = (
         ("type_name", ctypes.c_char_p), ("blck_size", ctypes.c_int64), ("blck_size_interleave", ctypes.c_int64),
         ("type_size", ctypes.c_size_t), ("is_quantized", ctypes.c_bool), ("to_float", _TO_FLOAT),
@@ -85,7 +85,7 @@ class Ggml:
 
     def __init__(self, base: ctypes.CDLL, cpu: ctypes.CDLL) -> None:
         self.base, self.cpu = base, cpu
-        place, number, node = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(Tensor)
+        place, number, node = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(GgmlTensor)
         for part, name, result, arguments in (
             (base, "ggml_init", place, (_Memory,)),
             (base, "ggml_free", None, (place,)),
@@ -97,7 +97,7 @@ class Ggml:
             (base, "ggml_flash_attn_ext_add_sinks", None, (node, node)),
             (base, "ggml_new_graph_custom", place, (place, ctypes.c_size_t, ctypes.c_bool)),
             (base, "ggml_build_forward_expand", None, (place, node)),
-            (base, "ggml_get_type_traits", ctypes.POINTER(_Traits), (ctypes.c_int,)),
+            (base, "ggml_get_type_traits", ctypes.POINTER(_TypeTraits), (ctypes.c_int,)),
             (base, "ggml_quantize_chunk", ctypes.c_size_t, (ctypes.c_int, place, place, *[number] * 3, place)),
             (cpu, "ggml_get_type_traits_cpu", ctypes.POINTER(_CpuTraits), (ctypes.c_int,)),
             (cpu, "ggml_cpu_init", None, ()),

@@ -234,10 +234,11 @@ class OwnLayer(Drafter):
         return guess
 
     def _read(self, seq: int, tokens: list[int]) -> bool:
-        """Let the layer read on; return False if that was aborted, or there is no room."""
+        """Let the layer read on; return False if that was aborted, or there is no room, or guesses cannot be cut."""
         text = self._texts[seq]
         for _ in range(2):
-            llama_cpp.llama_memory_seq_rm(self._memory, text.seq, text.n_read, -1)  # guesses
+            if not llama_cpp.llama_memory_seq_rm(self._memory, text.seq, text.n_read, -1):  # guesses
+                return False
             rc = self._decode(tokens, text.n_read, text.seq, text.rows[: len(tokens)])
             if rc != NO_KV_SLOT:
                 break

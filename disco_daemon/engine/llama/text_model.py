@@ -11,7 +11,7 @@ from ...models.text_models import pooling_of
 from ...types import Given
 from ..wire import SINGLE_PROMPT_CHUNK, Load
 from .context import context_params
-from .embedder import PIECE, EmbeddingContext, EmbeddingError, Piece, reads_whole, text_need
+from .embedder import PIECE, EmbeddingContext, EmbeddingError, Passage, reads_whole, text_need
 from .library import usable_threads
 from .memory import available_bytes
 from .metadata import Metadata
@@ -69,7 +69,7 @@ class TextModel:
         except EmbeddingError as e:
             raise ModelError(str(e)) from e
         n = min(PIECE, self.n_ctx) // 2
-        piece = Piece([self.vocabulary.tokenize("a")[-1]] * n, 0, n)
+        piece = Passage([self.vocabulary.tokenize("a")[-1]] * n, 0, n)
         for _ in range(2):  # the first batch of a context is slow
             began = time.perf_counter()
             rc, _vectors = context.decode([piece])

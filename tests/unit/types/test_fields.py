@@ -110,7 +110,7 @@ def device(form: str = "hermes") -> Device:
     engine = SimpleNamespace(
         config=SimpleNamespace(model_path=Path("none.gguf")),
         clock=SystemClock(),
-        info=SimpleNamespace(tool_format=form, fim=False),
+        info=SimpleNamespace(tool_format=form, fim=False, pooling=""),
     )
     return Device(cast("Any", engine), "m")
 
@@ -247,7 +247,7 @@ def test_parts_of_a_field_count_by_themselves() -> None:
 
 def test_a_device_over_two_machines_draws_without_mirostat_and_calls_no_tools() -> None:
     config = SimpleNamespace(exit=None, model_path=Path("none.gguf"))
-    engine = SimpleNamespace(config=config, clock=SystemClock())
+    engine = SimpleNamespace(config=config, clock=SystemClock(), info=None)
     split = SplitDevice(cast("Any", engine), cast("Any", None), "m", (4, 4), rules=SplitRules())
     assert split.refuses(asked(top_k=3)) is None
     for name in ("mirostat", "tools"):
@@ -258,7 +258,7 @@ def test_a_device_over_two_machines_draws_without_mirostat_and_calls_no_tools() 
 
 def test_of_a_device_over_two_machines_only_the_whole_model_gives_choices_and_log_probabilities() -> None:
     config = SimpleNamespace(exit=None, model_path=Path("none.gguf"))
-    engine = SimpleNamespace(config=config, clock=SystemClock(), state=None)
+    engine = SimpleNamespace(config=config, clock=SystemClock(), info=None, state=None)
     split = SplitDevice(cast("Any", engine), cast("Any", None), "m", (4, 4), rules=SplitRules())
     wishes: tuple[dict[str, Any], ...] = ({"logprobs": True}, {"n": 2})
     for wish in wishes:
