@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -39,6 +39,9 @@ OTHER_HEAD = 0.06  # bits that the head adds to those of a large model's weights
 FEED_FORWARD = 3  # times `hidden`, where the list does not say how long that part's rows are
 
 
+_Number = Annotated[int, msgspec.Meta(gt=0)]
+
+
 class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
     """A model in one file at the Hugging Face Hub, with what its memory and its speed depend on.
 
@@ -57,13 +60,13 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
     packing: str
     licence: str
     architecture: str
-    layers: int
-    hidden: int
-    vocab: int
-    kv_heads: int
-    head_dim: int
-    context: int
-    parameters: float
+    layers: _Number
+    hidden: _Number
+    vocab: _Number
+    kv_heads: _Number
+    head_dim: _Number
+    context: _Number
+    parameters: Annotated[float, msgspec.Meta(gt=0)]
     n_bytes: int = 0
     active: float = 0.0
     heads: int = 0
@@ -128,6 +131,7 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
         n_bytes = self.n_bytes - VOCABULARY * self.vocab - head * roofline.BITS[packed] / 8
         if not self.tied:  # of the embeddings, a file's other large matrix, a token has one row
             rest, n_bytes = rest - head, n_bytes - head * roofline.BITS[most] / 8
+        rest = max(1.0, rest)  # a list may say fewer parameters than its embeddings have
         share = min(1.0, max(0.0, (1e9 * self.active - head) / rest)) if self.active else 1.0
         at_query = (self.heads or self.hidden // self.head_dim) * self.head_dim
         inner = self.inner or FEED_FORWARD * self.hidden
@@ -232,7 +236,7 @@ def find(name: str, models: Iterable[OfferedModel]) -> OfferedModel:
     """Return the model of that short name, in any case. Raises ConfigError that lists them."""
     models = tuple(models)
     for model in models:
-        if name.casefold() == model.name:
+        if name.casefold() == model.name.casefold():
             return model
     msg = f"no model of the list is called {name!r}: it has {', '.join(model.name for model in models)}"
     raise ConfigError(msg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import llama_cpp
@@ -235,7 +236,14 @@ def test_the_user_s_own_list_goes_before_and_a_broken_one_is_named(tmp_path: Pat
     )
     found = offered_models(tmp_path)
     assert find("QWEN3-4B", found).title == "Mine"
+    assert find("qwen3-4b", [changed(found[0], name="Qwen3-4B")]).title == "Mine"
     assert len(found) == len(shipped())
+    valid = own.read_text()
+    assert predict(changed(found[0], parameters=1e-12), Memory(1, fits=True), HERE).decode_tps
+    for name in ("parameters", "layers", "head_dim"):
+        own.write_text(re.sub(rf"{name} = [0-9.]+", f"{name} = 0", valid))
+        with pytest.raises(ConfigError, match="is no list of models"):
+            offered_models(tmp_path)
     for broken in ("nonsense", "[[models]]\nfiles = 3\n", "[[models]]\n[[models.files]]\nname = 3\n", "a = 1\n"):
         own.write_text(broken)
         with pytest.raises(ConfigError, match="is no list of models"):
