@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ..onboarding.agents import Agent, AgentRun, AgentTarget
 
 NOT_ALLOWED, NOT_FOUND = 126, 127  # what a shell returns for a program that it cannot run, or cannot find
-HIDDEN = "(api.key)"  # in place of a key that is shown
+CONTROL_KEY = "DISCO_API_CONTROL_KEY"  # for nobody else, and an agent's model may run any command
+HIDDEN = "(api.key)"  # in place of the key in what is shown
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
         if (lacking := agent.lacks(card)) and not (args.anyway or args.show):
             print(_refusal(agent, card, lacking, config), file=sys.stderr)
             return 1
-        own_key = config.api.key if key else ""  # the key for controls is for nobody else
-        setup, target = _setup(agent, card, models, root, own_key)
+        own_key = config.api.key if key else ""  # not the key for controls
+        setup, target = _setup(agent, card, models, root, HIDDEN if own_key and args.show else own_key)
         if args.show:
             _show(args, agent, setup, target, lacking)
             return 0
@@ -168,14 +169,10 @@ def _setup(
 
 
 def _show(args: argparse.Namespace, agent: Agent, setup: AgentRun, target: AgentTarget, lacking: list[str]) -> None:
-    """Print what would be set, as lines for a shell or as JSON, without a key."""
-
-    def hidden(text: str) -> str:
-        return text.replace(target.key, HIDDEN) if target.key else text
-
-    files = {f"{target.folder}/{name}": hidden(json.dumps(content)) for name, content in setup.files.items()}
-    env = {name: None if value is None else hidden(value) for name, value in setup.env.items()}
-    command = [agent.program, *map(hidden, setup.arguments), *args.arguments]
+    """Print what would be set, as lines for a shell or as JSON."""
+    files = {f"{target.folder}/{name}": json.dumps(content) for name, content in setup.files.items()}
+    command = [agent.program, *setup.arguments, *args.arguments]
+    env = dict(setup.env)
     if args.json:
         print(json.dumps({"agent": agent.name, "command": command, "env": env, "files": files, "lacks": lacking}))
         return
@@ -222,7 +219,8 @@ def _with_theirs(path: Path, ours: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _environment(setup: AgentRun) -> dict[str, str]:
-    changed: dict[str, str | None] = {**os.environ, **setup.env}
+    """Return the variables of the program: those of this process but the key for controls, and what is set for it."""
+    changed: dict[str, str | None] = {**os.environ, CONTROL_KEY: None, **setup.env}
     return {name: value for name, value in changed.items() if value is not None}
 
 

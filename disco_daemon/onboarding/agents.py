@@ -3,17 +3,23 @@
 Where that is written, by project and file:
 
 - codex: openai/codex, codex-rs/utils/cli/src/config_override.rs (`-c`: a dotted key, a value in TOML),
-  codex-rs/model-provider-info/src/lib.rs (the fields of a provider; no login, and the key by `env_key`)
-- claude: code.claude.com, docs/en/env-vars (address, token, models, traffic, most output) and docs/en/model-config
-  (`CLAUDE_CODE_MAX_CONTEXT_TOKENS` of a model that it does not know); ollama/ollama, cmd/config/claude.go
+  codex-rs/model-provider-info/src/lib.rs (the fields of a provider; no login, and the key by `env_key`). A subcommand
+  hears of `-c` and not of `-m` (openai/codex#2301); files, also a profile's, are heeded less than `-c`
+- claude: code.claude.com, docs/en/env-vars (address, token, models, traffic, most output), docs/en/model-config
+  (`CLAUDE_CODE_MAX_CONTEXT_TOKENS` of a model that it does not know) and docs/en/settings (the `env` of settings goes
+  over the environment, and that of `--settings` over all files but an administrator's)
 - opencode: opencode.ai, docs/config (`OPENCODE_CONFIG_CONTENT` is merged over all files but an administrator's)
-- aider: Aider-AI/aider, aider/website/docs/llms/openai-compat.md, and `aider --help` (`--model-metadata-file`)
+- aider: Aider-AI/aider, aider/main.py (each `.env` goes over the environment, then `--set-env`, the AIDER_ key and the
+  flags over that); BerriAI/litellm, litellm/main.py (`OPENAI_BASE_URL` goes before `OPENAI_API_BASE`)
 - continue: continuedev/continue, docs/cli/configuration.mdx (`--config`) and
   docs/customize/model-providers/top-level/openai.mdx
-- zed: zed-industries/zed, docs/src/ai/use-api-access.md (a provider called disco has `DISCO_API_KEY`),
+- zed: zed-industries/zed, docs/src/ai/use-api-access.md (a provider called disco-daemon has `DISCO_DAEMON_API_KEY`),
   crates/cli/src/main.rs (`--user-data-dir`), crates/paths/src/paths.rs (settings are in `config` there)
 - open-webui: open-webui/docs, docs/getting-started/env-configuration.md (what is set once is kept, unless
-  `ENABLE_PERSISTENT_CONFIG` says otherwise)
+  `ENABLE_PERSISTENT_CONFIG` says otherwise); open-webui/open-webui, backend/open_webui/env.py (a `.env` gives what is
+  not set: what is to be without a value is set to nothing)
+
+No variable has the name of a setting of disco's own: an agent's shell may start a daemon.
 
 First prompts were measured by `make agents`; of continue and zed nothing was, and they count as opencode does.
 """
@@ -26,6 +32,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NO_KEY = "none"  # for a program that insists on one
+AGENT_KEY = "DISCO_AGENT_KEY"  # the variable of a key whose name is ours to choose
+# What Claude Code asks in place of an address, where the variable is set.
+CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD", "GATEWAY")
+OPENCODE_AGENTS = ("build", "plan", "general", "explore", "title", "summary", "compaction")  # those that it comes with
 OUTPUT_TOKENS = 4096  # of an answer, for a program that wants to know: a quarter of the context where that is less
 SHORT_CONTEXT = 65_536  # tokens; below them Codex gets our instructions, of 100 words in place of 4,000 tokens
 
@@ -105,7 +115,9 @@ def _codex(to: AgentTarget) -> AgentRun:
         "model_providers.disco.name": "disco",
         "model_providers.disco.base_url": to.v1,
         "model_providers.disco.wire_api": "responses",
-        "model_providers.disco.env_key": "DISCO_API_KEY",
+        "model_providers.disco.env_key": AGENT_KEY,
+        "model": to.model,
+        "review_model": to.model,
     }
     files: dict[str, dict[str, Any]] = {}
     if to.context is not None:
@@ -114,20 +126,22 @@ def _codex(to: AgentTarget) -> AgentRun:
             files["models.json"] = {"models": to.models["models"]}
             settings["model_catalog_json"] = f"{to.folder}/models.json"
     flags = [word for key, value in settings.items() for word in ("-c", f"{key}={json.dumps(value)}")]
-    return AgentRun((*flags, "-m", to.model), {"DISCO_API_KEY": to.some_key}, files)
+    return AgentRun(tuple(flags), {AGENT_KEY: to.some_key}, files)
 
 
 def _claude(to: AgentTarget) -> AgentRun:
-    names = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{kind}_MODEL" for kind in ("OPUS", "SONNET", "HAIKU")))
+    kinds = (*(f"DEFAULT_{kind}" for kind in ("OPUS", "SONNET", "HAIKU")), "SMALL_FAST")
+    names = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_{kind}_MODEL" for kind in kinds), "CLAUDE_CODE_SUBAGENT_MODEL")
     room = {} if to.context is None else {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(to.context)}
-    return AgentRun(
-        ("--model", to.model),
-        {
-            "ANTHROPIC_BASE_URL": to.root, "ANTHROPIC_AUTH_TOKEN": to.some_key, "ANTHROPIC_API_KEY": None,
-            **dict.fromkeys((*names, "CLAUDE_CODE_SUBAGENT_MODEL"), to.model), **room,
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(to.output), "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        },
-    )  # fmt: skip
+    others = ("ANTHROPIC_API_KEY", "ANTHROPIC_CUSTOM_HEADERS", "ANTHROPIC_UNIX_SOCKET")
+    env: dict[str, str | None] = {
+        "ANTHROPIC_BASE_URL": to.root, "ANTHROPIC_AUTH_TOKEN": to.some_key, **dict.fromkeys(names, to.model), **room,
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(to.output), "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        **dict.fromkeys((*others, *(f"CLAUDE_CODE_USE_{cloud}" for cloud in CLOUDS))),
+    }  # fmt: skip
+    settings = {"env": {name: value or "" for name, value in env.items()}}
+    flags = ("--settings", f"{to.folder}/settings.json", "--model", to.model)
+    return AgentRun(flags, env, {"settings.json": settings})
 
 
 def _opencode(to: AgentTarget) -> AgentRun:
@@ -138,7 +152,10 @@ def _opencode(to: AgentTarget) -> AgentRun:
         "models": {to.model: {"name": to.model, **limit}},
     }  # fmt: skip
     model = f"disco/{to.model}"
-    settings = {"model": model, "small_model": model, "provider": {"disco": provider}}
+    settings = {
+        "model": model, "small_model": model, "agent": {name: {"model": model} for name in OPENCODE_AGENTS},
+        "provider": {"disco": provider}, "enabled_providers": ["disco"], "disabled_providers": [],
+    }  # fmt: skip
     quiet = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
     return AgentRun(env={"OPENCODE_CONFIG_CONTENT": json.dumps(settings), **quiet})
 
@@ -151,9 +168,14 @@ def _aider(to: AgentTarget) -> AgentRun:
         lengths = {"max_input_tokens": to.context, "max_output_tokens": to.output}
         files["models.json"] = {name: {**lengths, "litellm_provider": "openai", "mode": "chat"}}
         more = ("--model-metadata-file", f"{to.folder}/models.json")
+    models = ("--model", name, "--weak-model", name, "--editor-model", name)
+    address = ("--openai-api-base", to.v1, "--set-env", f"OPENAI_BASE_URL={to.v1}")
     return AgentRun(
-        ("--model", name, "--weak-model", name, "--no-show-model-warnings", "--no-check-update", *more),
-        {"OPENAI_API_BASE": to.v1, "OPENAI_API_KEY": to.some_key},
+        (*models, *address, "--no-show-model-warnings", "--no-check-update", *more),
+        {
+            **dict.fromkeys(("OPENAI_API_BASE", "OPENAI_BASE_URL"), to.v1),
+            **dict.fromkeys(("OPENAI_API_KEY", "AIDER_OPENAI_API_KEY"), to.some_key),
+        },
         files,
     )
 
@@ -169,13 +191,13 @@ def _continue(to: AgentTarget) -> AgentRun:
 
 
 def _zed(to: AgentTarget) -> AgentRun:
-    able = {"tools": True, "images": False}
+    name, able = "disco-daemon", {"tools": True, "images": False}
     model = {"name": to.model, "max_tokens": to.context or ZED.context, "capabilities": able}
     settings = {
-        "language_models": {"openai_compatible": {"disco": {"api_url": to.v1, "available_models": [model]}}},
-        "agent": {"default_model": {"provider": "disco", "model": to.model}},
+        "language_models": {"openai_compatible": {name: {"api_url": to.v1, "available_models": [model]}}},
+        "agent": {"default_model": {"provider": name, "model": to.model}},
     }
-    flags, env = ("--user-data-dir", to.folder), {"DISCO_API_KEY": to.some_key}
+    flags, env = ("--user-data-dir", to.folder), {"DISCO_DAEMON_API_KEY": to.some_key}
     return AgentRun(flags, env, {"config/settings.json": settings}, merged=True)
 
 
@@ -183,9 +205,9 @@ def _open_webui(to: AgentTarget) -> AgentRun:
     return AgentRun(
         ("serve",),
         {
-            "OPENAI_API_BASE_URL": to.v1, "OPENAI_API_KEY": to.some_key, "OPENAI_API_BASE_URLS": None,
-            "OPENAI_API_KEYS": None, "ENABLE_OLLAMA_API": "False", "ENABLE_PERSISTENT_CONFIG": "False",
-            "DEFAULT_MODELS": to.model,
+            "OPENAI_API_BASE_URL": to.v1, "OPENAI_API_KEY": to.some_key, "OPENAI_API_BASE_URLS": "",
+            "OPENAI_API_KEYS": "", "ENABLE_OPENAI_API": "True", "ENABLE_OLLAMA_API": "False",
+            "ENABLE_PERSISTENT_CONFIG": "False", "DEFAULT_MODELS": to.model,
         },
     )  # fmt: skip
 

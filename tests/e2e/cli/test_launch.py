@@ -16,7 +16,7 @@ import pytest
 
 from disco_daemon.cli.main import main
 from disco_daemon.models.default import models_dir
-from disco_daemon.onboarding.agents import AGENTS, NO_KEY
+from disco_daemon.onboarding.agents import AGENTS
 from tests.fixtures.daemon import running
 from tests.fixtures.ports import free_port
 from tests.fixtures.upstream import Upstream
@@ -24,7 +24,7 @@ from tests.fixtures.upstream import Upstream
 PATIENCE_S = 120.0
 SAID = "red green"
 STATUS = 7  # of the stand-in
-KEY = "hush-hush-of-the-test"
+KEY = 'hush-"hush"\\of-the-test'  # which JSON and shells write otherwise
 # What an agent does with what it is given, in a few lines: it finds address, key and model where that agent looks.
 STAND_IN = """#!{python}
 import json, os, sys, tomllib, urllib.request
@@ -57,11 +57,13 @@ if name == "codex":
     told = {{key: tomllib.loads(f"x = {{value}}")["x"] for key, value in given.items()}}
     mine = "model_providers." + told["model_provider"]
     assert told[mine + ".wire_api"] == "responses"
+    model = told["model"]  # a subcommand is not told what stands behind -m
     if "model_catalog_json" in told:
-        assert after("-m") in [m["slug"] for m in json.loads(Path(told["model_catalog_json"]).read_text())["models"]]
-    answer = responses(told[mine + ".base_url"], env[told[mine + ".env_key"]], after("-m"))
+        assert model in [m["slug"] for m in json.loads(Path(told["model_catalog_json"]).read_text())["models"]]
+    answer = responses(told[mine + ".base_url"], env[told[mine + ".env_key"]], model)
 elif name == "claude":
     assert "ANTHROPIC_API_KEY" not in env
+    env = {{**env, **json.loads(Path(after("--settings")).read_text())["env"]}}
     assert after("--model") == env["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == env["ANTHROPIC_MODEL"]
     url = env["ANTHROPIC_BASE_URL"] + "/v1/messages"
     told = posted(url, env["ANTHROPIC_AUTH_TOKEN"], model=after("--model"), max_tokens=16)
@@ -73,7 +75,9 @@ elif name == "opencode":
     options = told["provider"][provider]["options"]
     answer = chat(options["baseURL"], options["apiKey"], model)
 elif name == "aider":
-    answer = chat(env["OPENAI_API_BASE"], env["OPENAI_API_KEY"], after("--model").removeprefix("openai/"))
+    url, set_by_flag = after("--openai-api-base"), after("--set-env")
+    assert set_by_flag == "OPENAI_BASE_URL=" + url
+    answer = chat(url, env["AIDER_OPENAI_API_KEY"], after("--model").removeprefix("openai/"))
 elif name == "cn":
     told = json.loads(Path(after("--config")).read_text())["models"][0]
     answer = chat(told["apiBase"], told["apiKey"], told["model"])
@@ -82,11 +86,12 @@ elif name == "zed":
     chosen = told["agent"]["default_model"]
     provider = told["language_models"]["openai_compatible"][chosen["provider"]]
     assert provider["available_models"][0]["name"] == chosen["model"]
-    answer = chat(provider["api_url"], env[chosen["provider"].upper() + "_API_KEY"], chosen["model"])
+    answer = chat(provider["api_url"], env[chosen["provider"].upper().replace("-", "_") + "_API_KEY"], chosen["model"])
 else:
     assert (name, argv[0]) == ("open-webui", "serve")
     answer = chat(env["OPENAI_API_BASE_URL"], env["OPENAI_API_KEY"], env["DEFAULT_MODELS"])
-told = {{"pid": os.getpid(), "argv": argv, "answer": answer, "key": env.get("DISCO_API_KEY")}}
+own = [name for name in os.environ if name.startswith("DISCO_API_")]
+told = {{"pid": os.getpid(), "argv": argv, "answer": answer, "own": own}}
 Path(env["REPORT"]).write_text(json.dumps(told))
 sys.exit({status})
 """
@@ -139,7 +144,7 @@ async def test_each_agent_asks_the_daemon_by_what_was_set_and_takes_the_verbs_pl
             assert told["answer"].split() == SAID.split(), name
             assert told["pid"] == pid, "its signals and its exit status are its own"
             assert told["argv"][-4:] == list(more), name
-            assert told["key"] in (None, NO_KEY)
+            assert told["own"] == [], "a daemon that its shell starts would take them for settings"
             (tmp_path / "report.json").unlink()
         assert len(upstream.exchanges) == len(AGENTS)
         (programs / "cn").write_text("#!/bin/sh\nkill -PIPE $$\nexit 3\n")
@@ -155,18 +160,19 @@ async def test_the_key_of_the_api_goes_along_and_is_never_shown(tmp_path: Path, 
     ):
         port = daemon.root.rpartition(":")[2]
         env = {"DISCO_API_KEY": KEY, "DISCO_API_CONTROL_KEY": "for-the-owner-alone", "DISCO_API_PORT": port}
-        for name in ("claude", "continue"):
+        for name in ("claude", "continue", "opencode"):
             code, _, err, _ = await launch(name, home=tmp_path, programs=programs, env=env)
             assert (code, err) == (STATUS, ""), name
             assert report(tmp_path)["answer"].split() == SAID.split(), name
+            assert "DISCO_API_CONTROL_KEY" not in report(tmp_path)["own"], name
             for form in ((), ("--json",)):
                 code, out, err, _ = await launch(name, "--print", *form, home=tmp_path, programs=None, env=env)
                 assert (code, err) == (0, ""), name
                 assert "(api.key)" in out
-                assert KEY not in out
+                assert "hush" not in out, "in no way of writing it"
                 assert "for-the-owner" not in out
-        config = next((tmp_path / ".local").rglob("config.yaml"), None) or next(tmp_path.rglob("config.yaml"))
-        assert config.stat().st_mode & 0o077 == 0, "it holds the key"
+        for file in ("continue/config.yaml", "claude/settings.json"):
+            assert next(tmp_path.rglob(file)).stat().st_mode & 0o077 == 0, "it holds the key"
 
 
 async def test_print_shows_what_would_be_set_and_starts_nothing(tmp_path: Path, programs: Path) -> None:
