@@ -67,7 +67,10 @@ class Part:
         self._report(self.n_bytes)
 
     def finish(self, target: Path) -> bool:
-        """Rename the part if its checksum is right, else remove it; return whether it was right. Raises OSError."""
+        """Rename the part if its checksum is right, else remove it; return whether it was right.
+
+        Raises OSError, and ConfigError if another file has got the name meanwhile; then the part stays.
+        """
         os.lseek(self._handle, 0, os.SEEK_SET)
         with os.fdopen(os.dup(self._handle), "rb") as source:
             right = _checksum(source.read, self.file) == self.file.digest
@@ -75,13 +78,38 @@ class Part:
             self.path.unlink()
             return False
         os.fsync(self._handle)
-        self.path.replace(target)
+        try:
+            _name(self.path, target)
+        except FileExistsError as e:
+            if not is_same(target, self.file):
+                msg = f"{target} has come meanwhile, and is another file: move it away, then pull again"
+                raise ConfigError(msg) from e
+            self.path.unlink()
         return True
 
 
 def path_of(file: RemoteFile, folder: Path) -> Path:
     """Return the path of a part, named by the checksum, so that a later pull finds it again."""
     return folder / f"{PREFIX}{file.digest[:24]}"
+
+
+def _name(path: Path, target: Path) -> None:
+    """Rename a file, but never over another one, as `rename` does. Raises FileExistsError, and OSError."""
+    if target.is_symlink() and not target.exists():
+        target.unlink()  # it leads nowhere
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        raise
+    except OSError:  # exFAT, for one, knows no links
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL))
+        try:
+            path.replace(target)
+        except OSError:
+            target.unlink()
+            raise
+    else:
+        path.unlink()
 
 
 def is_same(path: Path, file: RemoteFile) -> bool:

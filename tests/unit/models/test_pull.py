@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -289,6 +291,48 @@ def test_two_pulls_of_one_file_do_not_mix(pulls: Pulls) -> None:
     assert pulls().read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_of_two_pulls_at_once_of_one_name_the_later_one_writes_over_nothing(
+    pulls: Pulls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, links: bool, same: bool
+) -> None:
+    def no_links(_source: Path, _target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    other = tmp_path / "tiny.Q4_K_M.gguf"
+    other.write_bytes(theirs := CONTENT if same else model_bytes(SIZE, 1))
+    if not links:
+        monkeypatch.setattr("disco_daemon.models.part.os.link", no_links)
+
+    def pull_beside(begin: Callable[[object], None]) -> Path:
+        return pull("maker/tiny-GGUF", pulls.folder, pulls.lines.append, pulls._tell, pulls.server.url, begin=begin)
+
+    def meanwhile(_files: object) -> None:
+        if same:  # as by a program that gives it its name at once: a part of one checksum has one lock
+            other.rename(pulls.folder / other.name)
+        else:
+            copy_in(other, pulls.folder, pulls.lines.append, pulls._tell)
+
+    if same:
+        assert pull_beside(meanwhile).read_bytes() == CONTENT
+        assert pulls.left == [other.name]
+        return
+    with pytest.raises(ConfigError, match="has come meanwhile, and is another file: move it away, then pull again"):
+        pull_beside(meanwhile)
+    assert (pulls.folder / other.name).read_bytes() == theirs
+    (pulls.folder / other.name).unlink()
+    assert pulls().read_bytes() == CONTENT
+    assert pulls.begins == [0], "what came is kept"
+    assert pulls.left == [other.name]
+
+
+def test_a_link_that_leads_nowhere_keeps_no_file_from_its_name(pulls: Pulls) -> None:
+    pulls.folder.mkdir()
+    (pulls.folder / "tiny.Q4_K_M.gguf").symlink_to(pulls.folder / "gone")
+    assert pulls().read_bytes() == CONTENT
+    assert pulls.left == ["tiny.Q4_K_M.gguf"]
+
+
 def test_a_folder_that_cannot_be_made_says_what_to_do(pulls: Pulls) -> None:
     pulls.folder.write_text("a file where the folder should be")
     with pytest.raises(ConfigError, match="set DISCO_MODELS_DIR"):
@@ -329,6 +373,34 @@ def test_a_file_of_this_machine_is_copied_checked_and_gone_on_with(pulls: Pulls,
     with pytest.raises(ConfigError, match="cannot be read"):
         copy_in(tmp_path / "none.gguf", pulls.folder, pulls.lines.append, pulls._tell)
     assert pulls.begins == [], "nobody is asked"
+
+
+@pytest.mark.parametrize("after", ["reading", "checking"])
+@pytest.mark.parametrize("now", [CONTENT + b"more", CONTENT[:-1], CONTENT[:-1] + b"?"])
+def test_a_file_of_this_machine_that_is_still_written_is_refused_and_leaves_nothing_behind(
+    pulls: Pulls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, now: bytes
+) -> None:
+    source = tmp_path / "growing.gguf"
+    source.write_bytes(CONTENT)
+    os.utime(source, ns=(0, 0))
+
+    def then(done: Callable[..., Any]) -> Callable[..., Any]:
+        def write_behind(*args: Any) -> Any:
+            found = done(*args)
+            source.write_bytes(now)
+            return found
+
+        return write_behind
+
+    with monkeypatch.context() as patch:
+        if after == "reading":
+            patch.setattr("disco_daemon.models.local_files.hashlib.file_digest", then(hashlib.file_digest))
+        else:
+            patch.setattr(hub, "_check_room", then(hub._check_room))
+        with pytest.raises(ConfigError, match="is being written by another program"):
+            copy_in(source, pulls.folder, pulls.lines.append, pulls._tell)
+    assert not pulls.folder.exists() or pulls.left == []
+    assert copy_in(source, pulls.folder, pulls.lines.append, pulls._tell).read_bytes() == now
 
 
 def test_the_address_of_a_file_at_the_hub_names_that_file(pulls: Pulls) -> None:
