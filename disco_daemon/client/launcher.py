@@ -90,9 +90,21 @@ class DaemonLauncher:
         return process.returncode == 0, said.decode("utf-8", "replace").strip()
 
     def hand_over(self) -> None:
-        """Have the daemon end with the program that this process becomes, and not with this one. To be called once."""
-        if self._process is not None and self._process.stdin is not None:
-            os.set_inheritable(self._process.stdin.get_extra_info("pipe").fileno(), True)
+        """Have the daemon end with the program that this process becomes. To be called once.
+
+        It is told this process's id, which that program keeps, since a pipe would also be held by what the program
+        leaves behind. Where no process can be waited for by its id (macOS, Linux before 5.3), it holds the pipe still.
+        """
+        if self._process is None or self._process.stdin is None:
+            return
+        pipe: int = self._process.stdin.get_extra_info("pipe").fileno()
+        try:
+            os.close(os.pidfd_open(os.getpid()))
+        except (AttributeError, OSError):
+            os.set_inheritable(pipe, True)
+        else:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(pipe, b"%d\n" % os.getpid())
 
     def why_ended(self) -> str:
         """Return what is known of why the daemon has ended: what killed it, or the last line of its log."""

@@ -30,8 +30,9 @@ async def run_until_signal(
     """Serve until SIGINT or SIGTERM, then let running answers end; a second signal ends everything at once.
 
     With `until_eof` the end of stdin asks for the same, however the parent process has ended. It does not count as a
-    signal: a parent that sends one and closes its end of the pipe asks once. `early` are the signals that came before
-    this began to listen to them: they are obeyed as if they came now.
+    signal: a parent that sends one and closes its end of the pipe asks once. A line with a process id there has the end
+    of that process count in place of stdin's (`client.launcher.DaemonLauncher.hand_over`). `early` are the signals that
+    came before this began to listen to them: they are obeyed as if they came now.
     """
     stop, signalled_before = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -49,9 +50,11 @@ async def run_until_signal(
         on_signal(signal.SIGTERM)
 
     def on_stdin() -> None:
-        if not os.read(STDIN, 4096):
+        said = os.read(STDIN, 4096)
+        if not said or said.strip().isdigit():
             loop.remove_reader(STDIN)
-            stop.set()
+            if not said or not _on_end(int(said), stop.set):
+                stop.set()
 
     if until_eof:
         try:
@@ -86,6 +89,23 @@ async def run_until_signal(
         patience_s = daemon.config.api.drain_s
         if late := await daemon.conductor.in_flight.drain(patience_s):
             log.warning("%d answers were not whole after %g s; their readers were told", late, patience_s)
+
+
+def _on_end(pid: int, call: Callable[[], None]) -> bool:
+    """Call once a process has ended; return whether there is one with that id whose end will be heard of."""
+    try:
+        watched = os.pidfd_open(pid)
+    except (AttributeError, OSError, OverflowError):
+        return False
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(watched)
+        os.close(watched)
+        call()
+
+    loop.add_reader(watched, ended)
+    return True
 
 
 async def _reload(daemon: Daemon) -> None:

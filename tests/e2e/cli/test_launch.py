@@ -27,7 +27,7 @@ STATUS = 7  # of the stand-in
 KEY = 'hush-"hush"\\of-the-test'  # which JSON and shells write otherwise
 # What an agent does with what it is given, in a few lines: it finds address, key and model where that agent looks.
 STAND_IN = """#!{python}
-import json, os, sys, tomllib, urllib.request
+import json, os, subprocess, sys, tomllib, urllib.request
 from pathlib import Path
 
 name, argv, env = Path(sys.argv[0]).name, sys.argv[1:], os.environ
@@ -92,7 +92,11 @@ else:
     answer = chat(env["OPENAI_API_BASE_URL"], env["OPENAI_API_KEY"], env["DEFAULT_MODELS"])
 own = [name for name in os.environ if name.startswith("DISCO_API_")]
 told = {{"pid": os.getpid(), "argv": argv, "answer": answer, "own": own}}
-Path(env["REPORT"]).write_text(json.dumps(told))
+if "LEAVES" in os.environ:  # such as a watcher of files, which gets every descriptor that it may have
+    null = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    told["left"] = subprocess.Popen(waits, close_fds=False, start_new_session=True, **null).pid
+Path(os.environ["REPORT"]).write_text(json.dumps(told))
 sys.exit({status})
 """
 
@@ -239,12 +243,15 @@ async def test_a_model_that_cannot_do_what_an_agent_needs_is_named_with_one_that
 async def test_a_daemon_is_started_where_none_runs_and_ends_with_the_agent(tmp_path: Path, programs: Path) -> None:
     port = free_port()
     env = {"DISCO_API_PORT": str(port), "DISCO_DEVICE_N_CTX": "256"}
-    code, _, err, pid = await launch("open-webui", home=tmp_path, programs=programs, env=env)
+    code, _, err, pid = await launch("open-webui", home=tmp_path, programs=programs, env=env | {"LEAVES": "1"})
     assert (code, err) == (STATUS, "No daemon was running: one is starting, and ends with Open WebUI …\n")
     assert report(tmp_path)["pid"] == pid
-    async with asyncio.timeout(PATIENCE_S):
-        while await _listens(port):
-            await asyncio.sleep(0.05)  # the daemon ends by itself, and tells nobody
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while await _listens(port):
+                await asyncio.sleep(0.05)  # the daemon ends by itself, and tells nobody
+    finally:
+        os.kill(report(tmp_path)["left"], signal.SIGKILL)  # it still ran: the daemon did not wait for its end
     code, _, err, _ = await launch("zed", home=tmp_path, programs=programs, env=env)
     assert code == 1
     assert "disco service install" in err, "Zed leaves its terminal at once, and a daemon would end with that"
