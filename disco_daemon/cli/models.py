@@ -150,14 +150,14 @@ def _print_rows(rows: list[tuple[str, ...]]) -> None:
 
 
 def _use(args: argparse.Namespace) -> int:
+    from ..config.layers import load
     from ..errors import ConfigError
-    from ..models.default import default_model_path
 
     if args.previous == (args.model is not None):
         raise ConfigError("name a model, or give --previous: `disco models list` shows what there is")
     if args.previous:
         saved = _first_steps().use_previous()
-        return _print_use(args, _in_use() or default_model_path(), saved)
+        return _print_use(args, _in_use() or load().device.model, saved)
     path = _choose(args.model)
     return _print_use(args, path, _make_it_the_devices(path))
 
@@ -204,7 +204,7 @@ def _make_it_the_devices(path: Path) -> SavedChoice:
     return _first_steps().save(Choice(local="" if is_default else str(path)))
 
 
-def _print_use(args: argparse.Namespace, path: Path, saved: SavedChoice) -> int:
+def _print_use(args: argparse.Namespace, path: Path | str, saved: SavedChoice) -> int:
     from ..config.layers import config_path, load
     from .setup import reload_running
 

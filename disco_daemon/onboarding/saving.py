@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from .providers import ServerKey, key_path
 _MAGIC = b"GGUF"
 DEFAULT = "default"  # the name of the model that ships
 _THEIRS = "DISCO_DEVICE_BASE_URL"  # goes before what is saved
-_MODEL, _PARTS = "device.model", ("changes", "before")
-_BEFORE = "model-before.json"  # beside config.toml: what the choice of another model has changed, to go back
+_MODEL, _URL = "device.model", "device.base_url"
+_BEFORE = "model-before.json"  # beside config.toml: the local model before this one, and what was said of it
 _MOST_BYTES = 1 << 16  # of that file
+_OF_LOCAL = sorted({_MODEL, _URL, *SAID_OF[_MODEL]})  # what is in it: no more, such as whether the device is enabled
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +44,33 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class SavedChoice:
-    """The settings that a choice changes, and what those of `changes` were `before`."""
+    """The settings that a choice changes, and what those of `changes` were `before`.
+
+    `earlier` is what was written down of the model before the one before.
+    """
 
     changes: dict[str, Any] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)
+    earlier: str | None = field(default=None, compare=False, repr=False)
 
     def notes(self) -> list[str]:
         """Return a sentence on each setting that the user has not chosen, and that goes with what was chosen before."""
         notes = []
-        if url := self.before.get("device.base_url"):
+        if url := self.before.get(_URL):
             notes.append(
                 f"device.base_url = {without_credentials(url)} is taken out: this machine's own model answers."
             )
-        if "device.enabled" in self.changes:
+        if url := self.changes.get(_URL):
+            notes.append(f"device.base_url = {without_credentials(url)} answers again.")
+        if self.changes.get("device.enabled"):
             notes.append("The device takes part again.")
+        defaults = Config()
         for key in sorted(self.changes.keys() & frozenset[str]().union(*SAID_OF.values())):
             of = "server" if "server.base_url" in self.before and key.startswith("server.") else "model"
-            notes.append(f"{key} = {json.dumps(self.before[key])} was for the {of} before, and is taken out.")
+            if (value := self.changes[key]) == get_value(defaults, key):
+                notes.append(f"{key} = {json.dumps(self.before[key])} was for the {of} before, and is taken out.")
+            else:
+                notes.append(f"{key} = {json.dumps(value)} was said of this {of}, and is back.")
         return notes
 
 
@@ -68,8 +79,8 @@ def plan(path: Path, choice: Choice, env: Mapping[str, str]) -> SavedChoice:
 
     Before anything is fetched it is asked whether a local model could be used at all.
     """
-    if choice.local is not None and env.get(_THEIRS):
-        raise ConfigError(f"the variable {_THEIRS} is set, so that server's model answers: unset it first")
+    if choice.local is not None:
+        _require_choosable(env)
     config = load(path, env={})
     changes = _changes(config, choice)
     require_complete(with_values(config, changes))
@@ -88,38 +99,44 @@ def save(path: Path, choice: Choice, env: Mapping[str, str]) -> SavedChoice:
         file = saved.changes.get("server.api_key_file")
         # Only a new key has to be written: others have their place.
         fresh = bool(choice.key.value) and choice.base_url and file == str(key_path(path.parent, choice.base_url))
-        with _write_key(Path(file or ""), choice.key.value) if fresh else nullcontext():
+        with (
+            _write_key(Path(file or ""), choice.key.value) if fresh else nullcontext(),
+            _recording(path, saved) as earlier,
+        ):
             write_values(path, saved.changes)
-            _keep(path, saved)
-        return saved
+        return replace(saved, earlier=earlier)
 
 
-def use_previous(path: Path) -> SavedChoice:
+def use_previous(path: Path, env: Mapping[str, str]) -> SavedChoice:
     """Go back to the local model before this one, with all that was said of it; once more, and this one is back.
 
-    Raises ConfigError where none is known, it is gone, or another one was chosen by hand since. Blocks on disk.
+    Raises ConfigError where none is known, it is gone, or another one was chosen by hand since; then nothing has
+    changed. Blocks on disk.
     """
-    try:
-        with open_regular(path.with_name(_BEFORE)) as f:
-            kept = json.loads(f.read(_MOST_BYTES))
-        saved = SavedChoice(dict(kept["changes"]), dict(kept["before"]))
-        model = str(saved.before[_MODEL])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise ConfigError("no model before this one is known: `disco models list` shows what there is") from e
-    if model and not _file(model).exists():
-        raise ConfigError(f"the model before, {model}, is no longer there: `disco models list` shows what there is")
-    back = take_back(path, saved)
-    if _MODEL not in back.changes:
-        raise ConfigError("device.model was set by hand since: `disco models use MODEL` says which one to take")
-    _keep(path, back)
-    return back
-
-
-def _keep(path: Path, saved: SavedChoice) -> None:
-    """Write down what was said of the local model before, if another one was chosen. Raises OSError."""
-    if _MODEL in saved.before:
-        of_it = {name: {k: v for k, v in getattr(saved, name).items() if k.startswith("device.")} for name in _PARTS}
-        write_private(path.with_name(_BEFORE), json.dumps(of_it))
+    _require_choosable(env)
+    if env.get("DISCO_DEVICE_MODEL"):
+        raise ConfigError("the variable DISCO_DEVICE_MODEL is set, so its model answers: unset it first")
+    with _writing(path):
+        try:
+            with open_regular(path.with_name(_BEFORE)) as f:
+                kept = json.loads(f.read(_MOST_BYTES))
+            chosen = str(kept["changes"][_MODEL])
+            before = {key: kept["before"][key] for key in kept["before"] if key in _OF_LOCAL}
+            model = str(before[_MODEL])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise ConfigError("no model before this one is known: `disco models list` shows what there is") from e
+        config = load(path, env={})
+        if not _is_same(_MODEL, chosen, config.device.model):
+            raise ConfigError("device.model was set by hand since: `disco models use MODEL` says which one to take")
+        if model and not before.get(_URL) and not _file(model).exists():
+            raise ConfigError(f"the model before, {model}, is no longer there: `disco models list` shows what there is")
+        wanted = _changes(config, Choice(local=model)) | before
+        was = {key: get_value(config, key) for key in wanted}
+        changes = {key: value for key, value in wanted.items() if value != was[key]}
+        saved = SavedChoice(changes, {key: was[key] for key in changes})
+        with _recording(path, saved) as earlier:
+            write_values(path, changes, require_complete)
+        return replace(saved, earlier=earlier)
 
 
 def take_back(path: Path, saved: SavedChoice) -> SavedChoice:
@@ -134,7 +151,16 @@ def take_back(path: Path, saved: SavedChoice) -> SavedChoice:
             return SavedChoice()
         back = {key: value for key, value in saved.before.items() if key in ours}
         write_values(path, back)
+        if _has_other_model(saved):
+            with suppress(OSError):  # the settings matter more
+                _put(path.with_name(_BEFORE), saved.earlier)
         return SavedChoice(back, {key: saved.changes[key] for key in back})
+
+
+def _require_choosable(env: Mapping[str, str]) -> None:
+    """Raise ConfigError where a variable names a server, which would be asked for any local model."""
+    if env.get(_THEIRS):
+        raise ConfigError(f"the variable {_THEIRS} is set, so that server's model answers: unset it first")
 
 
 @contextmanager
@@ -144,8 +170,7 @@ def _writing(path: Path) -> Iterator[None]:
         with changing(path):
             yield
     except OSError as e:
-        msg = f"{path} cannot be written: {e.strerror or e}"
-        raise ConfigError(msg) from e
+        raise _not_written(path, e) from e
 
 
 def _changes(config: Config, choice: Choice) -> dict[str, Any]:
@@ -200,24 +225,74 @@ def said_of(config: Config, named: Collection[str]) -> set[str]:
 
 @contextmanager
 def _write_key(file: Path, key: str) -> Iterator[None]:
-    """Put the key into its file; restore the file if the context fails."""
+    """Put the key into its file; restore the file if the context fails. Raises ConfigError."""
     try:
-        before = file.read_text("utf-8") if file.exists() else None
         for folder in (file.parent.parent, file.parent):  # mkdir gives its mode to the last one only
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file.parent.chmod(0o700)
-        write_private(file, f"{key}\n")
-    except (OSError, UnicodeDecodeError) as e:
-        msg = f"the key cannot be written to {file}: {getattr(e, 'strerror', None) or e}"
-        raise ConfigError(msg) from e
-    try:
+    except OSError as e:
+        raise _not_written(file, e) from e
+    with _replacing(file, f"{key}\n"):
         yield
+
+
+@contextmanager
+def _recording(path: Path, saved: SavedChoice) -> Iterator[str | None]:
+    """Write down the local model of now with all that is said of it, if another one is chosen; yield what was there.
+
+    Before the settings are: nothing is in use then whose way back is not known. Raises ConfigError.
+    """
+    if not _has_other_model(saved):
+        yield None
+        return
+    config, defaults = load(path, env={}), Config()
+    values = {key: get_value(config, key) for key in _OF_LOCAL}
+    of_it = {key: value for key, value in values.items() if key == _MODEL or value != get_value(defaults, key)}
+    text = json.dumps({"changes": {_MODEL: saved.changes.get(_MODEL, config.device.model)}, "before": of_it})
+    with _replacing(path.with_name(_BEFORE), text) as earlier:
+        yield earlier
+
+
+def _has_other_model(saved: SavedChoice) -> bool:
+    """Whether another local model answers by it."""
+    is_other = _MODEL in saved.before and not _is_same(_MODEL, saved.before[_MODEL], saved.changes[_MODEL])
+    return is_other or _URL in saved.before
+
+
+@contextmanager
+def _replacing(file: Path, text: str) -> Iterator[str | None]:
+    """Write a private file; yield what was in it, and restore that if the context fails. Raises ConfigError."""
+    try:
+        before = _text_of(file)
+        write_private(file, text)
+    except OSError as e:
+        raise _not_written(file, e) from e
+    try:
+        yield before
     except BaseException:
-        if before is None:
-            file.unlink(missing_ok=True)
-        else:
-            write_private(file, before)
+        _put(file, before)
         raise
+
+
+def _text_of(file: Path) -> str | None:
+    """Return what is in a file, None where there is none. Raises OSError."""
+    try:
+        with open_regular(file) as f:
+            return f.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+
+
+def _put(file: Path, text: str | None) -> None:
+    """Write a private file, or remove it. Raises OSError."""
+    if text is None:
+        file.unlink(missing_ok=True)
+    else:
+        write_private(file, text)
+
+
+def _not_written(file: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{file} cannot be written: {error.strerror or error}")
 
 
 def overriding_variables(changes: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:

@@ -97,6 +97,4 @@ class Onboarding:
 
     def use_previous(self) -> SavedChoice:
         """Go back to the local model before this one; return what was changed. Raises ConfigError."""
-        if self.env.get("DISCO_DEVICE_MODEL"):
-            raise ConfigError("the variable DISCO_DEVICE_MODEL is set, so its model answers: unset it first")
-        return saving.use_previous(self.path)
+        return saving.use_previous(self.path, self.env)

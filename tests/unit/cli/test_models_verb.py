@@ -136,6 +136,12 @@ def test_use_previous_goes_back_and_forth_with_all_that_was_said_of_a_model(
     config.set_values(home / "config.toml", {"device.model": str(model_file(home / "one.gguf").with_name("3.gguf"))})
     with pytest.raises(ConfigError, match="by hand since"):
         disco("use", "--previous")
+    theirs = {"device.base_url": "http://127.0.0.1:11434/v1", "device.model": "llama3"}
+    config.set_values(home / "config.toml", theirs)
+    disco("use", str(two))
+    capsys.readouterr()
+    disco("use", "--previous")
+    assert f"the device's model is llama3 (device.model in {home / 'config.toml'})" in capsys.readouterr().out
     for words in ((), ("two.gguf", "--previous")):
         with pytest.raises(ConfigError, match="name a model, or give --previous"):
             disco("use", *words)

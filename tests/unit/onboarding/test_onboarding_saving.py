@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -188,9 +189,10 @@ CHOSEN = {
 }  # fmt: skip
 STAYS = {
     "server.probe", "server.first_token_timeout_s", "server.thinking_timeout_s", "server.token_timeout_s",
-    "device.n_ctx", "device.n_cells", "device.spill_gib", "device.spill_after_s", "device.keep_alive_s",
-    "device.scheduler", "device.n_threads", "device.n_threads_batch", "device.n_ubatch", "device.flash_attn",
-    "device.kv_type", "device.autotune", "device.rounding", "device.speculation", "device.watts", "device.usd_per_kwh",
+    "device.n_ctx", "device.n_cells", "device.models_gib", "device.spill_gib", "device.spill_after_s",
+    "device.keep_alive_s", "device.scheduler", "device.n_threads", "device.n_threads_batch", "device.n_ubatch",
+    "device.flash_attn", "device.kv_type", "device.autotune", "device.rounding", "device.speculation", "device.watts",
+    "device.usd_per_kwh",
 }  # fmt: skip
 VALUES: dict[str, Any] = {
     "server.continuation": "prefix", "server.insecure": True, "server.stream_usage": False,
@@ -323,6 +325,172 @@ def test_what_is_taken_back_is_all_of_it_but_not_what_somebody_has_set_since(set
     chosen_since = setup.config()
     assert setup.take_back(saved).changes == {}
     assert setup.config() == chosen_since
+
+
+# --- the model before this one ----------------------------------------------------------------------------------------
+
+RECORD = "model-before.json"
+SAID = {key: VALUES[key] for key in SAID_OF["device.model"]}
+OTHERWISE: dict[str, Any] = {
+    "device.adapters": {"theirs": "/b.gguf"}, "device.chat_template": "/b.jinja", "device.draft_model": "/e.gguf",
+    "device.grade": 70.0, "device.n_cpu_moe": 8, "device.n_gpu_layers": 5, "fleet.cuts": [3, 9],
+}  # fmt: skip
+
+
+def local_files(setup: Onboarding, names: str = "ab") -> list[str]:
+    """Models beside config.toml."""
+    setup.path.parent.mkdir()
+    paths = [setup.path.with_name(f"{name}.gguf") for name in names]
+    for path in paths:
+        path.write_bytes(b"GGUF")
+    return [str(path) for path in paths]
+
+
+def said(setup: Onboarding) -> dict[str, Any]:
+    found = setup.config()
+    return {key: config.get_value(found, key) for key in sorted(SAID_OF["device.model"])}
+
+
+@pytest.mark.parametrize("of_a", [{}, SAID])
+@pytest.mark.parametrize("of_b", [{}, OTHERWISE])
+def test_the_model_before_comes_back_with_what_was_said_of_it_and_of_no_other(
+    setup: Onboarding, of_a: dict[str, Any], of_b: dict[str, Any]
+) -> None:
+    a, b = local_files(setup)
+    assert set(OTHERWISE) == set(SAID), "all that is said of a model is tried"
+    default = {key: config.get_value(Config(), key) for key in SAID}
+    config.set_values(setup.path, {"device.model": a} | of_a)
+    setup.save(Choice(local=b))
+    config.set_values(setup.path, {"policy.budget": 0.5} | of_b)
+    for model, its, notes in ((a, of_a, max(len(of_a), len(of_b))), (b, of_b, max(len(of_a), len(of_b)))):
+        saved = setup.use_previous()
+        assert setup.config().device.model == model
+        assert said(setup) == default | its
+        assert len(saved.notes()) == notes
+    assert setup.config().policy.budget == 0.5, "nothing but the model goes back"
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_counts_of_layers_that_are_said_of_the_machine_stay_on_the_way_back_but_for_the_model_s_own(
+    setup: Onboarding, number: int
+) -> None:
+    a, b = local_files(setup)
+    config.set_values(setup.path, {"device.model": a, "device.n_cpu_moe": number})
+    setup.save(Choice(local=b))
+    config.set_values(setup.path, {"device.n_gpu_layers": number, "device.n_cpu_moe": 7})
+    setup.use_previous()
+    device = setup.config().device
+    assert (device.n_gpu_layers, device.n_cpu_moe) == (number, number)
+
+
+def test_a_model_that_is_taken_back_leaves_the_way_to_the_one_before(
+    setup: Onboarding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = local_files(setup, "abc")
+    monkeypatch.chdir(setup.path.parent)
+    config.set_values(setup.path, {"device.model": a, "device.grade": 3.0})
+    setup.take_back(setup.save(Choice(local=b)))
+    with pytest.raises(ConfigError, match="no model before this one is known"):
+        setup.use_previous()
+    setup.save(Choice(local=b))
+    setup.take_back(setup.save(Choice(local=c)))
+    assert setup.config().device.model == b
+    setup.save(Choice(local="b.gguf"))  # the same one, spelled otherwise
+    setup.use_previous()
+    assert (setup.config().device.model, setup.config().device.grade) == (a, 3.0)
+
+
+def test_a_device_that_was_off_before_is_not_switched_off_by_the_way_back(setup: Onboarding) -> None:
+    a, b = local_files(setup)
+    config.set_values(setup.path, {"device.model": a, "device.enabled": False})
+    assert setup.save(Choice(local=b)).notes() == ["The device takes part again."]
+    assert setup.use_previous().notes() == []
+    config.set_values(setup.path, {"device.enabled": False})
+    assert setup.use_previous().notes() == ["The device takes part again."]
+    assert (setup.config().device.model, setup.config().device.enabled) == (b, True)
+
+
+@pytest.mark.parametrize("name", ["llama3.1:8b", "b.gguf"])
+def test_a_server_of_this_machine_is_a_model_before_too(
+    setup: Onboarding, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    _, b = local_files(setup)
+    monkeypatch.chdir(setup.path.parent)  # the file of that name is no other model's, but the server is another one
+    url = "http://127.0.0.1:11434/v1"
+    config.set_values(setup.path, {"device.base_url": url, "device.model": name, "device.grade": 3.0})
+    setup.save(Choice(local=b))
+    assert setup.use_previous().notes() == [
+        f"device.base_url = {url} answers again.", "device.grade = 3.0 was said of this model, and is back.",
+    ]  # fmt: skip
+    device = setup.config().device
+    assert (device.base_url, device.model, device.grade) == (url, name, 3.0)
+    assert setup.use_previous().notes() == [
+        f"device.base_url = {url} is taken out: this machine's own model answers.",
+        "device.grade = 3.0 was for the model before, and is taken out.",
+    ]
+    assert (setup.config().device.base_url, setup.config().device.model) == ("", b)
+
+
+@pytest.mark.parametrize("name", ["DISCO_DEVICE_BASE_URL", "DISCO_DEVICE_MODEL"])
+def test_the_model_before_is_not_gone_back_to_while_a_variable_names_another(setup: Onboarding, name: str) -> None:
+    a, b = local_files(setup)
+    for model in (a, b):
+        setup.save(Choice(local=model))
+    before = everything(setup.path.parent)
+    with pytest.raises(ConfigError, match=f"the variable {name} is set"):
+        Onboarding(setup.path, {name: "x"}).use_previous()
+    assert everything(setup.path.parent) == before
+
+
+@pytest.mark.parametrize("go", ["save", "use_previous"])
+@pytest.mark.parametrize("broken", ["config.toml", RECORD])
+@pytest.mark.parametrize("key", ["", SECRET])
+def test_a_disk_that_fails_at_any_file_of_a_choice_changes_none(
+    setup: Onboarding, monkeypatch: pytest.MonkeyPatch, go: str, broken: str, key: str
+) -> None:
+    a, b, c = local_files(setup, "abc")
+    for model in (a, b):
+        setup.save(Choice(local=model))
+    before, write = everything(setup.path.parent), config.write_private
+
+    def full(path: Path, text: str) -> None:
+        if path.name == broken:
+            raise OSError(28, "No space left on device")
+        write(path, text)
+
+    with monkeypatch.context() as patch:
+        for module in (saving, config):
+            patch.setattr(module, "write_private", full)
+        with pytest.raises(ConfigError, match=f"{broken} cannot be written: No space left"):
+            setup.save(chosen(setup, key=key, local=c)) if go == "save" else setup.use_previous()
+        assert everything(setup.path.parent) == before
+    setup.use_previous()
+    assert setup.config().device.model == a
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"changes": {}, "before": []}', '{"changes": {"device.model": "B"}, "before": {}}']
+)
+def test_a_spoilt_record_says_that_no_model_before_is_known_and_is_written_anew(setup: Onboarding, text: str) -> None:
+    a, b = local_files(setup)
+    setup.save(Choice(local=a))
+    setup.path.with_name(RECORD).write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match="no model before this one is known"):
+        setup.use_previous()
+    setup.save(Choice(local=b))
+    setup.use_previous()
+    assert setup.config().device.model == a
+
+
+def test_a_record_with_a_value_that_is_none_changes_nothing(setup: Onboarding) -> None:
+    a, b = local_files(setup)
+    record = {"changes": {"device.model": b}, "before": {"device.model": a, "device.grade": "good"}}
+    config.set_values(setup.path, {"device.model": b})
+    setup.path.with_name(RECORD).write_text(json.dumps(record), "utf-8")
+    before = everything(setup.path.parent)
+    with pytest.raises(ConfigError, match="grade"):
+        setup.use_previous()
+    assert everything(setup.path.parent) == before
 
 
 def test_a_folder_that_others_could_look_into_is_closed(setup: Onboarding) -> None:
