@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..onboarding.agents import AGENTS
@@ -164,8 +165,22 @@ def _setup(
     from ..onboarding.agents import AgentTarget
 
     folder = str(data_path() / "launch" / agent.name)
-    target = AgentTarget(root, key, card["id"], card.get("context_length"), folder, models)
-    return agent.run(target), target
+    target = AgentTarget(root, key, card["id"], card.get("context_length"), folder, models, _no_proxy(root))
+    setup = agent.run(target)
+    return replace(setup, env={**target.direct, **setup.env}), target
+
+
+def _no_proxy(root: str) -> str:
+    """Return the hosts that are asked without a proxy: the shell's, and the daemon's where that is on this machine.
+
+    A proxy would get each turn and the key, and could seldom reach the daemon. Few programs spare loopback.
+    """
+    from ..system.net import hostname, is_loopback
+
+    if not is_loopback(host := hostname(root)):
+        return ""
+    theirs = f"{os.environ.get('NO_PROXY', '')},{os.environ.get('no_proxy', '')}".split(",")
+    return ",".join(dict.fromkeys(name for word in (*theirs, host) if (name := word.strip())))
 
 
 def _show(args: argparse.Namespace, agent: Agent, setup: AgentRun, target: AgentTarget, lacking: list[str]) -> None:

@@ -3,8 +3,9 @@
 Where that is written, by project and file:
 
 - codex: openai/codex, codex-rs/utils/cli/src/config_override.rs (`-c`: a dotted key, a value in TOML),
-  codex-rs/model-provider-info/src/lib.rs (the fields of a provider; no login, and the key by `env_key`). A subcommand
-  hears of `-c` and not of `-m` (openai/codex#2301); files, also a profile's, are heeded less than `-c`
+  codex-rs/model-provider-info/src/lib.rs (the fields of a provider; no login, and the key by `env_key`). Each
+  subcommand hears of `-c`, not each of `-m` (openai/codex#2301), and files, also a profile's, are heeded less; a review
+  asks `review_model`
 - claude: code.claude.com, docs/en/env-vars (address, token, models, traffic, most output), docs/en/model-config
   (`CLAUDE_CODE_MAX_CONTEXT_TOKENS` of a model that it does not know) and docs/en/settings (the `env` of settings goes
   over the environment, and that of `--settings` over all files but an administrator's)
@@ -44,7 +45,8 @@ SHORT_CONTEXT = 65_536  # tokens; below them Codex gets our instructions, of 100
 class AgentTarget:
     """What a program is pointed at: the daemon's `root` without /v1, a key ("" = none), a model, its context in tokens.
 
-    `folder` is where generated files go, `models` the document of /v1/models.
+    `folder` is where generated files go, `models` the document of /v1/models. `no_proxy` names the hosts that are asked
+    without a proxy, as NO_PROXY has them; "" leaves that to the program.
     """
 
     root: str
@@ -53,6 +55,12 @@ class AgentTarget:
     context: int | None
     folder: str
     models: Mapping[str, Any] = field(default_factory=dict)
+    no_proxy: str = ""
+
+    @property
+    def direct(self) -> dict[str, str | None]:
+        """The variables that keep a proxy out; programs read the one or the other."""
+        return dict.fromkeys(("NO_PROXY", "no_proxy"), self.no_proxy) if self.no_proxy else {}
 
     @property
     def v1(self) -> str:
@@ -137,7 +145,7 @@ def _claude(to: AgentTarget) -> AgentRun:
     env: dict[str, str | None] = {
         "ANTHROPIC_BASE_URL": to.root, "ANTHROPIC_AUTH_TOKEN": to.some_key, **dict.fromkeys(names, to.model), **room,
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(to.output), "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        **dict.fromkeys((*others, *(f"CLAUDE_CODE_USE_{cloud}" for cloud in CLOUDS))),
+        **to.direct, **dict.fromkeys((*others, *(f"CLAUDE_CODE_USE_{cloud}" for cloud in CLOUDS))),
     }  # fmt: skip
     settings = {"env": {name: value or "" for name, value in env.items()}}
     flags = ("--settings", f"{to.folder}/settings.json", "--model", to.model)

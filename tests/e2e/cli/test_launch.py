@@ -142,7 +142,8 @@ async def test_each_agent_asks_the_daemon_by_what_was_set_and_takes_the_verbs_pl
     async with Upstream(tokens=2) as upstream, running(tmp_path / "d", server=upstream.url, device=False) as daemon:
         for name in AGENTS:
             more = ("exec", "--", "--model", "theirs")
-            code, _, err, pid = await launch(name, "--url", daemon.url, "--", *more, home=tmp_path, programs=programs)
+            words, proxy = (name, "--url", daemon.url, "--", *more), {"http_proxy": f"http://127.0.0.1:{free_port()}"}
+            code, _, err, pid = await launch(*words, home=tmp_path, programs=programs, env=proxy)
             assert (code, err) == (STATUS, ""), name
             told = report(tmp_path)
             assert told["answer"].split() == SAID.split(), name

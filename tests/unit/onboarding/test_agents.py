@@ -120,6 +120,20 @@ def test_a_dotenv_and_settings_of_aider_do_not_go_over_what_is_set(monkeypatch: 
     assert {*flags(run, "--model"), *flags(run, "--weak-model"), *flags(run, "--editor-model")} == {f"openai/{MODEL}"}
 
 
+def test_no_proxy_gets_what_is_asked_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "a.example, b.example")
+    monkeypatch.setenv("no_proxy", "b.example,c.example")
+    card = {"id": MODEL}
+    for agent in AGENTS.values():
+        setup, _ = launch._setup(agent, card, {"models": []}, ADDRESS, "")
+        for name in ("NO_PROXY", "no_proxy"):
+            assert setup.env[name] == "a.example,b.example,c.example,127.0.0.1", agent.name
+            if agent.name == "claude":  # whose settings may have a proxy
+                assert setup.files["settings.json"]["env"][name] == setup.env[name]
+        setup, _ = launch._setup(agent, card, {"models": []}, "http://desk.example:4747", "")
+        assert not {"NO_PROXY", "no_proxy"} & set(setup.env), "whether another machine is asked through one is theirs"
+
+
 def test_settings_of_opencode_leave_no_other_provider_and_no_other_model() -> None:
     found = json.loads(AGENTS["opencode"].run(TARGET).env["OPENCODE_CONFIG_CONTENT"] or "")
     assert found["enabled_providers"] == list(found["provider"]) == ["disco"]
