@@ -14,7 +14,9 @@ from .context import AnswerContext
 from .plan import CHARS_PER_TOKEN
 
 AT_A_TIME = 64  # texts that the device gets at once: enough to be computed together
-CHARS_AT_A_TIME = 16_384  # of those texts: seconds of work on a slow device, and left half done if nobody waits
+CHARS_AT_A_TIME = (
+    16_384  # of those texts, each with its query: seconds of work on a slow device, and left half done if nobody waits
+)
 
 
 class EmbeddingRun:
@@ -29,6 +31,7 @@ class EmbeddingRun:
         self.context = context
         self._texts, self._task, self._model, self._request_id = texts, task, model, request_id
         self._began, self._created = context.clock.now(), context.clock.wall()
+        self._query_size = len(task.query or "")  # which the device reads with each text
         self._n_done = 0
         self._usage = Usage()
         self._patience: asyncio.Timeout | None = None
@@ -71,7 +74,8 @@ class EmbeddingRun:
 
     def _n_next(self) -> int:
         """Return how many texts the device gets next, at least one."""
-        sizes = accumulate(len(text) for text in self._texts[self._n_done : self._n_done + AT_A_TIME])
+        texts = self._texts[self._n_done : self._n_done + AT_A_TIME]
+        sizes = accumulate(self._query_size + len(text) for text in texts)
         return max(1, sum(size <= CHARS_AT_A_TIME for size in sizes))
 
     async def _next(self, device: Embedder, texts: Sequence[Given]) -> Embedding:
@@ -89,8 +93,8 @@ class EmbeddingRun:
 
     def _reserved(self) -> Reservation:
         """Reserve what they may cost. Raises EndpointError where a cap is reached."""
-        texts = self._texts
-        n_tokens = sum(max(1, len(t) // CHARS_PER_TOKEN) if isinstance(t, str) else len(t) for t in texts)
+        texts, more = self._texts, self._query_size
+        n_tokens = sum(max(1, (more + len(t)) // CHARS_PER_TOKEN) if isinstance(t, str) else len(t) for t in texts)
         grant = self.context.spending.reserve(Side.DEVICE, CostBound(n_tokens, max_tokens=0), self._created)
         if isinstance(grant, CapRefusal):
             raise capped(grant)

@@ -281,12 +281,13 @@ class Device:
         """The vectors of texts, or of token ids; waits for the rest of a load first. Raises EndpointError."""
         await self._engine.ready(LOAD_WAIT_S)
         kind = self.text_kind
-        family, least = (TextFamily(), 1) if kind is None else (kind.family, kind.family.least_dimensions)
-        if task.dimensions is not None and (least is None or task.dimensions < least):
-            raise EndpointError(self.side, "unsupported_value", _cut_words(least), your_fault=True, param="dimensions")
+        family = TextFamily(least_dimensions=1) if kind is None else kind.family
         prefix = family.prefixes.get(task.purpose, "")
         inputs = tuple(prefix + given if isinstance(given, str) else given for given in texts)
-        asked = wire.Embed(id="", inputs=inputs, dimensions=task.dimensions, centred=family.centred, query=task.query)
+        asked = wire.Embed(
+            id="", inputs=inputs, dimensions=task.dimensions, least_dimensions=family.least_dimensions,
+            centred=family.centred, query=task.query,
+        )  # fmt: skip
         reply = await self._engine.embed(asked)
         if isinstance(reply, wire.Failed):
             raise self._error(reply)
@@ -343,13 +344,6 @@ def _written_at(engine: Engine) -> float:
 
 def _unknown() -> None:
     """Know nothing before the model is loaded."""
-
-
-def _cut_words(least: int | None) -> str:
-    """Return why vectors are not cut to so few numbers."""
-    if least is None:
-        return "This model was not trained for vectors that can be cut (Matryoshka): leave out 'dimensions'."
-    return f"This model was trained for vectors of {least} dimensions and more: 'dimensions' can be no less."
 
 
 def _at_once() -> float:

@@ -306,14 +306,15 @@ class SetPace(Message, frozen=True, kw_only=True):
 class Embed(Message, frozen=True, kw_only=True):
     """Ask for the vectors of texts, or of token ids. Answered by PrefillProgress, and Embedded or Failed.
 
-    They have `dimensions` numbers (None: all); where that is fewer than all, their mean is taken off first if they are
-    to be `centred`. With a `query` a text's vector is two numbers: how a model that rates texts rates it,
-    and the same from 0 to 1.
+    They have `dimensions` numbers (None: all). Where that is fewer than all it has to be `least_dimensions` or more
+    (None: it cannot be fewer), and their mean is taken off first if they are to be `centred`. With a `query` a text's
+    vector is two numbers: how a model that rates texts rates it, and the same from 0 to 1.
     """
 
     id: str
     inputs: tuple[Given, ...]
     dimensions: int | None = None
+    least_dimensions: int | None = None
     centred: bool = False
     query: str | None = None
 

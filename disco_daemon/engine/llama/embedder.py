@@ -171,9 +171,7 @@ class Embeddings:
 
     def tokenized(self, request: wire.Embed) -> wire.Embed:
         """Return a request with token ids in place of texts. Raises PromptError; any thread may call it."""
-        if request.dimensions is not None and request.dimensions > self.size:
-            msg = f"This model's embeddings have {self.size} dimensions: 'dimensions' can be at most that."
-            raise DimensionsError(msg)
+        _require_dimensions(request.dimensions, request.least_dimensions, self.size)
         return wire.Embed(
             id=request.id,
             inputs=tuple(tuple(self._tokens_of(request, given)) for given in request.inputs),
@@ -294,6 +292,24 @@ class Embeddings:
 
 _NO_RATINGS = "The device's model rates no texts: device.model has to be a rerank model, such as bge-reranker-v2-m3."
 _NO_VECTORS = "The device's model makes no vectors, it rates texts: ask /v1/rerank, or set another device.model."
+
+
+def _require_dimensions(wanted: int | None, least: int | None, size: int) -> None:
+    """Refuse vectors of more numbers than `size`, or of fewer than the model was trained for. Raises DimensionsError.
+
+    All of its numbers can be asked for of any model: nothing is cut then.
+    """
+    if wanted is None or wanted == size:
+        return
+    if wanted > size:
+        raise DimensionsError(f"This model's embeddings have {size} dimensions: 'dimensions' can be at most that.")
+    if least is None:
+        able = "was not trained for vectors that can be cut (Matryoshka)"
+        raise DimensionsError(f"This model {able}: leave out 'dimensions', or ask for {size}.")
+    if wanted < least:
+        raise DimensionsError(
+            f"This model was trained for vectors of {least} dimensions and more: 'dimensions' can be no less."
+        )
 
 
 def _unit(vector: Vector | float, asked: wire.Embed) -> bytes:

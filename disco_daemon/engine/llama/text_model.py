@@ -95,6 +95,7 @@ class TextModel:
         """
         if not isinstance(given, str):
             raise PromptError("A document to be rated is a text, not token ids.")
+        self.vocabulary.require_short(query, given)
         vocabulary, vocab = self.vocabulary, self.vocabulary.handle
         template = llama_cpp.llama_model_chat_template(self._model, RERANK)
         if template is not None:

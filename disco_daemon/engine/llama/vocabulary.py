@@ -173,6 +173,13 @@ class Vocabulary:
         if n_before + seen - GLANCE_SLACK > self.n_ctx:
             raise PromptTooLong(self.n_ctx, n_before + seen * len(text) // n)
 
+    def require_short(self, *texts: str) -> None:
+        """Refuse texts that cannot fit together, by their size and their first parts. Raises PromptTooLong."""
+        self._check_size(sum(map(len, texts)))
+        for text in texts:
+            self._glance(text, 0)
+        self.beat()
+
     def _cut(self, text: str) -> Iterator[str]:
         """Cut a template's text into pieces that begin with a control token, each with the tokens of the whole."""
         start = 0
@@ -329,21 +336,18 @@ class Vocabulary:
         In a text the marks for filling in the middle are tokens where they are spelled out; no other control token is.
         """
         if isinstance(prompt, Infill):
-            self._check_size(len(prompt.begun))
-            self._glance(prompt.begun, 0)
+            self.require_short(prompt.begun)
             return self.infill.prompt(prompt, self.n_ctx)
         if not (isinstance(prompt, str) and self.infill.are_spelled(prompt)):
             return self.raw_tokens(prompt)
-        self._check_size(len(prompt))
-        self._glance(prompt, 0)
+        self.require_short(prompt)
         return self.infill.with_marks(prompt)
 
     def raw_tokens(self, prompt: str | Sequence[int]) -> list[int]:
         """Tokenize a text that is no chat, or return the same ids. Raises PromptError, PromptTooLong."""
         known = isinstance(prompt, str)
         if isinstance(prompt, str):
-            self._check_size(len(prompt))
-            self._glance(prompt, 0)
+            self.require_short(prompt)
         tokens = self.tokenize(prompt, add_special=True) if isinstance(prompt, str) else self.check_ids(prompt)
         if not tokens:
             raise PromptError("The prompt is empty." if known else "The prompt has no token ids.")
@@ -359,8 +363,7 @@ class Vocabulary:
         """Return ids of answer text that follows other text: `ids` if known. Raises PromptError, PromptTooLong."""
         if ids or not text:
             return self.check_ids(ids)
-        self._check_size(len(text))
-        self._glance(text, 0)
+        self.require_short(text)
         if not self._adds_space:
             return self.tokenize(text)
         anchor, tokens = self.tokenize(ANCHOR), self.tokenize(ANCHOR + text)

@@ -13,7 +13,7 @@ import pytest
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.embedder import MAX_PACKED, PIECE, EmbeddingContext, Embeddings
 from disco_daemon.engine.llama.model import AbortFlag, Llama
-from disco_daemon.engine.llama.refusals import ModelError, PromptError
+from disco_daemon.engine.llama.refusals import ModelError, PromptError, PromptTooLong
 from disco_daemon.engine.llama.text_model import TextModel, load_either
 from tests.fixtures.gguf import with_keys
 from tests.fixtures.tiny_bert import CLS, CONTEXT, LAST, MEAN, RANK, TinyBert, tiny_bert
@@ -108,6 +108,9 @@ def test_a_pair_is_rated_as_its_head_does_and_the_same_from_0_to_1(tmp_path: Pat
         (MEAN, {"query": "a"}, "rates no texts"),
         (RANK, {}, "it rates texts"),
         (MEAN, {"dimensions": 65}, "have 64 dimensions"),
+        (MEAN, {"dimensions": 65, "least_dimensions": 16}, "have 64 dimensions"),
+        (MEAN, {"dimensions": 63}, "leave out 'dimensions', or ask for 64"),
+        (MEAN, {"dimensions": 15, "least_dimensions": 16}, "of 16 dimensions and more"),
         (MEAN, {"inputs": ("a" * CONTEXT,)}, f"length is {CONTEXT} tokens, but the input has {CONTEXT + 2}"),
         (RANK, {"query": "a", "inputs": ("a" * CONTEXT,)}, "query with its document has"),
         (RANK, {"query": "a", "inputs": ((4, 5),)}, "not token ids"),
@@ -142,12 +145,14 @@ def test_no_more_texts_are_packed_than_there_are_sequences(tmp_path: Path) -> No
 
 def test_fewer_dimensions_are_the_first_ones_at_length_1_and_centred_where_the_model_wants_it(tmp_path: Path) -> None:
     found = Texts(loaded(tiny_bert(tmp_path / "m.gguf").path))
-    (whole,), (cut,) = found.of("a cat"), found.of("a cat", dimensions=16)
+    (whole,), (cut,) = found.of("a cat"), found.of("a cat", dimensions=16, least_dimensions=16)
     assert cut == pytest.approx(whole[:16] / np.linalg.norm(whole[:16]), abs=1e-6)
-    (centred,) = found.of("a cat", dimensions=16, centred=True)
+    (centred,) = found.of("a cat", dimensions=16, least_dimensions=8, centred=True)
     expected = (whole - whole.mean())[:16]
     assert centred == pytest.approx(expected / np.linalg.norm(expected), abs=1e-6)
-    assert found.of("a cat", dimensions=64, centred=True)[0] == pytest.approx(whole, abs=1e-6), "nothing is cut"
+    for least in (None, 16, 100):
+        (same,) = found.of("a cat", dimensions=64, least_dimensions=least, centred=True)
+        assert same == pytest.approx(whole, abs=1e-6), "nothing is cut"
 
 
 def test_texts_of_several_requests_are_packed_and_one_that_is_cancelled_leaves_the_others(tmp_path: Path) -> None:
@@ -203,6 +208,35 @@ def test_a_template_for_pairs_is_filled_and_a_document_opens_no_turn(
     assert plain.count(end) == 1
     spelled = model.pair("ab", "c</s>d")
     assert (spelled[-1], spelled.count(end)) == (end, 1), "the template's own"
+
+
+@pytest.mark.parametrize("template", [None, b"Q {query}\nD {document}"])
+@pytest.mark.parametrize("long", ["query", "document"])
+def test_a_pair_that_cannot_fit_is_refused_unread_and_others_give_a_sign_of_life(
+    long: str, template: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Millions of letters would keep the only thread that reads texts silent, until the engine is taken for dead."""
+    model = loaded(tiny_bert(tmp_path / "m.gguf", RANK).path)
+    beats: list[int] = []
+    read: list[int] = []
+    vocabulary = model.vocabulary
+    tokenize = vocabulary.tokenize
+    monkeypatch.setattr(llama_cpp, "llama_model_chat_template", lambda *_: template)
+
+    def noted(text: str, **how: bool) -> list[int]:
+        read.append(len(text))
+        return tokenize(text, **how)
+
+    monkeypatch.setattr(vocabulary, "tokenize", noted)
+    vocabulary.beat = lambda: beats.append(1)
+    model.pair("a", "b")
+    assert beats
+    read.clear()
+    for text in ("a" * 1_000_000, "a cat " * 200_000):
+        pair = {"query": "a", "document": "b"} | {long: text}
+        with pytest.raises(PromptTooLong):
+            model.pair(pair["query"], pair["document"])
+    assert sum(read) < 20_000
 
 
 def test_a_model_that_reads_texts_whole_is_not_taken_for_one_that_answers(tmp_path: Path) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from disco_daemon.conductor import AnswerContext, Conductor, Keeper, Privacy, in_flight
 from disco_daemon.conductor import conductor as room
+from disco_daemon.conductor.embedding import AT_A_TIME, EmbeddingRun
 from disco_daemon.conductor.plan import LATE_LOAD, LATE_S, insured
 from disco_daemon.endpoints.base import Endpoint
 from disco_daemon.errors import DiscoError, RequestError, Unavailable
+from disco_daemon.money.spending import CostBound
 from disco_daemon.types import UNKNOWN, GenerationRequest, Plan, PromptLength, Readiness, Side, TextTask
+from tests.fixtures.clock import StoppedClock
 
 HELLO = ({"role": "user", "content": "hello"},)
 
@@ -196,3 +200,15 @@ def test_a_load_that_takes_longer_than_was_planned_has_the_server_help(
 ) -> None:
     readiness = {side: Readiness(load_s if side is Side.DEVICE else 0.0) for side in sides}
     assert insured(plan, readiness) == Plan(0.0, wanted)
+
+
+def test_a_query_counts_with_each_text_that_it_is_read_with() -> None:
+    """Else a long one beside many short documents would overrun what is computed at a time, and the caps."""
+    reserved: list[CostBound] = []
+    spending = SimpleNamespace(reserve=lambda side, bound, at: reserved.append(bound))
+    context = cast("Any", SimpleNamespace(clock=StoppedClock(), spending=spending))
+    for query, n_next, n_tokens in ((None, AT_A_TIME, 2048), ("", AT_A_TIME, 2048), ("q" * 7999, 2, 2048 * 2000)):
+        run = EmbeddingRun(context, ["d"] * 2048, TextTask(query=query), "disco", "e")
+        run._reserved()
+        assert run._n_next() == n_next
+        assert reserved.pop().prompt_tokens == n_tokens

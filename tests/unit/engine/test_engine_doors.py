@@ -35,6 +35,9 @@ from disco_daemon.types import (
     Paused,
     Sampling,
     SplitWish,
+    TextFamily,
+    TextKind,
+    TextTask,
     Token,
     Usage,
 )
@@ -250,6 +253,32 @@ async def test_an_answer_of_the_device_tells_all_that_the_engine_says_and_its_or
     assert [type(event) for event in heard] == [CaughtUp, Paused, Token, Finish]
     assert (heard[2].text, heard[3].reason) == ("Hello", "length")
     assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.busy_s) == (5, 1, 2, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"), [(TextKind("mean"), None), (TextKind("cls", TextFamily({}, 64)), 64), (None, 1)]
+)
+async def test_which_dimensions_a_model_can_have_is_for_the_engine_to_say_which_knows_its_size(
+    kind: TextKind | None, least: int | None
+) -> None:
+    engine, line = Engine(wire.Load(model_path="model.gguf", n_ctx=1, n_threads=1), StoppedClock()), Line()
+    engine.state = EngineState.READY
+    engine._channel.open(cast(Any, line))
+    engine.info = wire.Loaded(
+        model="m", n_ctx=1, n_cells=1, n_seqs=1, bytes_per_token=0, load_s=0.1, prefill_tps=1.0,
+        pooling=kind.pooling if kind else "",
+    )  # fmt: skip
+    device = Device(engine)
+    device.expected_text_kind = lambda: kind
+    asking = asyncio.create_task(device.embed(["a"], TextTask(dimensions=384)))
+    async with asyncio.timeout(30.0):
+        while not line.sent and not asking.done():
+            await asyncio.sleep(0)
+        [asked] = line.sent
+        assert isinstance(asked, wire.Embed)
+        assert (asked.dimensions, asked.least_dimensions) == (384, least)
+        engine._channel.deliver(wire.Embedded(id=asked.id, vectors=(b"v",), n_tokens=1, busy_s=0.5))
+        assert (await asking).vectors == (b"v",)
 
 
 async def test_a_prompt_is_counted_with_its_ids_where_these_are_wanted() -> None:
