@@ -82,6 +82,8 @@ def fetch_words(fetch: Json) -> str:
         return f"The fetch of {title} was cancelled. What came is kept: fetch it again to go on."
     if state == "failed":
         return f"{title} is not in use: {fetch['message']}"
+    if state == "stopped":
+        return f"The fetch of {title} stands still: {fetch['message']}"
     done, total, rate = fetch["done_bytes"], fetch["bytes"], fetch["bytes_per_s"]
     line = f"Fetching {title}: {100 * done / max(1, total):.0f} %, {size_words(done)} of {size_words(total)}"
     if not rate:

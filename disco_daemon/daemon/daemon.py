@@ -122,7 +122,6 @@ class Daemon:
             if kernel is not None:
                 stack.callback(kernel.close)
             stack.callback(self._replay.close)
-            stack.push_async_callback(self.documents.close)
             stack.enter_context(claimed(shared.history.path))
             await asyncio.to_thread(shared.history.open)
             stack.push_async_callback(asyncio.to_thread, shared.history.close)
@@ -136,11 +135,12 @@ class Daemon:
                 asyncio.create_task(shared.loop_monitor.run(), name="loop-monitor"),
                 asyncio.create_task(self.manager.watch(), name="watchdog"),
             ]
-            runtime.start_tasks()
-            self.documents.resume_fetches()
             try:
+                runtime.start_tasks()
+                self.documents.resume_fetches()
                 yield self.url
             finally:
+                await self.documents.close()  # before the doors: what ends a client's stream ends no fetch
                 await cancel_all(*watching)
                 await runtime.stop()
 

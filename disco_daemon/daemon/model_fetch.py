@@ -1,7 +1,8 @@
 """Fetches models for the device, two at once at most, and has those used without a restart for which that was asked.
 
-The daemon owns a fetch: a client that leaves does not end it, but for one that was begun by `follow` alone. Any client
-sees how far it is, and after a restart it goes on. What was fetched in part is kept, whatever ends it.
+The daemon owns a fetch, and any client sees how far it is. A user ends it for good: by `cancel`, or by leaving one that
+is not to be used and that nobody else follows. The end of the daemon and `policy.private` only stop it: the next one,
+or this one when it may ask again, goes on with it. What was fetched in part is kept, whatever ends it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from ..models.quants import parse
 from ..plain import reason_of
 from ..system.job import run_job
 from ..system.smallfile import open_regular
-from ..system.tasks import cancel_all
 
 if TYPE_CHECKING:
     from ..models.fetching import FetchProgress
@@ -37,7 +37,10 @@ KEPT = 8  # fetches that are shown, with those that have ended
 LONGEST_S = 7 * 86400.0  # of one fetch: the largest of the list at 0.3 Mbit/s; a silent line is given up much sooner
 RATE_S = 10.0  # the shown speed is that of the last seconds
 LATEST = ":latest"  # what clients of Ollama put behind a name
-MOST_KEPT_BYTES = 1 << 16  # of the file of fetches that are under way
+MOST_KEPT_BYTES = 1 << 16  # of the file of fetches that have not ended
+RUNNING, KEPT_STATES = ("fetching", "loading"), ("fetching", "loading", "stopped")
+PRIVATE = "policy.private is on, so nobody is asked for anything: it goes on when that is off"
+CLOSED = "the daemon ends: the next one goes on with it"
 
 Use = Callable[[str], Awaitable[list[str]]]
 
@@ -85,23 +88,37 @@ def named(name: str, models: Iterable[OfferedModel]) -> WantedModel:
 
 
 class ModelFetch:
-    """One fetch. `use` puts a fetched file in use, and returns what to say; `ended` is called at its end."""
+    """One fetch: "stopped", after `begin` "fetching", "loading" if it is to be used, at last "done" or "failed".
 
-    def __init__(self, wanted: WantedModel, use: Use, clock: Clock, ended: Callable[[], None]) -> None:
-        self.wanted, self.state = wanted, "fetching"
-        self._use, self._clock, self._ended = use, clock, ended
-        self._message = ""
+    `end` makes it "cancelled", or "stopped" again. `use` puts a fetched file in use, and returns what to say; `changed`
+    is called after each change of its state.
+    """
+
+    def __init__(self, wanted: WantedModel, use: Use, clock: Clock, changed: Callable[[], None]) -> None:
+        self.wanted, self.state = wanted, "stopped"
+        self._use, self._clock, self._has_changed = use, clock, changed
+        self._message = PRIVATE  # why it waits, until it is begun
         self._done, self._n_bytes = 0, wanted.n_bytes
         self._file: FetchProgress | None = None
         self._seen: deque[tuple[float, int]] = deque()
         self._changed = asyncio.Event()
-        self._followers, self._lasting = 0, False
-        self._task = asyncio.create_task(self._run(), name="model-fetch")
+        self._followers = 0
+        self._ending: tuple[str, str] | None = None  # the state and message that a cancelled task leaves
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended yet."""
-        return not self._task.done()
+        """Whether it is under way."""
+        return self.state in RUNNING
+
+    def begin(self) -> None:
+        """Go on, if it is stopped."""
+        if self.state == "stopped":
+            self._seen.clear()
+            self._ending = None
+            self._become("fetching")
+            self._task = asyncio.create_task(self._run(), name="model-fetch")
+            self._task.add_done_callback(self._leave)
 
     def document(self) -> dict[str, Any]:
         """Return how far it is. Speed in bytes/s, None while unknown."""
@@ -110,35 +127,41 @@ class ModelFetch:
             "bytes": self._n_bytes, "bytes_per_s": self._rate(), "message": self._message,
         }  # fmt: skip
 
-    def last(self) -> None:
-        """Have it go on when nobody follows it."""
-        self._lasting = True
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[AsyncIterator[tuple[dict[str, Any], FetchProgress | None]]]:
+        """Give document and file at each step, until it runs no more. When all who follow have left, it is cancelled.
 
-    async def follow(self) -> AsyncGenerator[tuple[dict[str, Any], FetchProgress | None], None]:
-        """Yield document and file at each step to the end. When all who follow leave, it ends, unless it lasts."""
+        One that is to be used goes on without them.
+        """
         self._followers += 1
         try:
-            while True:
-                changed = self._changed
-                yield self.document(), self._file
-                if not self.runs:
-                    return
-                await changed.wait()
+            yield self._steps()
         finally:
             self._followers -= 1
-            if not self._followers and not self._lasting:
-                await self.cancel()
+            if not self._followers and not self.wanted.use and self.state == "fetching":
+                await self.end("cancelled")
 
-    async def cancel(self) -> None:
-        """End it; what came is kept. Not while the model is put in use."""
-        if self.state == "fetching" and self.runs:
-            await cancel_all(self._task)
-            self._become("cancelled")
-            self._ended()
+    async def _steps(self) -> AsyncIterator[tuple[dict[str, Any], FetchProgress | None]]:
+        while True:
+            changed = self._changed
+            yield self.document(), self._file
+            if not self.runs:
+                return
+            await changed.wait()
 
-    async def close(self) -> None:
-        """End it with the daemon."""
-        await cancel_all(self._task)
+    async def end(self, state: str, message: str = "") -> None:
+        """End it as "cancelled", which is for good, or as "stopped", until `begin`; what came is kept."""
+        if self.state == "stopped":
+            self._become(state, message)
+        elif self.runs and self._task is not None:
+            if self._ending is None:
+                self._ending = state, message
+                self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _leave(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            self._become(*(self._ending or ("stopped", CLOSED)))
 
     async def _run(self) -> None:
         from ..models.fetching import Fetched, FetchJob
@@ -153,19 +176,18 @@ class ModelFetch:
             self._done = self._n_bytes
             if self.wanted.use:
                 self._become("loading")
-                self._message = " ".join(await self._use(found.path))
+                message = " ".join(await self._use(found.path))
             else:
-                self._message = f"`disco models use {Path(found.path).name}` makes it this machine's model."
-            self._become("done")
-        except (DiscoError, OSError) as e:
-            self._message = reason_of(e)
-            self._become("failed")
-            log.warning("%s is not in use: %s" if self.wanted.use else "%s is not fetched: %s", title, e)
-        self._task.add_done_callback(lambda _: self._tell())
-        self._ended()
+                message = f"`disco models use {Path(found.path).name}` makes it this machine's model."
+            self._become("done", message)
+        except Exception as e:  # a fault of ours too: who follows would wait for ever, and each restart try it again
+            ours = None if isinstance(e, (DiscoError, OSError)) else e
+            log.warning("%s is not in use: %s" if self.wanted.use else "%s is not fetched: %s", title, e, exc_info=ours)
+            self._become("failed", reason_of(e))
 
-    def _become(self, state: str) -> None:
-        self.state = state
+    def _become(self, state: str, message: str = "") -> None:
+        self.state, self._message = state, message
+        self._has_changed()
         self._tell()
 
     def _tell(self) -> None:
@@ -191,16 +213,20 @@ class ModelFetch:
 
 
 class ModelFetches:
-    """All fetches. `private` says whether nobody may be asked; those under way are written to `kept`, a file."""
+    """All fetches. `private` says whether nobody may be asked; those that have not ended are written to a file, `kept`.
+
+    None is begun behind `close`.
+    """
 
     def __init__(self, use: Use, private: Callable[[], bool], clock: Clock, kept: Path) -> None:
         self._use, self._private, self._clock, self._kept = use, private, clock, kept
         self._fetches: list[ModelFetch] = []
         self._using = asyncio.Lock()
+        self._closed = False
 
     def document(self) -> dict[str, Any] | None:
         """Return how far the newest one to be used is, of those that run if some do; None without any."""
-        found = self._to_be_used()
+        found = [fetch for fetch in self._fetches if fetch.wanted.use]
         return ([fetch for fetch in found if fetch.runs] or found)[-1].document() if found else None
 
     def documents(self) -> list[dict[str, Any]]:
@@ -208,26 +234,35 @@ class ModelFetches:
         return [fetch.document() for fetch in self._fetches]
 
     def start(self, wanted: WantedModel) -> ModelFetch:
-        """Begin to fetch a model, go on with it, or return the fetch of it that runs. Raises RequestError."""
+        """Begin to fetch a model, or return the fetch of it that runs: it is used if one asks for that.
+
+        Raises RequestError.
+        """
         if self._private():
             msg = "policy.private is on, so nobody is asked for anything: turn it off (F3), then fetch"
             raise RequestError(msg, code="private")
+        if self._closed:
+            raise RequestError("the daemon ends: fetch again when it runs", status=429, code="closing")
         running = [fetch for fetch in self._fetches if fetch.runs]
         for fetch in running:
-            if fetch.wanted.spec == wanted.spec and (fetch.wanted.use or not wanted.use):
+            if fetch.wanted.spec == wanted.spec:
+                if wanted.use and fetch.state == "fetching":
+                    fetch.wanted = wanted
+                    self._keep()
                 return fetch
-        if len(running) >= MOST or wanted.spec in [fetch.wanted.spec for fetch in running]:
-            titles = " and ".join(fetch.wanted.title for fetch in running)
-            verb = "is" if len(running) == 1 else "are"
-            msg = f"{titles} {verb} being fetched: cancel that first, or let it end"
+        if len(running) >= MOST:
+            msg = (
+                f"{' and '.join(fetch.wanted.title for fetch in running)} are being fetched: cancel one, or let it end"
+            )
             raise RequestError(msg, status=429, code="busy")
-        started = ModelFetch(wanted, self._use_in_turn, self._clock, self._keep)
-        self._fetches = [*self._fetches[1 - KEPT :], started]
-        self._keep()
+        if len(self._fetches) >= KEPT:
+            self._fetches.remove(next(fetch for fetch in self._fetches if fetch.state not in KEPT_STATES))
+        started = self._add(wanted)
+        started.begin()
         return started
 
     def resume(self, in_use: str) -> None:
-        """Go on with those that the end of an earlier daemon has stopped; none while nobody may be asked.
+        """Go on with those that the end of an earlier daemon has stopped, once somebody may be asked.
 
         One is put in use only if what it was to replace, `device.model`, still is `in_use`. Blocks on disk.
         """
@@ -237,32 +272,48 @@ class ModelFetches:
         except (OSError, msgspec.MsgspecError):
             return
         for one in wanted[:MOST]:
-            with suppress(RequestError):
-                use = one.use and one.instead_of == in_use
-                self.start(msgspec.structs.replace(one, use=use)).last()
+            self._add(one)
+        self._go_on(in_use)
+
+    async def hold(self, in_use: str) -> None:
+        """Stop all if nobody may be asked, and return when nobody is; else go on with them as `resume` does."""
+        if self._private():
+            await self._stop(("fetching", "stopped"), PRIVATE)
+        else:
+            self._go_on(in_use)
 
     async def cancel(self) -> None:
-        """End the newest one to be used that runs; what came is kept."""
-        for fetch in reversed(self._to_be_used()):
-            if fetch.runs:
-                await fetch.cancel()
-                return
+        """End one that is not loading, the newest one to be used before others; what came is kept."""
+        going = [fetch for fetch in self._fetches if fetch.state in ("fetching", "stopped")]
+        if going:
+            await max(reversed(going), key=lambda fetch: fetch.wanted.use).end("cancelled")
 
     async def close(self) -> None:
-        """End all with the daemon; the next one goes on with them."""
-        for fetch in self._fetches:
-            await fetch.close()
+        """Stop all with the daemon; the next one goes on with them. From now on none is begun."""
+        self._closed = True
+        await self._stop(KEPT_STATES, CLOSED)
 
-    def _to_be_used(self) -> list[ModelFetch]:
-        return [fetch for fetch in self._fetches if fetch.wanted.use]
+    async def _stop(self, states: Iterable[str], why: str) -> None:
+        await asyncio.gather(*(fetch.end("stopped", why) for fetch in self._fetches if fetch.state in states))
+
+    def _go_on(self, in_use: str) -> None:
+        for fetch in self._fetches:
+            if fetch.state == "stopped" and not self._private() and not self._closed:
+                use = fetch.wanted.use and fetch.wanted.instead_of == in_use
+                fetch.wanted = msgspec.structs.replace(fetch.wanted, use=use)
+                fetch.begin()
+
+    def _add(self, wanted: WantedModel) -> ModelFetch:
+        self._fetches.append(fetch := ModelFetch(wanted, self._use_in_turn, self._clock, self._keep))
+        return fetch
 
     async def _use_in_turn(self, path: str) -> list[str]:
         async with self._using:
             return await self._use(path)
 
     def _keep(self) -> None:
-        """Write down what is under way. A disk that fails costs the next daemon the knowledge, and this one nothing."""
-        going = [fetch.wanted for fetch in self._fetches if fetch.state in ("fetching", "loading")]
+        """Write down what has not ended. A disk that fails costs the next daemon that knowledge, and this one none."""
+        going = [fetch.wanted for fetch in self._fetches if fetch.state in KEPT_STATES]
         try:
             if going:
                 write_private(self._kept, msgspec.json.encode(going).decode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,6 +57,7 @@ class Runtime:
         self._members.changed = self.reload
         self.services: Mapping[Role, MemberService] = {one.role: one for one in (partner, self._members)}
         self.local: NamedModels | None = None
+        self.hold_fetches: Callable[[], Awaitable[None]] | None = None
         self._privacy = assembly.shared.privacy
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
@@ -232,12 +233,14 @@ class Runtime:
         await self._confine()
 
     async def _confine(self) -> None:
-        """End all requests to servers, and whatever the device sends to another machine, if the settings say private.
+        """End requests to servers, fetches, and whatever the device sends to others, if the settings say private.
 
         When this returns, nothing is being sent to another machine.
         """
         await self.parts.device.hold(private=self._privacy.on)
         await self._members.hold(private=self._privacy.on)
+        if self.hold_fetches is not None:
+            await self.hold_fetches()
         if self._privacy.on:
             if self.parts.prober is not None:
                 await self.parts.prober.stop()

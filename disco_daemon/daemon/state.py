@@ -49,9 +49,10 @@ class StateDocuments(Documents):
         self._offering = asyncio.Lock()
         kept = shared.history.path.with_name("fetches.json")
         self._fetches = ModelFetches(self._use_fetched, lambda: shared.privacy.on, shared.clock, kept)
+        runtime.hold_fetches = lambda: self._fetches.hold(runtime.config.device.model)
 
     async def close(self) -> None:
-        """End what works in the background for these documents."""
+        """Stop what works in the background for these documents; none of it begins again."""
         await self._fetches.close()
 
     def resume_fetches(self) -> None:
@@ -191,9 +192,7 @@ class StateDocuments(Documents):
 
         await self._setup.require_local()
         model = find(name, await asyncio.to_thread(offered_models, self._setup.folder))
-        fetch = self._fetches.start(offered(model, self._runtime.config.device.model))
-        fetch.last()
-        return fetch.document()
+        return self._fetches.start(offered(model, self._runtime.config.device.model)).document()
 
     async def pull_model(self, name: str) -> ModelFetch:
         from ..models.offered import offered_models
@@ -210,15 +209,19 @@ class StateDocuments(Documents):
         Raises FetchError where it cannot be loaded; then it is gone back to the one before, with all that was its own.
         """
         saved = await self._setup.save_local(path)
-        if await self._runtime.reload_written(CHOOSE_DEVICE & saved.changes.keys()):
-            raise FetchError(f"{path} is fetched, but a flag or a variable of the running daemon names another model")
-        device = self._runtime.endpoints.get(Side.DEVICE)
-        if isinstance(device, Device):
-            try:
+        try:
+            held = await self._runtime.reload_written(CHOOSE_DEVICE & saved.changes.keys())
+            device = self._runtime.endpoints.get(Side.DEVICE)
+            if not held and isinstance(device, Device):
                 await device.engine.ready(LOAD_S)
-            except EndpointError as e:
-                await self._reload_saved(self._setup.told(await self._setup.take_back(saved)))
-                raise FetchError(f"it cannot be loaded ({e}); the model before is in use again") from e
+        except EndpointError as e:
+            await self._reload_saved(self._setup.told(await self._setup.take_back(saved)))
+            raise FetchError(f"it cannot be loaded ({e}); the model before is in use again") from e
+        except BaseException:  # the daemon ends, or cannot go by it: the next one must not begin with what nobody tried
+            await self._setup.take_back(saved)
+            raise
+        if held:
+            raise FetchError(f"{path} is fetched, but a flag or a variable of the running daemon names another model")
         return saved.notes()
 
     async def _reload_saved(self, saved: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ download begins again; and it reports nothing below 10 MiB.
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 import time
@@ -35,6 +36,7 @@ MAX_TRIES = 6  # in a row without a new byte; then the network is down, and the 
 PAUSE_S = 0.5  # before the second try; doubles from there
 MAX_PAUSE_S = 15.0  # the longest pause between two tries
 SPARE_BYTES = 256 << 20  # of the disk stay free
+LOOK_BYTES = 16 << 20  # come between two looks at the disk: other programs, and other fetches, fill it as well
 HEAD_BYTES = 1 << 20  # of a download are checked before it gets its name
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of git, or SHA-256
 
@@ -233,7 +235,17 @@ def _check_room(missing: list[RemoteFile], folder: Path) -> None:
 
 def _fetch(source: Hub | LocalFiles, file: RemoteFile, folder: Path, say: Say, report: Report) -> None:
     """Fetch one file: download what is missing, check it, and rename it."""
-    with Part(file, folder, lambda done: report(file.name, done, file.n_bytes)) as part:
+    looked = -LOOK_BYTES
+
+    def has_grown(done: int) -> None:
+        nonlocal looked
+        if abs(done - looked) >= LOOK_BYTES:
+            looked = done
+            if shutil.disk_usage(folder).free < SPARE_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        report(file.name, done, file.n_bytes)
+
+    with Part(file, folder, has_grown) as part:
         if part.n_bytes:
             say(f"going on with {file.name} at {part.n_bytes / 1e6:.0f} MB")
         try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -47,8 +47,8 @@ class FetchedFile(Protocol):
 class FollowedFetch(Protocol):
     """A fetch that a client looks at."""
 
-    def follow(self) -> AsyncGenerator[tuple[dict[str, Any], FetchedFile | None], None]:
-        """Yield its document and the file at hand at each step. One that nobody follows any more ends."""
+    def followed(self) -> AbstractAsyncContextManager[AsyncIterator[tuple[dict[str, Any], FetchedFile | None]]]:
+        """Give its document and the file at hand at each step. One that all have left ends, if it is not to be used."""
         ...
 
 
@@ -143,7 +143,7 @@ class Documents(Protocol):
         ...
 
     async def cancel_fetch(self) -> dict[str, Any]:
-        """End the fetch that runs, if one does; what came is kept."""
+        """End a fetch, the newest one to be used before others; what came is kept."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from ..control.documents import FetchedFile
@@ -13,7 +13,7 @@ _DIGITS = 64  # of a SHA-256
 
 
 async def pull_lines(
-    steps: AsyncGenerator[tuple[dict[str, Any], FetchedFile | None], None],
+    steps: AsyncIterator[tuple[dict[str, Any], FetchedFile | None]],
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield a line for each step of a fetch; the last one is `success`, or has `error`.
 
@@ -21,24 +21,21 @@ async def pull_lines(
     """
     last: dict[str, Any] = {"status": "pulling manifest"}
     yield last
-    try:
-        async for document, file in steps:
-            state = document["state"]
-            if state in ("failed", "cancelled"):
-                yield {"error": document["message"] or "the fetch was cancelled: what came is kept, pull again"}
-                return
-            if file is not None and last != (line := _line(file)):
-                yield (last := line)
-                if file.done == file.n_bytes:
-                    yield {"status": "verifying sha256 digest"}
-            if state == "done":
-                yield {"status": "writing manifest"}
-                if document["message"]:
-                    yield {"status": document["message"]}
-                yield PULLED
-                return
-    finally:
-        await steps.aclose()
+    async for document, file in steps:
+        state = document["state"]
+        if state in ("failed", "cancelled", "stopped"):
+            yield {"error": document["message"] or "the fetch was cancelled: what came is kept, pull again"}
+            return
+        if file is not None and last != (line := _line(file)):
+            yield (last := line)
+            if file.done == file.n_bytes:
+                yield {"status": "verifying sha256 digest"}
+        if state == "done":
+            yield {"status": "writing manifest"}
+            if document["message"]:
+                yield {"status": document["message"]}
+            yield PULLED
+            return
 
 
 def _line(file: FetchedFile) -> dict[str, Any]:

@@ -119,7 +119,7 @@ async def _pull(request: web.Request) -> web.StreamResponse:
         raise RequestError("'model' is missing: it is a name of `disco models recommend`, or USER/REPO.", param="model")
     with settings_at_fault():
         fetch = await request.app[DOCUMENTS].pull_model(name)
-    async with aclosing(pull_lines(fetch.follow())) as lines:
+    async with fetch.followed() as steps, aclosing(pull_lines(steps)) as lines:
         if not asked.stream:
             async for line in lines:
                 if "error" in line:

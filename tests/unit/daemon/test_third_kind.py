@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from disco_daemon.conductor.traces import Traces
 from disco_daemon.config.layers import load
 from disco_daemon.config.schema import Config
 from disco_daemon.daemon.assembly import Assembly, Shared, estimator_key
+from disco_daemon.daemon.model_fetch import WantedModel
 from disco_daemon.daemon.runtime import Runtime
 from disco_daemon.daemon.state import StateDocuments
 from disco_daemon.daemon.tasks.loop_monitor import LoopMonitor
@@ -242,3 +244,21 @@ def test_what_was_learned_of_a_third_kind_is_its_own(kind: ParrotKind, tmp_path:
     configs = [load(path, {}) for path in paths]
     assert len({estimator_key(config) for config in configs}) == 3
     assert [kind_of(config) is kind for config in configs] == [True, True, False]
+
+
+async def test_private_stops_a_fetch_and_its_end_goes_on_with_it(
+    daemon: tuple[Runtime, StateDocuments, ParrotKind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, documents, _ = daemon
+
+    async def last_for_ever(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("disco_daemon.daemon.model_fetch.run_job", last_for_ever)
+    documents._fetches.start(WantedModel("a", "A", "a/b"))
+    states = []
+    for private in (True, False):
+        await runtime.change({"policy.private": private})
+        states += [fetch["state"] for fetch in documents.state()["fetches"]]
+    assert states == ["stopped", "fetching"]
+    await documents.close()

@@ -350,6 +350,28 @@ def test_a_disk_that_fills_up_keeps_what_is_there(pulls: Pulls, monkeypatch: pyt
     assert pulls().read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_others_write_meanwhile_leaves_the_spare_room_free(
+    pulls: Pulls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, copied: bool
+) -> None:
+    usage, free = shutil.disk_usage(tmp_path), [hub.SPARE_BYTES + SIZE, hub.SPARE_BYTES, hub.SPARE_BYTES - 1]
+    monkeypatch.setattr(hub, "LOOK_BYTES", SIZE // 4)
+    monkeypatch.setattr("disco_daemon.models.local_files.CHUNK", SIZE // 8)
+    (source := tmp_path / "mine.gguf").write_bytes(CONTENT)
+
+    def fetch() -> Path:
+        return copy_in(source, pulls.folder, lambda _: None, lambda *_: None) if copied else pulls()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free.pop(0)))
+        with pytest.raises(ConfigError, match="no room left"):
+            fetch()
+    assert free == []
+    [part] = pulls.folder.iterdir()
+    assert 0 < part.stat().st_size < SIZE
+    assert fetch().read_bytes() == CONTENT
+
+
 def test_a_file_of_this_machine_is_copied_checked_and_gone_on_with(pulls: Pulls, tmp_path: Path) -> None:
     source = tmp_path / "mine.Q8_0.gguf"
     source.write_bytes(CONTENT)
