@@ -315,6 +315,8 @@ class Engine:
                 for name, why in info.adapters.items():
                     if why:
                         log.warning("engine goes on without adapter %s: %s", name, why)
+                if info.layer_failure:
+                    log.warning("engine goes on without guesses of the model's own layer: %s", info.layer_failure)
                 self._lives.ready_at = self._channel.heard_at = self._clock.now()  # nothing is owed from before
                 self.fleet.begin()
                 await self._enter(EngineState.READY)

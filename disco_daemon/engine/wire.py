@@ -337,7 +337,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     first `n_cpu_moe`. `kv_type` is f16 or q8_0. `confined` lists the rights
     that the process has given up (`engine.confine`). `build` of llama.cpp decides its results' bits. `tool_format` is
     the name of the form in which the chat template has tools called; `fim`: it has tokens for filling in the middle.
-    `own_layer`: a layer of the model's own guesses next tokens (MTP).
+    `own_layer`: a layer of the model's own guesses next tokens (MTP); `layer_failure`: why it does not, where it could.
     A model that makes vectors of texts, and no answers, has its `pooling` (`models.text_models`), and `n_ctx` for each
     text; so many tokens as `n_at_once` it computes before anything is said of them.
     """
@@ -358,6 +358,7 @@ class Loaded(Message, frozen=True, kw_only=True):
     tool_format: str = ""
     fim: bool = False
     own_layer: bool = False
+    layer_failure: str = ""
     pooling: str = ""
     n_at_once: int = SINGLE_PROMPT_CHUNK
 

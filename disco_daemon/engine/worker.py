@@ -157,6 +157,7 @@ class Worker:
             tool_format=llama.vocabulary.calling.name,
             fim=llama.vocabulary.infill.is_there,
             own_layer=small is not None and small is llama.own_layer,
+            layer_failure=llama.layer_failure,
         )
         self.send(self._loaded)
         if self._door is not None and self._relay is not None:

@@ -106,6 +106,7 @@ class Llama(Sequences):
     """
 
     own_layer: OwnLayer | None = None
+    layer_failure = ""  # why it guesses nothing, where there is one that could
 
     def __init__(self, load: Load, abort: AbortFlag, *, warm: bool = True, weights: Weights | None = None) -> None:
         """Load the model, unless its `weights` are, and measure it unless `warm` is off: then `warm_up` does.
@@ -114,9 +115,19 @@ class Llama(Sequences):
         """
         weights = weights or load_weights(load)
         self._model, self._has_own = weights.model, weights.guesses
+        try:
+            self._open(load, abort)
+            if warm:
+                self.warm_up()
+        except BaseException:  # whoever tries again, with less of it on the GPU, needs the memory
+            self._free()
+            raise
+        self.load_s = time.perf_counter() - weights.began
+
+    def _open(self, load: Load, abort: AbortFlag) -> None:
+        """Read what the model is, and make its contexts. Raises ModelError."""
         self.n_cpu_moe = load.n_cpu_moe or 0
         if reads_whole(Metadata(self._model)):  # llama.cpp has no KV cache for it, and asserts one
-            llama_cpp.llama_model_free(self._model)
             raise ModelError(f"{load.model_path} reads texts whole: it makes vectors of them, and answers nothing")
         self.vocabulary = Vocabulary(self._model, load.chat_template)
         self.adapters = Adapters(self._model, load.adapters, show_errors)
@@ -145,33 +156,36 @@ class Llama(Sequences):
         self.has_logits = self._hidden is None or load.exit is not None
         self.hidden_out: FloatRows = np.empty((0, self.n_embd), np.float32)
         self._abort = abort  # keeps callback and buffer alive as long as the context
-        try:
-            self._n_ctx, self.n_cells = self._fit(load)
-            self.bound_texts(self._n_ctx)
-            self._begin(load)
-        except ModelError:
-            llama_cpp.llama_model_free(self._model)
-            raise
+        self._n_ctx, self.n_cells = self._fit(load)
+        self.bound_texts(self._n_ctx)
+        self._begin(load)
         token_s = llama_cpp.llama_model_size(self._model) / READ_BPS
         self.prefill_tps = 0.0  # not measured yet
         self.latency_prior = self._prior(token_s, PREFILL_SHARE * token_s)
-        if warm:
-            self.warm_up()
-        self.load_s = time.perf_counter() - weights.began
 
     def close(self) -> None:
         """Free model and contexts; nothing else may be called afterwards."""
-        if self.own_layer is not None:
-            self.own_layer.close()
-        llama_cpp.llama_free(self._ctx)
-        llama_cpp.llama_model_free(self._model)
+        self._free()
 
     def renew(self, load: Load) -> None:
-        """Compute as `load` says from now on, with as many cells; all sequences are gone. Raises ModelError."""
+        """Compute as `load` says from now on, with as many cells; all sequences are gone.
+
+        Raises ModelError: then it can only be closed.
+        """
+        self._free_contexts()
+        self._begin(load)
+
+    def _free(self) -> None:
+        self._free_contexts()
+        llama_cpp.llama_model_free(self._model)
+
+    def _free_contexts(self) -> None:
+        """Free those that there are, none of them twice."""
         if self.own_layer is not None:
             self.own_layer.close()
+            self.own_layer = None
         llama_cpp.llama_free(self._ctx)
-        self._begin(load)
+        self._ctx = None
 
     def _begin(self, load: Load) -> None:
         load = self._with_kv(load)
@@ -202,10 +216,11 @@ class Llama(Sequences):
         if self._has_own:
             own = context_params(load, Metadata(self._model))
             own.abort_callback, own.abort_callback_data = self._abort.callback, self._abort.data
+            self.layer_failure = ""
             try:
                 self.own_layer = OwnLayer(self._model, context, own, self.n_cells)
-            except MemoryError as e:
-                raise ModelError(f"{e}: lower device.n_ctx, or turn device.speculation off") from e
+            except MemoryError as e:  # its answers are the same without, and take longer
+                self.layer_failure = f"{e}: lower device.n_ctx, or free some memory"
 
     def _fit(self, load: Load) -> tuple[int, int]:
         """Return the sizes, and decide how the KV cache keeps a number where `load` leaves that open.

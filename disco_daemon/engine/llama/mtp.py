@@ -23,7 +23,7 @@ import numpy as np
 from .drafter import Drafter
 from .hidden import FloatRows
 from .memory import work_bytes
-from .rows import NO_KV_SLOT, Row, Rows
+from .rows import ABORTED, NO_KV_SLOT, Row, Rows
 
 _staged: Any = None
 with suppress(ImportError, AttributeError):
@@ -97,7 +97,7 @@ class OwnLayer(Drafter):
     def __init__(self, model: Any, trunk: Any, params: Any, n_cells: int) -> None:
         """Open it beside the context `trunk`, whose rows it takes from then on; `params` are as that one's.
 
-        Raises MemoryError if there is none left.
+        Raises MemoryError if there is none left, or it cannot compute a token: then the trunk is as it was.
         """
         params.ctx_type, params.n_ctx, params.n_seq_max = MTP_CONTEXT, n_cells, N_TEXTS
         params.n_batch = params.n_ubatch = N_ROWS
@@ -112,17 +112,23 @@ class OwnLayer(Drafter):
             _staged.llama_set_embeddings_nextn(one, True, False)
         self._texts: dict[int, _Text] = {}
         self._free = list(range(N_TEXTS))
-        self.token_s = self._warm_up()
+        try:
+            self.token_s = self._warm_up()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Free the context, which has to be before the model is."""
+        """Free the context, which has to be before the model and the trunk are."""
+        _staged.llama_set_embeddings_nextn(self._trunk, False, False)
         llama_cpp.llama_free(self._ctx)
 
     def _warm_up(self) -> float:
         took_s = 0.0
         for position in range(2):
             began = time.perf_counter()
-            self._decode([0], position, 0, self.zeros(1))
+            if (rc := self._decode([0], position, 0, self.zeros(1))) not in (0, ABORTED):
+                raise MemoryError(f"llama.cpp cannot compute a token with the layer that guesses (it returned {rc})")
             took_s = time.perf_counter() - began
         llama_cpp.llama_memory_clear(self._memory, False)
         return took_s

@@ -36,6 +36,13 @@ class SegmentModel(Sequences):
             msg = f"llama.cpp cannot load the layers {layers}: the model cannot be cut there, or memory is short"
             raise ModelError(msg)
         self.layers = layers
+        try:
+            self._open(load, layers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, load: Load, layers: LayerRange) -> None:
         self.n_embd = int(llama_cpp.llama_model_n_embd(self._model))
         self.n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model)))
         header = Metadata(self._model)
@@ -48,7 +55,6 @@ class SegmentModel(Sequences):
         self._prepare(params)
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
-            llama_cpp.llama_model_free(self._model)
             raise ModelError(f"llama.cpp cannot make a context of {load.n_ctx} tokens for the layers {layers}")
         self._attach(context)
         if self._hidden is not None:

@@ -29,7 +29,7 @@ class Sequences:
     when none is left, the windows are moved to the front.
     """
 
-    _ctx: Any
+    _ctx: Any = None
     _memory: Any
     _window = 0  # tokens that some of its layers see
     n_seqs = N_SEQS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import closing
 
 import llama_cpp
 
@@ -41,7 +42,7 @@ class TextModel:
             self.vocabulary = Vocabulary(model)
             self.n_ctx = self.vocabulary.n_ctx = self._fit(header)
             self.prefill_tps = self._measure()
-        except ModelError:
+        except BaseException:  # whoever tries again, with less of it on the GPU, needs the memory
             llama_cpp.llama_model_free(model)
             raise
         self.load_s = time.perf_counter() - weights.began
@@ -70,14 +71,13 @@ class TextModel:
             raise ModelError(str(e)) from e
         n = min(PIECE, self.n_ctx) // 2
         piece = Passage([self.vocabulary.tokenize("a")[-1]] * n, 0, n)
-        for _ in range(2):  # the first batch of a context is slow
-            began = time.perf_counter()
-            rc, _vectors = context.decode([piece])
-            if rc != 0:
-                raise ModelError(f"llama.cpp cannot compute a text with this model: llama_decode returned {rc}")
-        took_s = time.perf_counter() - began
-        context.close()
-        return n / took_s
+        with closing(context):
+            for _ in range(2):  # the first batch of a context is slow
+                began = time.perf_counter()
+                rc, _vectors = context.decode([piece])
+                if rc != 0:
+                    raise ModelError(f"llama.cpp cannot compute a text with this model: llama_decode returned {rc}")
+            return n / (time.perf_counter() - began)
 
     def context(self, n_ctx: int) -> EmbeddingContext:
         """Open a context for texts of up to `n_ctx` tokens. Raises EmbeddingError."""
