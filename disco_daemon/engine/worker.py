@@ -191,6 +191,7 @@ class Worker:
         )  # fmt: skip
         busy = False
         while True:
+            self._abort.clear()  # as in `_compute`
             while not busy or not self._commands.empty():
                 if (command := self._commands.get()) is None:
                     os._exit(0)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...models.text_models import ENCODERS, RANK, pooling_of
 from ...types import Given
 from .. import wire
+from .context import FLASH_ATTN
 from .memory import F16, TEXT_ROWS, TextNeed, available_bytes, require
 from .metadata import Metadata
 from .refusals import DimensionsError, PromptError, PromptTooLong
@@ -46,10 +47,12 @@ def reads_whole(metadata: Metadata) -> bool:
     return architecture in ENCODERS or metadata.text(f"{architecture}.attention.causal") == "false"
 
 
-def text_need(metadata: Metadata, n_vocab: int) -> TextNeed:
-    """Return what a model needs to make vectors of texts."""
-    keeps = metadata.text("general.architecture") not in ENCODERS
-    return TextNeed(metadata.n_embd, n_vocab, metadata.kv_bytes(F16) if keeps else 0, reads_whole(metadata))
+def text_need(model: Any, n_vocab: int, *, has_flash: bool) -> TextNeed:
+    """Return what a loaded model needs to make vectors of texts, with flash attention or without it."""
+    metadata = Metadata(model)
+    kept = 0 if metadata.text("general.architecture") in ENCODERS else metadata.kv_bytes(F16)
+    n_heads = 0 if has_flash else llama_cpp.llama_model_n_head(model)
+    return TextNeed(metadata.n_embd, n_vocab, kept, reads_whole(metadata), n_heads)
 
 
 class EmbeddingContext:
@@ -70,7 +73,8 @@ class EmbeddingContext:
         has_state = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
         self.n_packed = 1 if has_state else MAX_PACKED  # llama.cpp makes a state for each sequence at once
         try:
-            n_bytes = text_need(metadata, n_vocab).n_bytes(params.n_ctx)
+            has_flash = params.flash_attn_type != FLASH_ATTN[False]
+            n_bytes = text_need(model, n_vocab, has_flash=has_flash).n_bytes(params.n_ctx)
             require(f"embeddings of {params.n_ctx} tokens", n_bytes, available_bytes())
         except MemoryError as e:
             raise EmbeddingError(str(e)) from e
@@ -168,6 +172,7 @@ class Embeddings:
     _context: EmbeddingContext | None = None
     _ended: float = 0.0  # the last piece, s
     _took_s: float = 0.0
+    _n_alone: int = 0  # llama_decode's to come with one text each, since one with several has failed
 
     def tokenized(self, request: wire.Embed) -> wire.Embed:
         """Return a request with token ids in place of texts. Raises PromptError; any thread may call it."""
@@ -207,6 +212,10 @@ class Embeddings:
         """Drop the texts of a request; unknown ids are ignored."""
         self._requests.pop(request_id, None)
 
+    def is_first(self, request_id: str) -> bool:
+        """Whether it is a request's turn; any thread may ask."""
+        return list(self._requests)[:1] == [request_id]  # a copy, in one go: the main thread changes the requests
+
     def step(self, room: Callable[[], int], *, beside: bool = False) -> bool:
         """Compute a piece of at most `room` tokens; return False if there was nothing to compute.
 
@@ -230,7 +239,7 @@ class Embeddings:
                 self._context.close()
                 self._context = None  # should there be no memory for a larger one, the next text makes a smaller one
             n_ctx = max(LEAST_CELLS, 1 << (n_tokens - 1).bit_length())
-            self._context = self.new_context(n_ctx)
+            self._context = self.new_context(min(self.n_ctx, n_ctx))  # for more, memory was not reckoned
         return self._context
 
     def _pack(self, context: EmbeddingContext, room: int) -> list[tuple[_Texts, Passage]]:
@@ -244,7 +253,8 @@ class Embeddings:
             for index in range(len(request.vectors), len(request.texts)):
                 tokens, start = request.texts[index], 0 if found else request.n_past
                 n_left = len(tokens) - start
-                is_full = len(found) == context.n_packed or n_kept + len(tokens) > context.n_ctx
+                n_most = 1 if self._n_alone else context.n_packed
+                is_full = len(found) == n_most or n_kept + len(tokens) > context.n_ctx
                 if found and (n_left > room or is_full):
                     return found
                 end = len(tokens) if context.reads_whole else min(len(tokens), start + room)
@@ -263,9 +273,13 @@ class Embeddings:
         for request, piece in pack:
             request.busy_s += self._took_s * (piece.end - piece.start) / n_rows
         if rc == ABORTED:  # a request was cancelled, this one or another
-            if first.n_past and not context.cut(first.n_past):
-                first.n_past, first.total = 0, 0.0
+            self._go_back(context, first)
             return
+        if rc != 0 and len(pack) > 1:  # nobody knows whose text it was: each is computed alone
+            self._n_alone = len(pack)
+            self._go_back(context, first)
+            return
+        self._n_alone = max(0, self._n_alone - 1)
         if rc != 0:
             raise EmbeddingError(f"llama_decode returned {rc}")
         for (request, piece), vector in zip(pack, vectors, strict=True):
@@ -277,6 +291,11 @@ class Embeddings:
                 request.n_past, request.total = 0, 0.0
         for request in {id(one): one for one, _ in pack}.values():
             self._tell(request)
+
+    def _go_back(self, context: EmbeddingContext, first: _Texts) -> None:
+        """Take back what a decode that came to nothing has done to the first text, or begin that again."""
+        if first.n_past and not context.cut(first.n_past):
+            first.n_past, first.total = 0, 0.0
 
     def _tell(self, request: _Texts) -> None:
         """Send the vectors of a request, or how far it is."""

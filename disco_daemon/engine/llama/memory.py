@@ -127,19 +127,21 @@ def work_bytes(n_rows: int, n_vocab: int, n_embd: int) -> int:
 class TextNeed:
     """The shape of a model that makes vectors of texts: what a token leaves in its context, bytes, and its logits.
 
-    An encoder `reads_whole` texts, leaves nothing, and has no logits.
+    An encoder `reads_whole` texts, leaves nothing, and has no logits. The scores of `n_heads` take memory, each of a
+    token with another: 0 with flash attention.
     """
 
     n_embd: int
     n_vocab: int
     kept: int
     reads_whole: bool
+    n_heads: int = 0
 
     def n_bytes(self, n_ctx: int) -> int:
         """Estimate the memory of a context for texts of `n_ctx` tokens."""
-        if self.reads_whole:
-            return work_bytes(n_ctx, 0, self.n_embd)
-        return work_bytes(min(n_ctx, TEXT_ROWS), self.n_vocab, self.n_embd) + n_ctx * self.kept
+        n_rows = n_ctx if self.reads_whole else min(n_ctx, TEXT_ROWS)
+        n_vocab = 0 if self.reads_whole else self.n_vocab
+        return work_bytes(n_rows, n_vocab, self.n_embd) + n_ctx * (self.kept + 4 * n_rows * self.n_heads)
 
     def n_ctx(self, wanted: int, free: int) -> int:
         """Return the tokens that a text may have: `wanted`, or as many of them as fit. Raises MemoryError."""

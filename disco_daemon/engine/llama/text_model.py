@@ -40,7 +40,7 @@ class TextModel:
         self.n_gpu_layers = load.n_gpu_layers or 0
         try:
             self.vocabulary = Vocabulary(model)
-            self.n_ctx = self.vocabulary.n_ctx = self._fit(header)
+            self.n_ctx = self.vocabulary.n_ctx = self._fit()
             self.prefill_tps = self._measure()
         except BaseException:  # whoever tries again, with less of it on the GPU, needs the memory
             llama_cpp.llama_model_free(model)
@@ -52,14 +52,15 @@ class TextModel:
         """The most tokens of one llama_decode."""
         return max(SINGLE_PROMPT_CHUNK, self.n_ctx) if self.reads_whole else SINGLE_PROMPT_CHUNK
 
-    def _fit(self, header: Metadata) -> int:
+    def _fit(self) -> int:
         """Return the most tokens of a text: those it was trained for, those that are set, or as memory allows."""
         trained = int(llama_cpp.llama_model_n_ctx_train(self._model))
         free = available_bytes()
         if not self.n_gpu_layers:  # weights that are the file's pages count as available
             free -= llama_cpp.llama_model_size(self._model)
         try:
-            return text_need(header, self.vocabulary.n_tokens).n_ctx(min(trained, self._load.n_ctx or trained), free)
+            need = text_need(self._model, self.vocabulary.n_tokens, has_flash=self._load.flash_attn is not False)
+            return need.n_ctx(min(trained, self._load.n_ctx or trained), free)
         except MemoryError as e:
             raise ModelError(str(e)) from e
 

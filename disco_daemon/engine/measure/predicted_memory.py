@@ -59,7 +59,7 @@ def in_use(asked: CheckupRequest, found: Fit) -> int:
 def _fit_texts(asked: CheckupRequest, available: int, gpu_bytes: int) -> Fit:
     """Report it of a model that makes vectors of texts, by the steps of `engine.llama.text_model`."""
     kept = 0 if asked.reads_whole else _kept(asked, F16).cell
-    need = TextNeed(asked.n_embd, asked.n_vocab, kept, asked.reads_whole)
+    need = TextNeed(asked.n_embd, asked.n_vocab, kept, asked.reads_whole, asked.n_heads)
     on_gpu = gpu_bytes > asked.n_bytes and asked.n_gpu_layers != 0
     free = available if on_gpu else available - asked.n_bytes
     try:

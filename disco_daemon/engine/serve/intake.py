@@ -116,8 +116,14 @@ class TextIntake:
         return lambda: None
 
     def _drop(self, request_id: str) -> None:
-        """Drop a request that the main thread has."""
+        """Drop a request that the main thread has, and stop its decode: a long text may take seconds."""
         self.hand_on(partial(self.embeddings.cancel, request_id))
+        if self._may_abort(request_id):
+            self.abort.set()
+
+    def _may_abort(self, request_id: str) -> bool:
+        """Whether the decode in flight may be ended for a request that leaves: not if it is another one's."""
+        return self.embeddings.is_first(request_id)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,8 +148,9 @@ class Intake(TextIntake):
     def _drop(self, request_id: str) -> None:
         self.hand_on(partial(self.batcher.cancel, request_id))
         TextIntake._drop(self, request_id)
-        if self.batcher.admission.may_abort(request_id):
-            self.abort.set()
+
+    def _may_abort(self, request_id: str) -> bool:
+        return self.batcher.admission.may_abort(request_id)
 
     def _order(self, message: Order) -> Command:
         batcher = self.batcher

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import random
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +16,28 @@ import numpy as np
 import pytest
 
 from disco_daemon.engine import wire
-from disco_daemon.engine.llama.embedder import MAX_PACKED, PIECE, EmbeddingContext, Embeddings
+from disco_daemon.engine.framing import FRAMES
+from disco_daemon.engine.llama.embedder import MAX_PACKED, PIECE, EmbeddingContext, EmbeddingError, Embeddings, Passage
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.llama.refusals import ModelError, PromptError, PromptTooLong
+from disco_daemon.engine.llama.rows import ABORTED
 from disco_daemon.engine.llama.text_model import TextModel, load_either
+from disco_daemon.engine.worker import Worker
+from disco_daemon.system.confine import Confinement
 from tests.fixtures.gguf import with_keys
 from tests.fixtures.tiny_bert import CLS, CONTEXT, LAST, MEAN, RANK, TinyBert, tiny_bert
 from tests.fixtures.weights import random_bytes_speaker
 
+LONG_S = 10.0
 ALIKE = 0.9999  # cosine; llama.cpp keeps keys and values as F16 where it uses flash attention
 
 
-def load_of(path: Path) -> wire.Load:
-    return wire.Load(model_path=str(path), n_ctx=0, n_threads=1)
+def load_of(path: Path, n_ctx: int = 0, *, flash_attn: bool | None = None) -> wire.Load:
+    return wire.Load(model_path=str(path), n_ctx=n_ctx, n_threads=1, flash_attn=flash_attn)
 
 
-def loaded(path: Path) -> TextModel:
-    found = load_either(load_of(path), AbortFlag(), warm=False)
+def loaded(path: Path, n_ctx: int = 0, *, flash_attn: bool | None = None) -> TextModel:
+    found = load_either(load_of(path, n_ctx, flash_attn=flash_attn), AbortFlag(), warm=False)
     assert isinstance(found, TextModel)
     return found
 
@@ -38,12 +48,14 @@ class Texts:
     def __init__(self, model: TextModel) -> None:
         self.said: list[Any] = []
         self.packs: list[list[int]] = []
+        self.contexts: list[int] = []
         pair = model.pair if model.pooling == "rank" else None
         read = model.vocabulary.raw_tokens
         self.queue = Embeddings(self._context, read, model.n_ctx, model.n_embd_out, self.said.append, pair=pair)
         self._model = model
 
     def _context(self, n_ctx: int) -> EmbeddingContext:
+        self.contexts.append(n_ctx)
         context = self._model.context(n_ctx)
         decode = context.decode
 
@@ -169,6 +181,110 @@ def test_texts_of_several_requests_are_packed_and_one_that_is_cancelled_leaves_t
     assert cosine(last, bert.vector(bert.tokens("c two"))) > ALIKE
 
 
+def test_a_pack_that_llama_cpp_cannot_compute_fails_for_the_text_that_is_the_cause_alone(tmp_path: Path) -> None:
+    """The fault is injected: a decode with a certain text in it returns -1."""
+    bert = tiny_bert(tmp_path / "m.gguf")
+    found = Texts(loaded(bert.path))
+    bad, make = bert.tokens("bad"), found.queue.new_context
+
+    def failing(n_ctx: int) -> EmbeddingContext:
+        context = make(n_ctx)
+        decode = context.decode
+
+        def decoded(pieces: Sequence[Passage]) -> Any:
+            return (-1, []) if bad in [piece.tokens for piece in pieces] else decode(pieces)
+
+        context.decode = decoded  # type: ignore[method-assign]
+        return context
+
+    found.queue.new_context = failing
+    for name, text in (("a", "one"), ("b", "bad"), ("c", "two")):
+        found.queue.add(found.queue.tokenized(wire.Embed(id=name, inputs=(f"{name} first", text))))
+    while found.queue.step(lambda: PIECE):
+        pass
+    ended = {message.id: message for message in found.said if not isinstance(message, wire.PrefillProgress)}
+    assert (ended["b"].reason, "returned -1" in ended["b"].message) == ("no_embeddings", True)
+    for name, text in (("a", "one"), ("c", "two")):
+        right = [bert.vector(bert.tokens(one)) for one in (f"{name} first", text)]
+        mine = [np.frombuffer(vector, "<f4") for vector in ended[name].vectors]
+        assert min(cosine(a, b) for a, b in zip(mine, right, strict=True)) > ALIKE
+    found.packs.clear()
+    assert len(found.of("a", "b", "c")) == 3
+    assert found.packs == [[3, 3, 3]], "and after that texts are computed together again"
+
+
+def test_a_text_whose_decode_is_broken_off_is_dropped_or_computed_anew(tmp_path: Path) -> None:
+    bert = tiny_bert(tmp_path / "m.gguf")
+    model = loaded(bert.path)
+    found = Texts(model)
+    for name in "ab":
+        found.queue.add(found.queue.tokenized(wire.Embed(id=name, inputs=(f"{name} cat",))))
+    model._abort.set()
+    assert found.queue.step(lambda: PIECE)
+    assert not found.said
+    model._abort.clear()
+    found.queue.cancel("a")
+    while found.queue.step(lambda: PIECE):
+        pass
+    [told] = found.said
+    assert told.id == "b"
+    assert cosine(np.frombuffer(told.vectors[0], "<f4"), bert.vector(bert.tokens("b cat"))) > ALIKE
+
+
+def test_an_engine_ends_the_decode_of_a_text_that_is_cancelled_and_goes_on_with_the_next(tmp_path: Path) -> None:
+    """The fault is injected: the first decode takes until its text is cancelled."""
+    bert = tiny_bert(tmp_path / "m.gguf")
+    ours, theirs = socket.socketpair()
+    ours.settimeout(LONG_S)
+    begun, cancelled, ended = threading.Event(), threading.Event(), list[int]()
+    with ours, theirs, ours.makefile("rb") as stream:
+        worker = Worker(theirs)
+        model = load_either(load_of(bert.path), worker._abort, warm=False)
+        assert isinstance(model, TextModel)
+        make = model.context
+
+        def slow(n_ctx: int) -> EmbeddingContext:
+            context = make(n_ctx)
+            decode = context.decode
+
+            def decoded(pieces: Sequence[Passage]) -> Any:
+                begun.set()
+                assert cancelled.wait(LONG_S)
+                rc, vectors = decode(pieces)
+                ended.append(rc)
+                return rc, vectors
+
+            context.decode = decoded  # type: ignore[method-assign]
+            return context
+
+        model.context = slow  # type: ignore[method-assign]
+
+        def serve() -> None:
+            with suppress(SystemExit):
+                worker._serve_texts(load_of(bert.path), model, Confinement())
+
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        try:
+            said = (wire.decode_from_engine(frame[0]) for frame in iter(lambda: FRAMES.read(stream), None) if frame)
+            assert isinstance(next(said), wire.Loaded)
+            assert worker._intake is not None
+            worker._intake.put(wire.Embed(id="a", inputs=("a long one",)))
+            assert begun.wait(LONG_S)
+            worker._intake.cancel("a")
+            cancelled.set()
+            worker._intake.put(wire.Embed(id="b", inputs=("a cat",)))
+            told = next(message for message in said if not isinstance(message, wire.Alive))
+            assert isinstance(told, wire.Embedded)
+            assert told.id == "b"
+            assert cosine(np.frombuffer(told.vectors[0], "<f4"), bert.vector(bert.tokens("a cat"))) > ALIKE
+            assert ended == [ABORTED, 0]
+        finally:
+            worker._commands.put(sys.exit)  # the thread, which has no other end than the process's
+            serving.join(LONG_S)
+        assert not serving.is_alive()
+
+
 @pytest.mark.parametrize("how", ["last", "cls", "mean"])
 def test_a_decoder_that_pools_makes_the_vectors_that_it_makes_as_a_chat_model(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,6 +371,32 @@ def test_texts_are_as_long_as_memory_allows(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("disco_daemon.engine.llama.text_model.available_bytes", lambda: size + 100 * need)
     with pytest.raises(ModelError, match="texts of 128 tokens need"):
         loaded(path)
+
+
+def test_a_context_is_no_longer_than_the_texts_that_memory_was_reckoned_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("disco_daemon.engine.llama.embedder.LEAST_CELLS", 64)
+    bert = tiny_bert(tmp_path / "m.gguf")
+    found = Texts(loaded(bert.path, 200))
+    for size in (20, 150, 198):
+        assert cosine(found.of("a" * size)[0], bert.vector(bert.tokens("a" * size))) > ALIKE
+    assert found.contexts == [64, 200]
+
+
+def test_without_flash_attention_the_scores_take_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bert = tiny_bert(tmp_path / "m.gguf")
+    size = llama_cpp.llama_model_size(loaded(bert.path)._model)
+    need = 4 * 40 * 64 * CONTEXT  # bytes, by WORK_PER_ROW; the scores of 4 heads are as much as 2 fifths of it
+    for module in ("text_model", "embedder"):
+        monkeypatch.setattr(f"disco_daemon.engine.llama.{module}.available_bytes", lambda: size + int(1.2 * need / 0.9))
+    assert loaded(bert.path).n_ctx == CONTEXT
+    model = loaded(bert.path, flash_attn=False)
+    assert model.n_ctx == CONTEXT // 2
+    assert cosine(Texts(model).of("a cat")[0], bert.vector(bert.tokens("a cat"))) > ALIKE
+    monkeypatch.setattr("disco_daemon.engine.llama.embedder.available_bytes", lambda: int(1.2 * need))
+    with pytest.raises(EmbeddingError, match="embeddings of 256 tokens"):
+        model.context(CONTEXT)
 
 
 def test_the_reference_says_what_it_is(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from disco_daemon.endpoints.base import Controls
 from disco_daemon.endpoints.device import Device
 from disco_daemon.engine import wire
 from disco_daemon.engine.framing import frame
+from disco_daemon.engine.llama.embedder import Embeddings
 from disco_daemon.engine.requests import count_message, generate_message, order_message
 from disco_daemon.engine.serve.admission import SCHEDULERS
-from disco_daemon.engine.serve.intake import Intake
+from disco_daemon.engine.serve.intake import Intake, TextIntake
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.scheduler.andes import Andes
 from disco_daemon.scheduler.baselines import Fcfs, RoundRobin
@@ -177,6 +178,22 @@ def test_a_cancellation_stops_the_decode_under_way_and_ends_the_answer_and_the_e
     while not commands.empty():
         commands.get()()
     assert batcher.told[1:] == [("cancel", ("g1",)), ("cancel", ("g1",))]
+
+
+def test_a_text_that_is_cancelled_is_not_computed_to_its_end_and_does_not_end_anothers() -> None:
+    texts = Embeddings(cast(Any, None), lambda _: [], 8192, 4, lambda _: None)
+    commands, abort = queue.SimpleQueue[Callable[[], None]](), Recorder()
+    door = TextIntake(embeddings=texts, send=lambda _: None, hand_on=commands.put, abort=cast(Any, abort))
+    for name in "abc":
+        texts.add(wire.Embed(id=name, inputs=((1, 2),)))
+    door.cancel("b")
+    door.cancel("unknown")
+    assert not abort.told
+    door.cancel("a")
+    assert abort.told == [("set", ())]
+    while not commands.empty():
+        commands.get()()
+    assert list(texts._requests) == ["c"]
 
 
 def test_a_request_that_is_cancelled_while_it_waits_is_never_computed() -> None:

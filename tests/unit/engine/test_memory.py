@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from disco_daemon.engine.llama.memory import (
     ContextSizes,
     KeptBytes,
     Need,
+    TextNeed,
     available_bytes,
     context_sizes,
     fitting,
@@ -29,8 +31,20 @@ from disco_daemon.engine.llama.memory import (
     too_large,
     window_sizes,
 )
+from disco_daemon.engine.measure.checkup_messages import CheckupRequest
+from disco_daemon.engine.measure.predicted_memory import fit
 
 NEED = Need(per_token=23_000, work=100 * 2**20)
+
+
+def test_a_text_that_is_read_whole_has_scores_of_each_token_with_each_unless_flash_attention_spares_them() -> None:
+    """As bge-m3: 16 heads, 8,192 tokens."""
+    flash, plain = (TextNeed(1024, 250_002, 0, True, n_heads) for n_heads in (0, 16))
+    assert plain.n_bytes(8192) - flash.n_bytes(8192) == 4 * GIB
+    assert (flash.n_ctx(8192, 3 * GIB), plain.n_ctx(8192, 3 * GIB)) == (8192, 4096)
+    asked = CheckupRequest(GIB, 24, 1024, 250_002, 16, 0, 8192, 0, pooling="cls", reads_whole=True)
+    assert fit(asked, 4 * GIB, 0).n_ctx == 4096
+    assert fit(msgspec.structs.replace(asked, n_heads=0), 4 * GIB, 0).n_ctx == 8192
 
 
 def test_with_memory_to_spare_two_full_answers_fit() -> None:
