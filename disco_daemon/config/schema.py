@@ -15,13 +15,13 @@ _Positive = Annotated[float, Meta(gt=0)]
 _NonNegative = Annotated[float, Meta(ge=0)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _Grade = Annotated[float, Meta(ge=0, le=100)]
-_HostName = Annotated[str, Meta(pattern=r"^(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])$", max_length=255)]
+_HostName = Annotated[str, Meta(pattern=r"^(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])\Z", max_length=255)]
 # A whole origin, or a scheme for all that have it; not one that any web page, or any browser's extension, has.
 _Origin = Annotated[
     str,
-    Meta(pattern=r"^(?!(?:https?|wss?|[a-z-]*extension)://$)[a-z][a-z0-9+.-]*://[^/\s,*]*$", max_length=255),
+    Meta(pattern=r"^(?!(?:https?|wss?|[a-z-]*extension)://$)[a-z][a-z0-9+.-]*://[^/\s,*]*\Z", max_length=255),
 ]
-_Alias = Annotated[str, Meta(pattern=r"^(?!disco(/|$))\S+$", max_length=255)]  # the daemon's own names stay its own
+_Alias = Annotated[str, Meta(pattern=r"^(?!disco(/|$))\S+\Z", max_length=255)]  # the daemon's own names stay its own
 
 # `types.capabilities` has what they are.
 _Capability = Literal["tools", "forced_tools", "json_schema", "images", "logprobs", "n", "fim"]
@@ -64,7 +64,7 @@ class AdapterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: Annotated[float, Meta(ge=-100, le=100)] = 1.0
 
 
-_AdapterName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_AdapterName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,7 +155,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "f16" if self.kv_type == "auto" else self.kv_type
 
 
-_ModelName = Annotated[str, Meta(pattern=r"^(?!(?:device|server)$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_ModelName = Annotated[str, Meta(pattern=r"^(?!(?:device|server)$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -367,7 +367,7 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     it computes them itself, and answers go on."""
     listen: _HostName = "0.0.0.0"  # noqa: S104 - the other machines have to reach it; each has a certificate
     """Address to listen on for machines of the fleet, at `peer.port`, while one has joined or has a code."""
-    ray: Annotated[str, Meta(pattern=r"^(auto|off|\S+:\d+)$")] = "off"
+    ray: Annotated[str, Meta(pattern=r"^(auto|off|\S+:\d+)\Z")] = "off"
     """Ray, which starts what lends hosts on other machines again: `auto` where it is installed, `off`, or HOST:PORT of
     a cluster's head. It listens on all addresses; its token, which runs programs on all nodes, is plain on the wire."""
     mode: Literal["auto", "manual"] = "manual"

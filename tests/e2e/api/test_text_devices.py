@@ -34,9 +34,10 @@ async def nomic(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ranker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[DaemonProcess, TinyBert]]:
+    """A true start: what such an engine imports, and may do once it is confined, is not that of a fork's parent."""
     folder = tmp_path_factory.mktemp("r")
     bert = tiny_bert(folder / "m.gguf", RANK)
-    async with running(folder, model=bert.path) as daemon:
+    async with running(folder, model=bert.path, truly=True) as daemon:
         await daemon.device_ready()
         yield daemon, bert
 
@@ -157,6 +158,14 @@ async def test_documents_come_the_best_first(path: str, ranker: tuple[DaemonProc
     )
     assert [one["document"]["text"] for one in best["results"]] == [texts[i] for i in order[:2]]
     assert best["results"][0]["relevance_score"] == pytest.approx(raw[order[0]], abs=0.02)
+
+
+async def test_an_engine_that_rates_texts_is_confined_and_does_not_end(
+    ranker: tuple[DaemonProcess, TinyBert],
+) -> None:
+    state = (await ranker[0].state())["endpoints"]["device"]
+    assert state["restarts"] == state["crashes"] == 0
+    assert "no core dumps" in state["confined"]
 
 
 async def test_what_cannot_be_rated_is_refused(ranker: tuple[DaemonProcess, TinyBert]) -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -531,3 +532,16 @@ def test_a_wrong_list_of_models_is_refused_with_its_key(path: Path, text: str, s
     path.write_text(text)
     with pytest.raises(ConfigError, match=says):
         config.load(path, env={})
+
+
+def test_no_name_ends_with_a_line_break() -> None:
+    """`$` in a pattern matches before one, too."""
+    for table in (
+        {"models": [{"name": "a\n", "model": "a.gguf"}]}, {"device": {"adapters": {"a\n": {"path": "a.gguf"}}}},
+        {"api": {"hosts": ["box\n"]}}, {"api": {"origins": ["app://x\n"]}}, {"api": {"aliases": {"a\n": "b"}}},
+        {"fleet": {"listen": "box\n"}}, {"partner": {"listen": "box\n"}}, {"fleet": {"ray": "box:1\n"}},
+    ):  # fmt: skip
+        whole = msgspec.json.encode(table)
+        with pytest.raises(msgspec.ValidationError, match="regex"):
+            msgspec.json.decode(whole, type=Config)
+        msgspec.json.decode(whole.replace(b"\\n", b""), type=Config)
