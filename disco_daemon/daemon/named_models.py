@@ -85,17 +85,20 @@ class NamedModels(LocalModels):
     async def follow(self, config: Config, made: Mapping[str, ResidentModel]) -> None:
         """Have these models from the next request on."""
         before = self._learned
-        self._learned = {}
-        for name, model in made.items():
-            known = before.pop(name, None)
-            if known is None or known.model is not model:
-                if known is not None:
-                    before[name] = known
-                known = await self._learn(model)
-            self._learned[name] = known
+        for name, one in before.items():
+            if made.get(name) is not one.model:
+                one.learner.save()  # for the one that comes in its place
+        await asyncio.to_thread(taken_by, self._parts().endpoints.get(Side.DEVICE))  # reads a file, and remembers that
+        new = {n: await self._learner(m) for n, m in made.items() if n not in before or before[n].model is not m}
+        # All of it at once: no request is to find a model that nobody loads, or miss one that stays.
+        self._learned = {
+            name: self._learned_by(made[name], new[name]) if name in new else before[name] for name in made
+        }
         self._by_device = {id(one.model.device): one for one in self._learned.values()}
         self._resident.follow(made, limit_of(config))
-        await cancel_all(*(one.task for one in before.values()))
+        for settings in config.models:
+            made[settings.name].settings = settings  # one that loads the same may have another `use`
+        await cancel_all(*(one.task for name, one in before.items() if self._learned.get(name) is not one))
 
     async def close(self) -> None:
         """Close all engines, and save what was learned."""
@@ -103,14 +106,17 @@ class NamedModels(LocalModels):
         await cancel_all(*(one.task for one in self._learned.values()))
         self._save_uses()
 
-    async def _learn(self, model: ResidentModel) -> _Learned:
-        parts, shared = self._parts(), self._shared
-        planner, spending = make_planner(parts.live, parts.spending), parts.spending
-        learner = Learner(
-            planner, shared.history, shared.clock, f"alone | engine {model.device.engine.config.model_path}"
-        )
+    async def _learner(self, model: ResidentModel) -> Learner:
+        """Return what goes on from the times of this model, with its context: two of one file have their own."""
+        parts, shared, load = self._parts(), self._shared, model.device.engine.config
+        key = f"alone | {model.settings.name} | engine {load.model_path} | n_ctx {load.n_ctx}"
+        learner = Learner(make_planner(parts.live, parts.spending), shared.history, shared.clock, key)
         await asyncio.to_thread(learner.restore)
-        costs = CostMover(planner, lambda *tps: Costs(**spending.prices.per_token(*tps)))
+        return learner
+
+    def _learned_by(self, model: ResidentModel, learner: Learner) -> _Learned:
+        spending = self._parts().spending
+        costs = CostMover(learner.planner, lambda *tps: Costs(**spending.prices.per_token(*tps)))
         name = f"learner of {model.settings.name}"
         return _Learned(model, learner, Stay(costs), asyncio.create_task(learner.run(), name=name))
 

@@ -92,6 +92,7 @@ class Engine:
         self._wanted = asyncio.Event()
         self._why_killed: str | None = None
         self._repack = True  # until a load crashes because of it
+        self._has_loaded = False  # since `start`
         self._supervised: SupervisedProcess | None = None
 
     def __repr__(self) -> str:
@@ -147,8 +148,10 @@ class Engine:
         self.state, self._expected = EngineState.LOADING, True
 
     def start(self) -> None:
-        """Begin supervising; loading happens in the background."""
-        self.state, self._expected = EngineState.LOADING, False
+        """Begin supervising; loading happens in the background. Raises RuntimeError where that has begun."""
+        if self._supervised is not None:
+            raise RuntimeError("the engine runs already")
+        self.state, self._expected, self._has_loaded = EngineState.LOADING, False, False
         self._supervised = SupervisedProcess(
             "engine", self._spawn, self._live, rest=self._rest, patience_s=STOP_TIMEOUT_S, log=log
         )
@@ -195,7 +198,7 @@ class Engine:
             lives.unload()
             await self._wanted.wait()
             return True
-        if lives.is_given_up(has_loaded=self.info is not None):  # llama.cpp reads the whole file each time
+        if lives.is_given_up(has_loaded=self._has_loaded):  # llama.cpp reads the whole file each time
             self.last_error = lives.given_up(Path(self.config.model_path).name, self.last_error or "")
             log.error("engine given up: %s", self.last_error)
             await self._enter(EngineState.FAILED)
@@ -307,7 +310,7 @@ class Engine:
             return
         match wire.decode_from_engine(first):
             case wire.Loaded() as info:
-                self.info = info
+                self.info, self._has_loaded = info, True
                 guesses = ", its own layer guesses" if info.own_layer else ""
                 log.info(
                     "engine ready: %s, %d tokens of context%s, %.2f s", info.model, info.n_ctx, guesses, info.load_s
@@ -322,7 +325,7 @@ class Engine:
                 await self._enter(EngineState.READY)
             case wire.LoadFailed(message=message):
                 self.last_error = message
-                if self.info is None:  # it has loaded before: then this passes, such as memory being short
+                if not self._has_loaded:  # it has loaded before: then this passes, such as memory being short
                     await self._enter(EngineState.FAILED)
                 return
             case other:

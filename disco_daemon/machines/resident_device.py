@@ -13,6 +13,7 @@ from ..endpoints.device import LOAD_WAIT_S
 from ..engine.inbox import EngineGone
 from ..engine.supervisor import Engine, EngineState
 from ..scheduler.expected_use import ExpectedUse
+from ..system.control_groups import ProcessMemory
 from ..types import Embedding, Given, Readiness, TextTask, Usage
 from .whole_device import WholeDevice
 
@@ -21,7 +22,8 @@ from .whole_device import WholeDevice
 class Place:
     """Whether an engine may use memory: `is_open` from the decision to load it until the one that it leaves.
 
-    `why_not` says why it cannot be loaded now; who waits for it is told. Written by `ResidentModels` only.
+    `why_not` says why it cannot be loaded, until somebody wants that again; who holds it is told, also who waits only
+    later. Written by `ResidentModels` only.
     """
 
     is_open: bool = False
@@ -39,11 +41,11 @@ class Place:
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.is_open:
-                    await self.changed.wait()
                     if self.why_not:
                         raise EngineGone(self.why_not)
+                    await self.changed.wait()
         except TimeoutError:
-            msg = f"no memory became free within {timeout_s:g} s: all models that are loaded answer"
+            msg = f"no memory became free within {timeout_s:g} s: models that answer stay, and others load first"
             raise EngineGone(msg) from None
 
 
@@ -94,7 +96,11 @@ class ResidentDevice(WholeDevice):
 
 @dataclass(slots=True, eq=False)
 class ResidentModel:
-    """One of the models, with all that is known of it; times are by the daemon's clock, s."""
+    """One of the models, with all that is known of it; times are by the daemon's clock, s.
+
+    It takes `n_bytes`, at least what was predicted; its process `has` so much now. The last load failed at `failed_at`,
+    and no later one has been of use.
+    """
 
     settings: ModelSettings
     device: ResidentDevice
@@ -103,25 +109,49 @@ class ResidentModel:
     n_held: int = 0
     used_at: float | None = None
     has_left: bool = False
+    failed_at: float | None = None
+    has: ProcessMemory = field(default_factory=ProcessMemory)
+    predicted_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.predicted_bytes = self.n_bytes
 
     @property
     def state(self) -> str:
         """What `disco status` says of it."""
         engine, place = self.device.engine, self.device.place
         if not place.is_open:
-            return "waiting" if self.n_held else "unloaded"
+            if self.n_held:
+                return "waiting"
+            return "unloaded" if self.failed_at is None else "failed"
         return engine.state.value
 
     @property
     def is_here(self) -> bool:
-        """Whether it has memory; one that cannot be loaded has none."""
-        return self.device.place.is_open and self.device.engine.state is not EngineState.FAILED
+        """Whether it has memory, or is about to: also one whose process has not ended yet."""
+        engine = self.device.engine
+        return engine.pid is not None or (self.device.place.is_open and engine.state is not EngineState.FAILED)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has no place any more, but its process still has memory."""
+        return self.device.engine.pid is not None and not self.device.place.is_open
 
     def measure(self) -> None:
-        """Take what its process has of the memory, if that is more than was predicted."""
-        pid = self.device.engine.pid
-        if pid is not None:
-            try:
-                self.n_bytes = max(self.n_bytes, psutil.Process(pid).memory_info().rss)
-            except psutil.Error:
-                return
+        """Look at what its process has; while weights are laid out anew it is more than it will be."""
+        engine = self.device.engine
+        self.has = memory_of(engine.pid)
+        if engine.state is EngineState.READY and any(self.has):
+            self.n_bytes = max(self.predicted_bytes, sum(self.has))
+
+
+def memory_of(pid: int | None) -> ProcessMemory:
+    """Return what a process has of the memory; nothing of one that has ended, or is not there."""
+    try:
+        found = None if pid is None else psutil.Process(pid).memory_info()
+    except (psutil.Error, OSError):
+        return ProcessMemory()
+    if found is None:
+        return ProcessMemory()
+    mapped = getattr(found, "shared", 0)  # Linux alone says so
+    return ProcessMemory(found.rss - mapped, mapped)

@@ -15,9 +15,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -26,20 +26,22 @@ from ..config.schema import Config, DeviceSettings, FleetSettings, ModelSettings
 from ..endpoints.device import LOAD_WAIT_S, Device
 from ..engine.inbox import EngineGone
 from ..engine.supervisor import LOAD_GUESS_S, Engine, EngineState
+from ..engine.wire import Load
 from ..errors import ConfigError, EndpointError
 from ..models import places
 from ..scheduler.expected_use import ExpectedUse
 from ..scheduler.residency import ModelUse, Swap, coming_back, leaving_for, next_to_load
-from ..system.control_groups import memory
+from ..system.control_groups import ProcessMemory, memory
 from ..system.tasks import cancel_all
 from .device_settings import require_regular
 from .model_memory import predicted_bytes
-from .resident_device import ResidentDevice, ResidentModel
+from .resident_device import ResidentDevice, ResidentModel, memory_of
 from .whole_device import expected_n_ctx, text_kind_of, whole_config
 
 log = logging.getLogger("disco.daemon")
 
 LOOK_S = 5.0  # between two looks at memory, and whether a model comes back
+TRY_AGAIN_S = 30.0  # after a load that failed: by then memory may be free, or the file be another
 CLOSE_S = 20.0  # for an engine to end: its supervisor kills it sooner
 SHARE = 0.85  # of the memory, for all models together, where no limit is set
 SPARE = 0.05  # of the memory that stays free: below it models leave before the system swaps
@@ -49,11 +51,12 @@ LOAD_BYTES_S = 1.5e9  # a guess until a model was loaded: what a disk reads, byt
 class ResidentModels:
     """Owns the engines of all named models, and the task that loads and closes them.
 
-    `taken` says how many bytes the device of the race has, `busy` whether anything is answered. Nothing is in memory
-    before somebody asks for it.
+    `taken` says how many bytes are the device's of the race, and what of them it has now; `busy` whether anything is
+    answered. Nothing is in memory before somebody asks for it. The task lives until `close`: whatever goes wrong
+    with a model is logged, and that model's.
     """
 
-    def __init__(self, clock: Clock, taken: Callable[[], int], busy: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, taken: Callable[[], tuple[int, ProcessMemory]], busy: Callable[[], bool]) -> None:
         self._clock, self._taken, self._busy = clock, taken, busy
         self._models: dict[str, ResidentModel] = {}
         self._removed: list[ResidentModel] = []
@@ -98,9 +101,13 @@ class ResidentModels:
     def hold(self, model: ResidentModel) -> Iterator[None]:
         """Keep a model in memory until the end of this, and have it loaded if it is not there.
 
-        Raises EngineGone where it could never be.
+        Raises EngineGone where it could never be, or could not be just now.
         """
-        now = self._clock.now()
+        now, place = self._clock.now(), model.device.place
+        if self._models.get(model.settings.name) is not model:
+            raise EngineGone(f"the model {model.settings.name} is no longer in the settings")
+        if model.failed_at is not None and now - model.failed_at < TRY_AGAIN_S:
+            raise EngineGone(place.why_not)
         if model.n_bytes > self._limit:
             need, limit = model.n_bytes / 2**30, self._limit / 2**30
             msg = (
@@ -111,8 +118,11 @@ class ResidentModels:
         model.use.observe(self._clock.wall())
         model.used_at = now
         model.n_held += 1
-        if not model.device.place.is_open and model not in self._wanted:
+        if not place.is_open and model not in self._wanted:
+            place.set(is_open=False)  # whoever was told before why not is told anew
             self._wanted.append(model)
+            self._news.set()
+        elif model.device.engine.state is EngineState.FAILED:
             self._news.set()
         try:
             yield
@@ -145,15 +155,22 @@ class ResidentModels:
         """Load what is wanted, close what is removed or in the way, until cancelled."""
         while True:
             self._news.clear()
-            await self._close_removed()
-            await asyncio.to_thread(self._measure)
-            if not await self._step():
+            try:
+                await self._close_left()
+                self._measure()
+                if await self._step():
+                    continue
+            except Exception:
+                log.exception("the named models: looking at them again in %g s", LOOK_S)
+                await asyncio.sleep(LOOK_S)
+            else:
                 await self._look_later()
 
     async def _look_later(self) -> None:
         """Wait for news, or for the time to look at memory again; with no model loaded there is nothing to look at."""
         left = any(m.has_left for m in self._models.values())
-        busy = self._wanted or left or any(m.is_here for m in self._models.values())
+        idle = [m for m in self._removed if not m.n_held]  # their engines have not ended in their time
+        busy = self._wanted or left or idle or any(m.is_here for m in self._models.values())
         try:
             async with asyncio.timeout(LOOK_S if busy else None):
                 await self._news.wait()
@@ -163,46 +180,65 @@ class ResidentModels:
     async def _step(self) -> bool:
         """Carry out one decision; return whether there was one."""
         uses, limit = self._uses(), self._room()
+        present = list(self._models.values())
+        self._wanted = [m for m in self._wanted if m in present and not m.device.place.is_open]
         if self._wanted:
-            swap = next_to_load([m.settings.name for m in self._wanted], uses, limit)
+            swap = next_to_load([m.settings.name for m in self._wanted if not m.is_here], uses, limit)
             if swap is not None:
-                await self._swap(swap, is_wanted=True)
+                await self._swap(swap)
                 return True
-            if not any(use.is_busy and use.is_here for use in uses):  # nobody is waited for: it will not get better
+            waits = any(use.is_busy and use.is_here for use in uses) or any(m.n_held for m in self._removed)
+            if not waits:  # it will not get better
                 self._refuse(limit)
                 return True
-            return False
         over = leaving_for(0, uses, limit)
+        if over is None:  # those that answer have more than there is: no idle one adds to that
+            over = tuple(use.name for use in uses if use.is_here and not use.is_busy)
         if over:
             log.warning("memory gets short: %s left", ", ".join(over))
             await self._swap(Swap("", over))
             return True
-        if self._busy() or (back := coming_back(uses, limit)) is None:
+        if self._wanted or self._busy() or (back := coming_back(uses, limit)) is None:
             return False
         await self._swap(back)
         return True
 
-    async def _swap(self, swap: Swap, *, is_wanted: bool = False) -> None:
-        """Close those that leave, then load the one that comes, if it is still wanted by then; waits until it has."""
+    async def _swap(self, swap: Swap) -> None:
+        """Close those that leave, then load the one that comes, if all is as it was by then; waits until it has."""
+        coming = self._models.get(swap.name)
+        is_wanted = coming in self._wanted
         leaving = [self._models[name] for name in swap.leaving]
         for model in leaving:
             model.device.place.set(is_open=False)  # from here on nobody begins there
             model.has_left = True
         await asyncio.gather(*(self._close(model) for model in leaving))
-        coming = self._models.get(swap.name)
-        if coming is None or (is_wanted and coming not in self._wanted):
+        if coming is None or self._models.get(swap.name) is not coming or (is_wanted and coming not in self._wanted):
             return
-        if is_wanted:
+        self._measure()
+        if leaving_for(coming.n_bytes, self._uses(), self._room()) != ():  # others have taken the room meanwhile
+            return
+        if coming in self._wanted:  # since it was decided on, too
             self._wanted.remove(coming)
         log.info("model %s is loaded%s", swap.name, f" in place of {', '.join(swap.leaving)}" if swap.leaving else "")
-        coming.device.engine.expect()
-        await coming.device.start()
-        coming.has_left = False
-        coming.device.place.set(is_open=True)
+        coming.has_left, coming.failed_at, engine = False, None, coming.device.engine
         try:
-            await coming.device.engine.ready(LOAD_WAIT_S)
+            await coming.device.start()
+            coming.device.place.set(is_open=True)
+            await engine.ready(LOAD_WAIT_S)
         except EndpointError as e:
             log.warning("model %s is not loaded: %s", swap.name, e)
+            if engine.state not in (EngineState.LOADING, EngineState.READY):  # else it goes on, from a slow disk
+                await self._give_up(coming, str(e))
+        except Exception as e:
+            log.exception("model %s cannot be started", swap.name)
+            await self._give_up(coming, f"the model {swap.name} cannot be started: {type(e).__name__}")
+
+    async def _give_up(self, model: ResidentModel, why: str) -> None:
+        """Let a model that cannot be loaded have no memory; requests are told why, until one may try again."""
+        model.failed_at = self._clock.now()
+        if model in self._wanted:
+            self._wanted.remove(model)
+        await self._close(model, why)
 
     def _refuse(self, limit: int) -> None:
         """Tell whoever waits for a model that there is no memory for it, and none will become free by itself."""
@@ -215,40 +251,51 @@ class ResidentModels:
         log.warning("%s", msg)
         model.device.place.set(is_open=False, why_not=msg)
 
-    async def _close_removed(self) -> None:
+    async def _close_left(self) -> None:
+        """Close what is removed and held by nobody, what has failed since, and what did not end in its time."""
         for model in [m for m in self._removed if not m.n_held]:
             await self._close(model)
-            self._removed.remove(model)
+            if model.device.engine.pid is None:
+                self._removed.remove(model)
+        for model in list(self._models.values()):
+            engine, place = model.device.engine, model.device.place
+            if place.is_open and engine.state is EngineState.FAILED:
+                await self._give_up(model, engine.last_error or f"the model {model.settings.name} cannot be loaded")
+            elif model.is_ending:
+                await self._close(model, place.why_not)
 
-    async def _close(self, model: ResidentModel) -> None:
-        model.device.place.set(is_open=False)
+    async def _close(self, model: ResidentModel, why_not: str = "") -> None:
+        """End an engine; one that does not end keeps its `pid`, and is closed again later."""
+        model.device.place.set(is_open=False, why_not=why_not)
         try:
             async with asyncio.timeout(CLOSE_S):
                 await model.device.close()
-        except TimeoutError:
-            log.exception("the engine of %s did not end within %g s", model.settings.name, CLOSE_S)
+        except Exception:
+            log.exception("the engine of %s did not end as it should, within %g s", model.settings.name, CLOSE_S)
 
     def _measure(self) -> None:
-        for model in self._models.values():
-            if model.is_here:
-                model.measure()
+        for model in (*self._models.values(), *self._removed):
+            model.measure()
 
     def _uses(self) -> list[ModelUse]:
         wall = self._clock.wall()
         return [
             ModelUse(
                 name, model.n_bytes, max(LOAD_GUESS_S / 10, model.device.load_s), model.use.per_hour(wall),
-                model.is_here, model.n_held > 0 or model.device.engine.in_flight > 0, model.has_left,
+                model.is_here, model.n_held > 0 or model.device.engine.in_flight > 0 or model.is_ending, model.has_left,
             )
             for name, model in self._models.items()
         ]  # fmt: skip
 
     def _room(self) -> int:
-        """Return what all named models together may have now, bytes: by the limit, and by what others leave."""
-        here = sum(m.n_bytes for m in (*self._models.values(), *self._removed) if m.is_here)
-        total, available = memory()
+        """Return what all named models together may have now, bytes: by the limit, and by what others leave.
+
+        All of our models' processes are thought away, so what one has not taken yet is not free for another.
+        """
+        taken, has = self._taken()
+        total, free = memory(without=(has, *(m.has for m in (*self._models.values(), *self._removed))))
         kept = sum(m.n_bytes for m in self._removed if m.is_here)
-        return min(self._limit - self._taken(), here + available - int(SPARE * total)) - kept
+        return min(self._limit, free - int(SPARE * total)) - taken - kept
 
 
 def make_models(
@@ -264,7 +311,7 @@ def make_models(
         path = Path(own.device.model)
         load = msgspec.structs.replace(whole_config(own, path), disk=None)
         old = before.get(settings.name)
-        if old is not None and old.device.engine.config == load and old.device.may_serve():
+        if old is not None and old.device.engine.config == load and _may_go_on(old):
             made[settings.name] = old
             continue
         n_bytes = predicted_bytes(own.device, path)
@@ -274,6 +321,11 @@ def make_models(
         use = _use(saved(settings.name), clock.wall()) if old is None else old.use
         made[settings.name] = ResidentModel(settings, device, n_bytes, use)
     return made
+
+
+def _may_go_on(model: ResidentModel) -> bool:
+    """Whether a model is not known to fail: after a reload that one is tried again, by its file as it is then."""
+    return model.failed_at is None and model.device.may_serve()
 
 
 def _use(saved: Any, now: float) -> ExpectedUse:
@@ -318,15 +370,26 @@ def limit_of(config: Config) -> int:
     return int(config.device.models_gib * 2**30) or int(SHARE * memory()[0])
 
 
-def taken_by(device: object) -> int:
-    """Return what the device of the race has of the memory, bytes; one that is unloaded has nothing."""
-    if not isinstance(device, Device) or device.engine.state in (EngineState.STOPPED, EngineState.UNLOADED):
-        return 0
-    engine, size = device.engine, 0
-    path = Path(engine.config.model_path)
+def taken_by(device: object) -> tuple[int, ProcessMemory]:
+    """Return what the device of the race takes of the memory, bytes, and what of that it has now.
+
+    One that is unloaded counts as if it were loaded, since the next request wakes it.
+    """
+    if not isinstance(device, Device) or device.engine.state in (EngineState.STOPPED, EngineState.FAILED):
+        return 0, ProcessMemory()
+    engine = device.engine
+    has = memory_of(engine.pid)
+    return max(_predicted(engine.config), sum(has) if engine.state is EngineState.READY else 0), has
+
+
+@lru_cache(maxsize=4)
+def _predicted(load: Load) -> int:
+    flash: Literal["auto", "off"] = "off" if load.flash_attn is False else "auto"
+    settings = DeviceSettings(
+        model=load.model_path, n_ctx=load.n_ctx, n_cells=load.n_cells, flash_attn=flash,
+        kv_type=cast('Literal["auto", "f16", "q8_0"]', load.kv_type),
+    )  # fmt: skip
     try:
-        size = path.stat().st_size
+        return predicted_bytes(settings, Path(load.model_path))
     except OSError:
         return 0
-    info = engine.info
-    return size + (0 if info is None else info.n_cells * info.bytes_per_token)

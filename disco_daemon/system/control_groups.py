@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,14 +33,26 @@ _V1 = _MemoryNames(
 )  # fmt: skip
 
 
-def memory(root: Path = ROOT, own: Path = OWN) -> tuple[int, int]:
-    """Return all memory that there is for programs here, and what is free of it, bytes: the control groups' if less."""
+class ProcessMemory(NamedTuple):
+    """What a process has of the memory, bytes: pages that no file backs, and mapped pages of files."""
+
+    private: int = 0
+    mapped: int = 0
+
+
+def memory(root: Path = ROOT, own: Path = OWN, without: Iterable[ProcessMemory] = ()) -> tuple[int, int]:
+    """Return all memory that there is for programs here, and what is free of it, bytes: the control groups' if less.
+
+    It is as if processes had ended that have `without`: a machine counts mapped pages as free anyway, a group does not.
+    """
     import psutil  # commands that people wait for import this module, and ask nothing of it
 
     found = psutil.virtual_memory()
-    total, free = int(found.total), int(found.available)
+    without = list(without)
+    private, mapped = sum(one.private for one in without), sum(one.mapped for one in without)
+    total, free = int(found.total), int(found.available) + private
     for limit, used in memory_limits(root, own):
-        total, free = min(total, limit), min(free, max(0, limit - used))
+        total, free = min(total, limit), min(free, max(0, limit - used) + private + mapped)
     return total, free
 
 

@@ -16,7 +16,7 @@ from openai import APIStatusError, NotFoundError
 from disco_daemon.models.default import default_model_path
 from tests.fixtures.daemon import DaemonProcess, Heard, ask, running
 
-ONE = 0.50  # GiB: the device of the race, and one of two others; each takes 0.25 with 512 tokens of context
+ONE = 0.62  # GiB: the device of the race, and one of two others; each takes 0.25 with 512 tokens of context
 SMALL = {"device": {"n_ctx": 512}}
 LONG = 160  # tokens of an answer that goes on while others ask
 

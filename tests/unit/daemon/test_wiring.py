@@ -26,15 +26,19 @@ from disco_daemon.config.schema import (
     DeviceSettings,
     HandoffSettings,
     HistorySettings,
+    ModelSettings,
     PolicySettings,
     ServerSettings,
 )
 from disco_daemon.daemon import assembly
 from disco_daemon.daemon.assembly import Assembly, Parts, Shared
 from disco_daemon.daemon.daemon import Daemon
+from disco_daemon.daemon.named_models import NamedModels
 from disco_daemon.daemon.runtime import Runtime
+from disco_daemon.daemon.tasks.learner import Learner
 from disco_daemon.daemon.tasks.loop_monitor import LoopMonitor
 from disco_daemon.dispatch.mover import CostMover, Forced, Stay
+from disco_daemon.errors import RequestError
 from disco_daemon.machines.split.partner_service import Partner
 from disco_daemon.money.spending import Speeds
 from disco_daemon.power.measurement import Charge, Thermal
@@ -310,3 +314,72 @@ async def test_a_daemon_runs_its_watchers_and_counts_what_was_spent_before(scene
         assert {"loop-monitor", "watchdog", "learner", "wattmeter"} <= names
         assert daemon.runtime.parts.spending.caps.spent(now).usd_today == 0.25
         assert daemon.partner._power() == daemon.runtime.parts.wattmeter.computing()
+
+
+# --- several models -----------------------------------------------------------------------------------------------
+
+
+def several(scene: Scene, *names: str, **more: Any) -> Config:
+    file = str(scene.folder / "model.gguf")
+    return replace(scene.config(), models=tuple(ModelSettings(name, file, **more) for name in names))
+
+
+async def test_a_reload_has_the_old_models_until_it_has_all_of_the_new_ones(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, restore = scene.parts(), Learner.restore
+    local = NamedModels(scene.shared, lambda: parts, lambda: False)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(learner: Learner) -> None:
+        restore(learner)
+        begun.set()
+        assert go_on.wait(LONG_S)
+
+    try:
+        config = several(scene, "alpha", "omega")
+        await local.follow(config, await local.made(config))
+        before = {name: local.context(name).endpoints for name in local.names}
+        monkeypatch.setattr(Learner, "restore", slow)
+        config = several(scene, "gamma", "alpha", "delta", use="for tests")
+        made = await local.made(config)
+        for cancelled in (True, False):
+            change = asyncio.create_task(local.follow(config, made))
+            assert await asyncio.to_thread(begun.wait, LONG_S)
+            assert set(local.names) == {"alpha", "omega"}
+            assert {name: local.context(name).endpoints for name in local.names} == before
+            with pytest.raises(RequestError, match="no longer"):
+                local.context("gamma")
+            if cancelled:
+                change.cancel()
+            go_on.set()
+            await asyncio.wait([change])
+            learners = sorted(t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("learner of"))
+            assert learners == [f"learner of {name}" for name in sorted(local.names)], "each has an owner"
+            begun.clear()
+        assert list(local.names) == ["gamma", "alpha", "delta"]
+        assert local.context("alpha").endpoints == before["alpha"], "it loads the same, and stays"
+        assert local.about("alpha")["use"] == "for tests"
+    finally:
+        go_on.set()
+        await local.close()
+
+
+async def test_two_models_of_one_file_have_times_of_their_own_and_a_new_one_goes_on_from_the_old(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, said = scene.parts(), list[tuple[str, str]]()
+    local = NamedModels(scene.shared, lambda: parts, lambda: False)
+    monkeypatch.setattr(Learner, "restore", lambda learner: said.append(("restore", learner._endpoints)))
+    monkeypatch.setattr(Learner, "save", lambda learner: said.append(("save", learner._endpoints)))
+    try:
+        config = several(scene, "chat", "code")
+        await local.follow(config, await local.made(config))
+        assert len({key for what, key in said if what == "restore"}) == 2
+        key = next(key for _, key in said if "chat" in key)
+        said.clear()
+        config = replace(several(scene, "chat"), device=replace(config.device, flash_attn="off"))
+        await local.follow(config, await local.made(config))
+        assert said.index(("save", key)) < said.index(("restore", key))
+    finally:
+        await local.close()
