@@ -14,9 +14,7 @@ from .context import AnswerContext
 from .plan import CHARS_PER_TOKEN
 
 AT_A_TIME = 64  # texts that the device gets at once: enough to be computed together
-CHARS_AT_A_TIME = (
-    16_384  # of those texts, each with its query: seconds of work on a slow device, and left half done if nobody waits
-)
+CHARS_AT_A_TIME = 16_384  # of those texts, each with its query: seconds of work on a slow device, lost if nobody waits
 
 
 class EmbeddingRun:

@@ -14,9 +14,9 @@ Where that is written, by project and file:
   flags over that); BerriAI/litellm, litellm/main.py (`OPENAI_BASE_URL` goes before `OPENAI_API_BASE`)
 - continue: continuedev/continue, docs/cli/configuration.mdx (`--config`) and
   docs/customize/model-providers/top-level/openai.mdx
-- zed: zed-industries/zed, docs/src/ai/use-api-access.md (a provider called disco-daemon has `DISCO_DAEMON_API_KEY`),
+- zed: zed-industries/zed, ai/use-api-access of its docs (a provider called disco-daemon has `DISCO_DAEMON_API_KEY`),
   crates/cli/src/main.rs (`--user-data-dir`), crates/paths/src/paths.rs (settings are in `config` there)
-- open-webui: open-webui/docs, docs/getting-started/env-configuration.md (what is set once is kept, unless
+- open-webui: open-webui/docs, getting-started/env-configuration (what is set once is kept, unless
   `ENABLE_PERSISTENT_CONFIG` says otherwise); open-webui/open-webui, backend/open_webui/env.py (a `.env` gives what is
   not set: what is to be without a value is set to nothing)
 

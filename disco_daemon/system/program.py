@@ -19,6 +19,7 @@ PARTS = (
     "disco_daemon.engine.hosts.process",
     "disco_daemon.engine.measure.checkup",
     "disco_daemon.engine.measure.exit_training",
+    "disco_daemon.engine.measure.machine_speed",
     "disco_daemon.engine.measure.requantize",
     "disco_daemon.engine.measure.split_check",
     "disco_daemon.engine.measure.tune",

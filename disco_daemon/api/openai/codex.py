@@ -23,7 +23,7 @@ OUTPUT_TOKENS = 2_500  # of a command's output, the most that Codex shows the mo
 
 def codex_models(cards: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the entries of models that answer and have a name, by their documents; the first is offered first."""
-    named = (card for card in cards if ANY not in card["id"] and card["capabilities"].get("chat", True))
+    named = (card for card in cards if ANY not in card["id"] and (card.get("capabilities") or {}).get("chat", True))
     return [_entry(card, priority) for priority, card in enumerate(named)]
 
 

@@ -286,7 +286,7 @@ def test_an_estimate_counts_tools_and_calls_too() -> None:
 
 def test_codex_is_told_of_each_model_that_has_a_name_and_how_long_its_context_is() -> None:
     cards: list[dict[str, Any]] = [{"id": "disco", "context_length": 4096}, {"id": "claude-*"}, {"id": "disco/server"}]
-    first, second = codex_models(cards)
+    first, second = codex_models([*cards, {"id": "disco/minilm", "capabilities": {"chat": False}}])
     assert (first["slug"], first["context_window"], first["priority"]) == ("disco", 4096, 0)
     assert (second["slug"], "context_window" in second) == ("disco/server", False)
     assert first["base_instructions"] == INSTRUCTIONS

@@ -67,7 +67,7 @@ async def test_a_server_of_one_s_own_key_model_and_test(setup: Onboarding) -> No
 async def test_a_real_model_is_offered_in_place_of_the_stand_in_and_takes_a_yes(setup: Onboarding) -> None:
     offer = {
         "id": "tiny", "title": "Tiny", "bytes": 2.5e9, "memory_bytes": 4.2e9, "tps": None, "licence": "MIT",
-        "ttft_s": {"100": None}, "abilities": [], "recommended": True,
+        "ttft_s": {"100": None, "2000": None}, "abilities": [], "recommended": True,
     }  # fmt: skip
     found = {"machine": {"free_bytes": 8e9, "measured": None}, "models": [offer], "problem": ""}
     for answer, wanted in (("", None), ("1", "/models/tiny.gguf")):

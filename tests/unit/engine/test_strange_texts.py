@@ -24,7 +24,10 @@ HI = [{"role": "user", "content": "Hi"}]
 # What these return is ASCII, or was written by ourselves just there.
 OURS = {"encode", "b64encode", "b32encode", "dumps", "public_bytes", "private_bytes"}
 CAUGHT = {"UnicodeDecodeError", "ValueError", "Exception"}
-KNOWN = {"disco_daemon/link/trust/pairing_code.py: _unpack_host": "who reads a code catches its ValueError"}
+KNOWN = {
+    "disco_daemon/link/trust/pairing_code.py: _unpack_host": "who reads a code catches its ValueError",
+    "disco_daemon/engine/llama/ggml.py: packing": "names of types that llama.cpp itself has, in ASCII",
+}
 
 
 def strict_decodes(path: Path) -> Iterator[str]:
