@@ -12,8 +12,8 @@ Where that is written, by project and file:
 - opencode: opencode.ai, docs/config (`OPENCODE_CONFIG_CONTENT` is merged over all files but an administrator's)
 - aider: Aider-AI/aider, aider/main.py (each `.env` goes over the environment, then `--set-env`, the AIDER_ key and the
   flags over that); BerriAI/litellm, litellm/main.py (`OPENAI_BASE_URL` goes before `OPENAI_API_BASE`)
-- continue: continuedev/continue, docs/cli/configuration.mdx (`--config`) and
-  docs/customize/model-providers/top-level/openai.mdx
+- continue: continuedev/continue, cli/configuration of its docs (`--config`) and
+  customize/model-providers/top-level/openai of its docs
 - zed: zed-industries/zed, ai/use-api-access of its docs (a provider called disco-daemon has `DISCO_DAEMON_API_KEY`),
   crates/cli/src/main.rs (`--user-data-dir`), crates/paths/src/paths.rs (settings are in `config` there)
 - open-webui: open-webui/docs, getting-started/env-configuration (what is set once is kept, unless
