@@ -66,9 +66,11 @@ async def test_each_route_is_served_at_the_doors_that_the_table_says(
 ) -> None:
     status, error = await asked(daemon.session, daemon, *route)
     if ROUTES[route] is At.CONTROL:
-        assert (status, error["code"]) == (403, "control")
-        assert str(socket_of(daemon.url)) in error["message"], "it says where the door is"
-        assert "api.key" in error["message"]
+        is_ollamas = route[1].startswith("/api/")  # whose errors are a sentence, without a code
+        assert (status, "control" if is_ollamas else error["code"]) == (403, "control")
+        said = str(error) if is_ollamas else error["message"]
+        assert str(socket_of(daemon.url)) in said, "it says where the door is"
+        assert "api.key" in said
     else:
         assert status not in (401, 403)
     status, error = await asked(daemon.controls, daemon, *route)
