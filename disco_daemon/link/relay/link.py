@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from statistics import median
 
 from ..protocol import (
@@ -51,6 +52,7 @@ CALLS_WAITING = 1 << 23  # bytes of calls that wait for a machine before it is g
 SIGNS_WAITING = 1000  # pings and their answers that wait behind rows: minutes of them
 FRAMES_S = 5000.0  # frames that a machine may send in a second; a token takes a few
 FRAMES_BURST = 10_000.0  # frames that it may send at once
+FRAMES_AT_ONCE = 64  # frames that are read between two turns of the loop
 
 Received = type[PeerFrame]
 FROM_EDGE = (OpenAnswer, SendRows, BeginDrawing, JudgeDrafts, CutAnswer, CloseAnswer)
@@ -155,9 +157,15 @@ class PeerLink:
         raise await self._ending
 
     async def _read(self, stream: FrameStream) -> None:
-        """Pass on what the machine sends, whatever connection it takes."""
-        while True:
+        """Pass on what the machine sends, whatever connection it takes.
+
+        Frames that have come already are read without a pause: after some of them others have their turn, whose signs
+        of life a flood would keep waiting otherwise.
+        """
+        for n_read in count(1):
             body, payload, _ = await stream.read()
+            if n_read % FRAMES_AT_ONCE == 0:
+                await asyncio.sleep(0)
             self._count_frame()
             try:
                 message = decode(body)
