@@ -197,7 +197,7 @@ class Talk:
                     record = piece.disco or record
                     if screen is not None:
                         screen.show(piece)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: what comes next begins a line of its own
             if answer and screen is not None:
                 sys.stdout.write("\n")
             raise

@@ -160,7 +160,7 @@ class ResidentModels:
                 self._measure()
                 if await self._step():
                     continue
-            except Exception:
+            except Exception:  # a bug of ours, or a disk: nobody else loads or closes a model
                 log.exception("the named models: looking at them again in %g s", LOOK_S)
                 await asyncio.sleep(LOOK_S)
             else:
@@ -270,7 +270,7 @@ class ResidentModels:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await model.device.close()
-        except Exception:
+        except Exception:  # whatever it was: it is closed again later, and the others have their turn
             log.exception("the engine of %s did not end as it should, within %g s", model.settings.name, CLOSE_S)
 
     def _measure(self) -> None:

@@ -269,7 +269,7 @@ def _replacing(file: Path, text: str) -> Iterator[str | None]:
         raise _not_written(file, e) from e
     try:
         yield before
-    except BaseException:
+    except BaseException:  # Ctrl-C too: a choice is all or nothing
         _put(file, before)
         raise
 

@@ -267,7 +267,7 @@ class Conversations:
 
     def _before_last_question(self) -> list[Entry]:
         """Return the entries that a summary can stand for: none where one does already, behind the last question."""
-        asked = next((i for i in reversed(range(len(self.entries))) if self.entries[i].role == "user"), 0)
+        asked = _last_question(self.entries)
         is_done = any(entry.is_usable_summary for entry in self.entries[asked:])
         return [] if is_done else self.entries[:asked]
 
@@ -283,7 +283,7 @@ class Conversations:
         """
         if self.current is None or self.running is not None:
             return False
-        asked = next((i for i in reversed(range(len(self.entries))) if self.entries[i].role == "user"), 0)
+        asked = _last_question(self.entries)
         if summaries := [entry for entry in self.entries[asked:] if entry.role == SUMMARY]:
             self.store.remove(summaries[-1].turn)
         elif not self.store.uncut(self.current.id):
@@ -329,7 +329,7 @@ class Conversations:
     def _sent(entries: list[Entry]) -> tuple[Entry | None, list[Entry]]:
         """Return the last summary, and the messages that go out behind it: from the question before it on."""
         at = next((i for i in reversed(range(len(entries))) if entries[i].is_usable_summary), None)
-        asked = next((i for i in reversed(range(at or 0)) if entries[i].role == "user"), 0)
+        asked = _last_question(entries[: at or 0])
         return None if at is None else entries[at], [e for e in entries[asked:] if e.role != SUMMARY]
 
     @staticmethod
@@ -377,6 +377,11 @@ class Conversations:
         task = asyncio.create_task(streaming, name=f"answer {answer.turn}")
         self._answering[conversation] = RunningAnswer(answer, task, model)
         task.add_done_callback(over)
+
+
+def _last_question(entries: list[Entry]) -> int:
+    """Return where the last question stands; 0 where there is none."""
+    return next((i for i in reversed(range(len(entries))) if entries[i].role == "user"), 0)
 
 
 def save(wanted: Path, text: str) -> Path:

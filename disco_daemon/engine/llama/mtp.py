@@ -114,7 +114,7 @@ class OwnLayer(Drafter):
         self._free = list(range(N_TEXTS))
         try:
             self.token_s = self._warm_up()
-        except BaseException:
+        except BaseException:  # whatever it was, the context would be left for good
             self.close()
             raise
 

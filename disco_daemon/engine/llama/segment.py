@@ -38,7 +38,7 @@ class SegmentModel(Sequences):
         self.layers = layers
         try:
             self._open(load, layers)
-        except BaseException:
+        except BaseException:  # whatever it was, model and context would be left for good
             self.close()
             raise
 
