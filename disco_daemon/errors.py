@@ -38,6 +38,16 @@ class RequestError(DiscoError):
             self.status = status
 
 
+class TooManyRequests(RequestError):
+    """A key asks more often than it may; it may again in `retry_after_s`."""
+
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message, status=429, code="rate_limit_exceeded")
+        self.retry_after_s = retry_after_s
+
+
 class EndpointError(DiscoError):
     """One endpoint failed. `reason` is a short stable word, used in `disco status`, history and metrics.
 

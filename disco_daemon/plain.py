@@ -18,6 +18,7 @@ from urllib.parse import quote, quote_plus
 
 MARK = "\ufffd"  # stands for what must not be shown
 STARS = "***"
+ANY = "*"  # in a pattern of names: any characters, or none
 MAX_LINE = 200  # characters of a stranger's line; the rest is a page of HTML
 PIECE = 6  # characters of a key in a row that are never shown; servers that mask one show four
 N_NEAR = 3  # names that may have been meant
@@ -109,6 +110,20 @@ def did_you_mean(said: str, known: Iterable[str]) -> str:
     """Return a question for the known names that are like it, with a space behind it; empty if none is."""
     near = get_close_matches(said, list(known), N_NEAR)
     return f"did you mean {', '.join(near)}? " if near else ""
+
+
+def is_like(name: str, pattern: str) -> bool:
+    """Whether a name is one of a pattern's; a look along the name, however the two are made."""
+    first, *inner, last = pattern.split(ANY)
+    at, end = len(first), len(name) - len(last)
+    if at > end or not name.startswith(first) or not name.endswith(last):
+        return False
+    for part in inner:
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
 
 
 def which(said: str, known: Iterable[str], more: str = "") -> str:

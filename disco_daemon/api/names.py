@@ -8,13 +8,12 @@ from typing import Any
 
 from ..conductor import Conductor
 from ..errors import RequestError
-from ..plain import which
+from ..plain import ANY, is_like, which
 from ..types import BOTH, Side, together
 
 OWN = "disco"  # the daemon decides; the endpoints' own names for it begin so
 ADAPTER = f"{OWN}/{Side.DEVICE}:"  # before an adapter's name
 LATEST = ":latest"  # the tag that clients of Ollama put behind a name that has none
-ANY = "*"  # in an alias: any characters, or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +147,3 @@ def _own_names(conductor: Conductor) -> list[str]:
     several = [] if conductor.local is None else [f"{OWN}/{name}" for name in conductor.local.names]
     ours = [OWN, *(f"{OWN}/{side}" for side in endpoints), *adapters, *several]
     return list(dict.fromkeys([*ours, *(endpoint.model for endpoint in endpoints.values())]))
-
-
-def is_like(name: str, pattern: str) -> bool:
-    """Whether a name is one of a pattern's; a look along the name, however the two are made."""
-    first, *inner, last = pattern.split(ANY)
-    at, end = len(first), len(name) - len(last)
-    if at > end or not name.startswith(first) or not name.endswith(last):
-        return False
-    for part in inner:
-        at = name.find(part, at, end)
-        if at < 0:
-            return False
-        at += len(part)
-    return True

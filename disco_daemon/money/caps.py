@@ -15,6 +15,9 @@ go: where one is set back, what was booked in a period that is not yet counts in
 that was the error and the clock is set right again, it counts where it was booked.
 One that was behind and is set right books nothing on the day before: what this process booked has an age by a clock
 that nobody sets, and counts in the period in which that lies.
+A key with a name has caps of its own, `Caps` as these, which stand in `keys`: a start at a server that it asks for is
+admitted by both, and booked in both.
+
 State lives in memory, and goes to `keep` at each change: after a restart it comes from there and from the ledger's
 sums, whichever is more. Where neither can be read, a cap is closed. Requests that ran at a crash are in no sum.
 One owner, one thread: `reserve` decides and writes in one step.
@@ -74,25 +77,31 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A right to start one side once. `bound` is the most it may cost, $ (server) or Wh (device)."""
+    """A right to start one side once. `bound` is the most it may cost, $ (server) or Wh (device).
+
+    `own` is the same in the caps of the key that asked, with these.
+    """
 
     number: int
     side: Side
     bound: float
     periods: tuple[date, ...]
+    own: tuple[Caps, Reservation] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CapRefusal:
     """Why a side may not start. `reset_at` is when its caps begin anew, Unix time, s; inf for a battery.
 
-    `retry_after_s` may be sooner, where only running requests are in the way.
+    `retry_after_s` may be sooner, where only running requests are in the way. `key` is the name of the key whose cap it
+    is, "" for those of the whole.
     """
 
     side: Side
     reason: str
     reset_at: float
     retry_after_s: float
+    key: str = ""
 
 
 def sooner(*refusals: CapRefusal) -> CapRefusal:
@@ -111,13 +120,17 @@ class Caps:
         spent: Spent = Spent(),
         *,
         elapsed: Callable[[], float] | None = None,
+        key: str = "",
     ) -> None:
         """`now` is Unix time, s; `spent` are the ledger's sums for the day and the month that `now` is in.
 
         Without `tz` days are those of the C library, whose zone may change while this runs. `elapsed` is a clock that
-        nobody sets and that goes on while the machine sleeps, s, to tell that the other one was.
+        nobody sets and that goes on while the machine sleeps, s, to tell that the other one was. `key` is the name of
+        the key that these are of.
         """
         self.limits = limits
+        self.key = key
+        self.keys: dict[str, Caps] = {}  # of keys with names, by these
         self.keep: Callable[[], object] = _nobody
         self._tz = tz
         self._elapsed = elapsed
@@ -185,13 +198,24 @@ class Caps:
         for cap in self._caps:
             cap.limit = getattr(limits, cap.name)
 
-    def check(self, side: Side, bound: float, now: float, charge: float | None = None) -> CapRefusal | None:
+    def check(
+        self, side: Side, bound: float, now: float, charge: float | None = None, key: str = ""
+    ) -> CapRefusal | None:
         """Return why a side may not start, None if it may, and reserve nothing; for a plan. See `reserve`."""
+        own = self._of_key(side, key)
+        return self._check(side, bound, now, charge) or (None if own is None else own.check(side, bound, now))
+
+    def _of_key(self, side: Side, key: str) -> Caps | None:
+        """Return the caps of the key that asks for a start; at the device it has none."""
+        return self.keys.get(key) if key and side is Side.SERVER else None
+
+    def _check(self, side: Side, bound: float, now: float, charge: float | None) -> CapRefusal | None:
         require_amount(bound)
         self._roll(now)
         if self._closed and bound > 0 and (capped := [cap for cap in self._of(side) if cap.limit is not None]):
             names = ", ".join(f"{cap.name} = {cap.limit:g} {cap.unit}" for cap in capped)
-            return CapRefusal(side, f"{names} is closed: {self._closed}", math.inf, UNKNOWN_RETRY_S)
+            reason = f"{names}{self._whose} is closed: {self._closed}"
+            return CapRefusal(side, reason, math.inf, UNKNOWN_RETRY_S, self.key)
         closed = [cap for cap in self._of(side) if cap.closed(bound)]
         floor = self.limits.battery_floor
         if side is Side.DEVICE and floor is not None and charge is not None and charge < floor:
@@ -199,17 +223,25 @@ class Caps:
             return CapRefusal(side, reason, math.inf, BATTERY_RETRY_S)
         return self._refusal(side, closed, now) if closed else None
 
-    def reserve(self, side: Side, bound: float, now: float, charge: float | None = None) -> Reservation | CapRefusal:
+    def reserve(
+        self, side: Side, bound: float, now: float, charge: float | None = None, key: str = ""
+    ) -> Reservation | CapRefusal:
         """Admit a start that costs at most `bound`, $ for the server and Wh for the device, or return why not.
 
-        `charge` is the share left in a battery that the device runs on, None on mains. The caller settles or releases
-        the reservation, whatever happens. Raises ValueError for a bound that is no amount.
+        `charge` is the share left in a battery that the device runs on, None on mains; `key` the name of the key that
+        asks. The caller settles or releases the reservation, whatever happens. Raises ValueError for a bound that is no
+        amount.
         """
-        if refused := self.check(side, bound, now, charge):
+        if refused := self._check(side, bound, now, charge):
             return refused
+        held: tuple[Caps, Reservation] | None = None
+        if (own := self._of_key(side, key)) is not None:
+            if isinstance(found := own.reserve(side, bound, now), CapRefusal):
+                return found
+            held = own, found
         self._made += 1
         caps = self._of(side)
-        reservation = Reservation(self._made, side, bound, tuple(cap.since for cap in caps))
+        reservation = Reservation(self._made, side, bound, tuple(cap.since for cap in caps), held)
         for cap in caps:
             cap.reserved[reservation.number] = cap.since, bound
         self._open[reservation.number] = reservation
@@ -225,6 +257,9 @@ class Caps:
             raise ValueError(f"already settled or released: {reservation}")
         periods = [cap.reserved[reservation.number][0] for cap in self._of(reservation.side)]
         self._close(reservation)
+        if reservation.own is not None:
+            own, held = reservation.own
+            own.settle(held, real)
         if not real:
             return
         for cap, period in zip(self._of(reservation.side), periods, strict=True):
@@ -245,6 +280,9 @@ class Caps:
         """Give back a reservation that nothing was started with. After `settle` this does nothing."""
         if reservation.number in self._open:
             self._close(reservation)
+            if reservation.own is not None:
+                own, held = reservation.own
+                own.release(held)
 
     def spent(self, now: float) -> Spent:
         """Return what was spent in the day and the month that `now` is in, capped or not."""
@@ -271,11 +309,16 @@ class Caps:
         reset_at = max(self._reset(cap) for cap in closed)
         wait = max((self._reset(cap) - now for cap in spent), default=min(BUSY_RETRY_S, reset_at - now))
         reason = "; ".join(
-            f"the limit {cap.name} = {cap.limit:g} {cap.unit} is reached: {cap.spent:.4g} {cap.unit} spent"
+            f"the limit {cap.name} = {cap.limit:g} {cap.unit}{self._whose} is reached: "
+            f"{cap.spent:.4g} {cap.unit} spent"
             + (f", {cap.reserved_now:.4g} held for answers that run" if cap.reserved_now else "")
             for cap in closed
         )
-        return CapRefusal(side, reason, reset_at, max(0.0, wait))
+        return CapRefusal(side, reason, reset_at, max(0.0, wait), self.key)
+
+    @property
+    def _whose(self) -> str:
+        return f" of the key '{self.key}'" if self.key else ""
 
     def _of(self, side: Side) -> tuple[CapAccount, ...]:
         return tuple(cap for cap in self._caps if cap.side is side)

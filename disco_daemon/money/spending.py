@@ -23,18 +23,22 @@ __all__ = ["CapRefusal", "CostBound", "Reservation", "Spending"]
 
 @dataclass(frozen=True, slots=True)
 class CostBound:
-    """The token counts that bound what a start may cost. `choices` is OpenAI's `n`; `max_tokens` None sets no limit."""
+    """The token counts that bound what a start may cost. `choices` is OpenAI's `n`; `max_tokens` None sets no limit.
+
+    `key` is the name of the key that asks, whose caps it counts in as well.
+    """
 
     prompt_tokens: int
     max_tokens: int | None = None
     choices: int = 1
+    key: str = ""
 
     @classmethod
     def of(cls, request: GenerationRequest, n_prompt: int, n_before: int = 0) -> CostBound:
         """The bound on one start, for a prompt of `n_prompt` tokens and `n_before` of the answer."""
         max_tokens = request.sampling.max_tokens
         left = None if max_tokens is None else max(1, max_tokens - n_before)
-        return cls(n_prompt + n_before, left, n_choices(request.extra))
+        return cls(n_prompt + n_before, left, n_choices(request.extra), request.caller.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +124,11 @@ class Spending:
 
     def check(self, side: Side, bound: CostBound, now: float) -> CapRefusal | None:
         """Return why a side may not start such a request, None if it may; for a plan. `now` is Unix time, s."""
-        return self.caps.check(side, self._bound(side, bound), now, self._charge)
+        return self.caps.check(side, self._bound(side, bound), now, self._charge, bound.key)
 
     def affordable(self, sides: frozenset[Side], bound: CostBound, now: float) -> frozenset[Side]:
         """Return those of the sides that no cap closes. Raises EndpointError (429) if none is left."""
-        asked = {side: self.caps.check(side, self._bound(side, bound), now, self._charge) for side in sides}
+        asked = {side: self.check(side, bound, now) for side in sides}
         refusals = {side: refused for side, refused in asked.items() if refused is not None}
         if refusals and len(refusals) == len(sides):
             raise capped(*refusals.values())
@@ -132,7 +136,7 @@ class Spending:
 
     def reserve(self, side: Side, bound: CostBound, now: float) -> Reservation | CapRefusal:
         """Admit a start and hold the most it may cost. The reservation has to be settled."""
-        return self.caps.reserve(side, self._bound(side, bound), now, self._charge)
+        return self.caps.reserve(side, self._bound(side, bound), now, self._charge, bound.key)
 
     def settle(self, reservation: Reservation, attempt: Attempt) -> None:
         """Replace a reservation by the real cost of its attempt."""
@@ -186,7 +190,10 @@ def capped(*refusals: CapRefusal) -> EndpointError:
     """Return the error for sides that caps close; it may be tried again when the first of them opens."""
     first = sooner(*refusals)
     reasons = "; ".join(refused.reason for refused in refusals)
-    message = f"{reasons[:1].upper()}{reasons[1:]}. `disco config set caps.NAME VALUE` changes a limit, null ends it."
+    mend = "`disco config set caps.NAME VALUE` changes a limit, null ends it."
+    if key := next((refused.key for refused in refusals if refused.key), ""):
+        mend = f"`disco keys change {key}` on the machine of the daemon changes a limit of this key."
+    message = f"{reasons[:1].upper()}{reasons[1:]}. {mend}"
     return EndpointError(first.side, "cap_reached", message, retry_after_s=retry_after_s(first))
 
 

@@ -17,6 +17,7 @@ from disco_daemon.types import LedgerEntry, Outcome, Side
 
 from .recorded_outcomes import outcomes
 from .tables import text_of
+from .usage import SUMS, By, used
 from .writer import BUSY_TIMEOUT_S, QUEUE_LIMIT, SavedState, Writer
 
 _RECENT = "SELECT * FROM requests WHERE id < ? ORDER BY id DESC LIMIT ?"
@@ -37,6 +38,7 @@ SELECT total(requests) AS requests, total(picousd) AS picousd, total(microj) AS 
 FROM ledger WHERE day >= ? AND day <= ?
 """
 _DAYS = "SELECT day, requests, picousd, microj FROM ledger ORDER BY day DESC LIMIT ?"
+_KEY_DAYS = "SELECT day, requests, picousd, microj FROM key_days WHERE key = ? ORDER BY day DESC LIMIT ?"
 _SAVE_LEARNED = """
 INSERT INTO estimators (endpoints, saved, state) VALUES (?, ?, ?)
 ON CONFLICT (endpoints) DO UPDATE SET saved = excluded.saved, state = excluded.state
@@ -181,9 +183,15 @@ class History:
         row = self._read(_LEDGER, (first.isoformat(), last.isoformat()))[0]
         return Ledger(int(row["requests"]), row["picousd"] / PICO, row["microj"] / MICRO)
 
-    def days(self, limit: int) -> list[dict[str, Any]]:
-        """Return the spending of each of the latest days, newest first: `server_usd` and `energy_j`."""
-        rows = self._read(_DAYS, (max(0, limit),))
+    def days(self, limit: int, key: str | None = None) -> list[dict[str, Any]]:
+        """Return the spending of each of the latest days, newest first: `server_usd` and `energy_j`.
+
+        That of all, or of what the key with that name has asked.
+        """
+        if key is None:
+            rows = self._read(_DAYS, (max(0, limit),))
+        else:
+            rows = self._read(_KEY_DAYS, (text_of(key), max(0, limit)))
         return [
             {
                 "day": row["day"],
@@ -193,6 +201,10 @@ class History:
             }
             for row in rows
         ]
+
+    def usage(self, by: By, first: date) -> list[dict[str, Any]]:
+        """Return what was used from a local day on, by key, model, server or day; see `usage`."""
+        return used(self._read(SUMS[by], (first.isoformat(),)), by)
 
     def _await_queued(self) -> None:
         with suppress(TimeoutError):

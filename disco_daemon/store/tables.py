@@ -135,11 +135,44 @@ END;
 # What an answer was stopped for, such as a repetition; NULL for nearly all.
 _V5 = "ALTER TABLE requests ADD COLUMN stopped TEXT;"
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5)
+# Which key asked ("": none with a name), the prompt as the client's `usage` has it, and the sums of each day and key,
+# which outlive their rows as the ledger's do: caps of keys go by them. A question of the daemon's own is no request.
+_V6 = """
+ALTER TABLE requests ADD COLUMN key TEXT NOT NULL DEFAULT '';
+ALTER TABLE requests ADD COLUMN used_prompt_tokens INTEGER;
+CREATE TABLE key_days (
+  day TEXT NOT NULL,
+  key TEXT NOT NULL,
+  requests INTEGER NOT NULL,
+  prompt_tokens INTEGER NOT NULL,
+  completion_tokens INTEGER NOT NULL,
+  picousd INTEGER NOT NULL,
+  microj INTEGER NOT NULL,
+  PRIMARY KEY (day, key)
+) WITHOUT ROWID;
+INSERT INTO key_days
+  SELECT ledger.day, '', ledger.requests, coalesce(sum(r.prompt_tokens), 0),
+    coalesce(sum(r.device_tokens + r.server_tokens), 0), ledger.picousd, ledger.microj
+  FROM ledger LEFT JOIN requests r ON r.day = ledger.day GROUP BY ledger.day;
+CREATE TRIGGER booked_key AFTER INSERT ON requests BEGIN
+  INSERT INTO key_days VALUES (
+    coalesce(NEW.day, ''), NEW.key, NEW.policy <> 'probe', coalesce(NEW.used_prompt_tokens, NEW.prompt_tokens),
+    NEW.device_tokens + NEW.server_tokens,
+    CAST(round(NEW.server_usd * 1e12) AS INTEGER), CAST(round(NEW.energy_j * 1e6) AS INTEGER)
+  ) ON CONFLICT (day, key) DO UPDATE SET
+    requests = requests + excluded.requests,
+    prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+    completion_tokens = completion_tokens + excluded.completion_tokens,
+    picousd = picousd + excluded.picousd,
+    microj = microj + excluded.microj;
+END;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
 
 _READING = tuple(field.name for field in fields(Reading))  # columns of the same names
 # The columns of `requests` in which a cost without an answer has nothing to say.
-_NO_ANSWER: Row = dict.fromkeys((*_READING, "ttft_s", "prompt", "answer", "stopped")) | {
+_NO_ANSWER: Row = dict.fromkeys((*_READING, "ttft_s", "prompt", "answer", "stopped", "used_prompt_tokens")) | {
     "handoffs": 0, "device_tokens": 0, "server_tokens": 0, "delivery": Delivery.RESERVE.value, "moves": "[]",
 }  # fmt: skip
 
@@ -180,6 +213,8 @@ def _request_row(outcome: Outcome, keep_text: bool) -> Row:
         "delivery": outcome.delivery.value,
         "moves": json.dumps([asdict(move) for move in outcome.moves], allow_nan=False),
         "stopped": outcome.stopped,
+        "key": text_of(outcome.key),
+        "used_prompt_tokens": outcome.billed[0],
     }
 
 
@@ -205,6 +240,7 @@ def _entry_row(entry: LedgerEntry) -> Row:
         "server_usd": attempt.bill_usd,
         "energy_j": attempt.energy_j,
         "day": _day(entry.created),
+        "key": text_of(entry.key),
     }
 
 

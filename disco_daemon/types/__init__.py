@@ -1,5 +1,6 @@
 """The frozen values that travel between the rooms. Nothing here does I/O."""
 
+from .caller import OWNER, Caller
 from .capabilities import UNKNOWN, Capabilities, Capability, Tools, together
 from .choices import choice_of, most_tokens, n_choices
 from .content import is_text, text_of

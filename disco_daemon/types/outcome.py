@@ -134,7 +134,8 @@ class Outcome:
     `ignored` the request's fields that nobody heeded, `narrowed` what a schema allows and was left out all the same,
     `stop_sequence` the client's that ended it, where that is known, `relation` which side was a stand-in. The history
     keeps none of them. It has `choices`: their tokens are those of all, the reason to finish is that of the last one.
-    `stopped` says what went wrong with an answer that was ended for that: `repetition`.
+    `stopped` says what went wrong with an answer that was ended for that: `repetition`. `key` is the name of the key
+    that asked, "" for none with a name.
     """
 
     request_id: str
@@ -166,6 +167,7 @@ class Outcome:
     stop_sequence: str | None = None
     relation: Relation = EQUAL
     stopped: str | None = None
+    key: str = ""
 
     @property
     def winner_model(self) -> str | None:
@@ -271,7 +273,8 @@ class LedgerEntry:
     """One finished work without an answer, for history, ledger and metrics. Nothing is learned from it.
 
     `model` is the name in the request; a probe has the server's. `attempt` is the work with its price: it shows no
-    first token, so it is censored. `cancelled`: the client left before the end.
+    first token, so it is censored. `cancelled`: the client left before the end. `key` is the name of the key that
+    asked, "" for none with a name.
     """
 
     kind: EntryKind
@@ -282,6 +285,7 @@ class LedgerEntry:
     cost_usd: float
     duration_s: float
     cancelled: bool = False
+    key: str = ""
 
     @property
     def served(self) -> Side | None:

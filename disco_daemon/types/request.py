@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from .caller import OWNER, Caller
 from .content import text_of
 from .drawing import AS_USUAL, Drawing
 from .fields import Json, Treatment
@@ -73,7 +74,7 @@ class GenerationRequest:
     `prefers` begins, the other helps if that fails; servers may bill `max_cost_usd`. No chat has what was `left_out`.
     `stop_repetition` ends it where it repeats itself; `None` is the configured default. `thinking_tokens` are the most
     that the device may think, if they are not `None`, whatever `extra` says. `local` is the one of several models of
-    this machine that answers alone; "" for the device of the race.
+    this machine that answers alone; "" for the device of the race. `caller` is whose caps and books it counts in.
     """
 
     request_id: str
@@ -101,6 +102,7 @@ class GenerationRequest:
     stop_repetition: bool | None = None
     thinking_tokens: int | None = None
     local: str = ""
+    caller: Caller = OWNER
 
     @property
     def template_args(self) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from ...plain import ANY
 from ...types import Side
-from ..names import ANY, LATEST, ModelNames
+from ..names import LATEST, ModelNames
 from .ollama_shape import rfc3339
 
 NEVER = "9999-12-31T23:59:59Z"  # when a model leaves memory that stays in it

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.api.http.sse import bill, headers
-from disco_daemon.api.names import ModelNames, is_like
+from disco_daemon.api.names import ModelNames
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Api, Config
 from disco_daemon.errors import ConfigError, RequestError
+from disco_daemon.plain import is_like
 from disco_daemon.types import BOTH, UNKNOWN, Capabilities, Outcome, Plan, Reason, Side, Tools
 
 WRITTEN, STARTED = 1_700_000_000.5, 1_790_000_000.25

@@ -130,6 +130,8 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
             "delivery": "paced",
             "moves": [MOVE],
             "stopped": None,
+            "key": "",
+            "used_prompt_tokens": 12,
         }
         (won,) = history.samples(Side.DEVICE, "tiny", 10)
         assert won == {
