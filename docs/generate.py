@@ -82,7 +82,7 @@ def settings() -> str:
     import msgspec
 
     from disco_daemon.config.layers import get_value
-    from disco_daemon.config.schema import LIVE, SECTIONS, Config, ModelSettings
+    from disco_daemon.config.schema import LIVE, SECTIONS, Config, ModelSettings, NamedServer
     from disco_daemon.dispatch.policies import names_with_notes
 
     documents, defaults, lines = field_documents(), Config(), [SETTINGS]
@@ -97,13 +97,18 @@ def settings() -> str:
             default = json.dumps(get_value(defaults, key))
             lines.append(f"| `{key}` | `{default}` | {values(field.type)} | {meaning} |")
         lines.append("")
-    about = (inspect.getdoc(ModelSettings) or "").partition("] ")[2]
-    lines += ["## [[models]]", "", about, "", "| key | default | values | meaning |", "| --- | --- | --- | --- |"]
-    for field in msgspec.inspect.type_info(ModelSettings).fields:  # type: ignore[attr-defined]
-        default = "none: needed" if field.required else f"`{json.dumps(field.default)}`"
-        text = link(documents[f"{ModelSettings.__name__}.{field.name}"])
-        lines.append(f"| `{field.name}` | {default} | {values(field.type)} | {text} |")
-    lines.append("")
+    for several, one in (("models", ModelSettings), ("servers", NamedServer)):
+        about = " ".join((inspect.getdoc(one) or "").partition("] ")[2].split())
+        lines += [f"## [[{several}]]", "", about, ""]
+        lines += ["| key | default | values | meaning |", "| --- | --- | --- | --- |"]
+        fields = msgspec.inspect.type_info(one).fields  # type: ignore[attr-defined]
+        for field in sorted(fields, key=lambda field: not field.required):
+            if (text := documents.get(f"{one.__name__}.{field.name}")) is None:  # as in the section that it is one of
+                continue
+            given = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            default = "none: needed" if field.required else f"`{json.dumps(given)}`"
+            lines.append(f"| `{field.name}` | {default} | {values(field.type)} | {link(text)} |")
+        lines.append("")
     return "\n".join(lines)
 
 

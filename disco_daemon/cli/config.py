@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _get(args: argparse.Namespace) -> int:
     from ..config.layers import as_dict, get_value, load
-    from ..config.schema import MODELS, SECRET_KEYS
+    from ..config.schema import MODELS, SECRET_KEYS, SERVERS
 
     config = load()
     if args.key is not None:
@@ -46,8 +46,9 @@ def _get(args: argparse.Namespace) -> int:
         _print(as_dict(config), as_json=True)
     else:
         shown = as_dict(config)
-        for model in shown.pop(MODELS, ()):
-            print(f"{MODELS}: {json.dumps(model)}")
+        for several in (MODELS, SERVERS):
+            for one in shown.pop(several, ()):
+                print(f"{several}: {json.dumps(one)}")
         for section, values in shown.items():
             for name, value in values.items():
                 print(f"{section}.{name} = {json.dumps(value)}")

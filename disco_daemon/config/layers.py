@@ -32,7 +32,8 @@ from ..system.net import (
     without_credentials,
 )
 from .one_device import check_device
-from .schema import LISTS, MODELS, SECRET_KEYS, SECTIONS, TABLES, Config, keys
+from .schema import LISTS, MODELS, SECRET_KEYS, SECTIONS, SERVERS, TABLES, Config, keys
+from .servers import check_servers
 
 LOCK_S = 10.0  # for another program that writes settings, which takes milliseconds
 MAX_FILE = 1024 * 1024  # bytes of config.toml; one with all settings and comments has 10 kB
@@ -164,16 +165,20 @@ def get_value(config: Config, key: str) -> Any:
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """Return all settings for showing, by section, and the list `models` where there are any; secrets are masked."""
+    """Return all settings for showing, by section, and the lists `models` and `servers` where there are any.
+
+    Secrets are masked.
+    """
     shown: dict[str, Any] = msgspec.to_builtins(config)
-    if not config.models:
-        del shown[MODELS]
+    for several in (MODELS, SERVERS):
+        if not shown[several]:
+            del shown[several]
     for key in SECRET_KEYS:
         section, name = key.split(".")
         if shown[section][name]:
             shown[section][name] = "********"
-    for section in ("server", "device"):
-        shown[section]["base_url"] = without_credentials(shown[section]["base_url"])
+    for one in (shown["server"], shown["device"], *shown.get(SERVERS, ())):
+        one["base_url"] = without_credentials(one["base_url"])
     return shown
 
 
@@ -353,6 +358,7 @@ def _check(config: Config) -> None:
     for key, url in (("server.base_url", config.server.base_url), ("device.base_url", config.device.base_url)):
         if url and not is_http_url(url):
             raise ConfigError(f"{key} = {url!r} is not a URL such as https://api.openai.com/v1")
+    check_servers(config)
     if config.server.key_origin and not origin(config.server.key_origin):
         msg = f"server.key_origin = {config.server.key_origin!r} is no origin such as https://api.openai.com"
         raise ConfigError(msg)

@@ -216,6 +216,35 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How good its model is, 0 to 100 as in MMLU-Pro; null = as published, or as its catalogue tells."""
 
 
+# `server` is what `[server]` is called among several, and the other two are the daemon's and the device's own names.
+_ServerName = Annotated[str, Meta(pattern=r"^(?!(?:disco|device|server)$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+_ServedModel = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class NamedServer(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[[servers]] One more server: any of its models by `NAME/MODEL`, and its own `model` also for `disco`.
+
+    What `[server]` has it has, too, and `[server]` is one of them, called `server`. Settings that are said of a model
+    are said of `model`, or of all where that is empty.
+    """
+
+    name: _ServerName
+    """What requests call it in front of `/`."""
+    base_url: Annotated[str, Meta(min_length=1)]
+    """Base address of the API, such as `https://openrouter.ai/api/v1`."""
+    model: str = ""
+    """The model that it answers `disco` and `disco/server` with; empty = none: it is asked by name only."""
+    api_key_env: str = ""
+    """Name of the environment variable that holds its API key; empty = none, only the file counts."""
+    key_origin: str = ""
+    """The origin that its key is for: it goes nowhere else; empty = that of its `base_url`."""
+    models: Annotated[tuple[_ServedModel, ...], Meta(max_length=1000)] = ()
+    """Its models that may be asked for, by their names there; empty = all that its list tells, and what you name."""
+    map: Annotated[dict[_Alias, _ServedModel], Meta(max_length=1000)] = {}
+    """Names that clients use, and its own for them: `{"gpt-4o" = "openai/gpt-4o"}`. Such a name is asked for here and
+    at the other servers that have it in theirs."""
+
+
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[policy] When each side starts."""
 
@@ -411,9 +440,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer: PeerSettings = PeerSettings()
     fleet: FleetSettings = FleetSettings()
     models: Annotated[tuple[ModelSettings, ...], Meta(max_length=32)] = ()
+    servers: Annotated[tuple[NamedServer, ...], Meta(max_length=32)] = ()
 
 
-MODELS = "models"  # the one part of the settings that is a list of tables, and has no keys of its own
+# The parts of the settings that are lists of tables, and have no keys of their own.
+MODELS, SERVERS = "models", "servers"
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "api": Api,
     "device": DeviceSettings,

@@ -168,7 +168,13 @@ CREATE TRIGGER booked_key AFTER INSERT ON requests BEGIN
 END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
+# Which server made an answer, or was asked, by its name in the settings; NULL for the device, and in older rows.
+_V7 = """
+ALTER TABLE requests ADD COLUMN server TEXT;
+ALTER TABLE ttft_samples ADD COLUMN server TEXT;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
 
 _READING = tuple(field.name for field in fields(Reading))  # columns of the same names
 # The columns of `requests` in which a cost without an answer has nothing to say.
@@ -215,6 +221,7 @@ def _request_row(outcome: Outcome, keep_text: bool) -> Row:
         "stopped": outcome.stopped,
         "key": text_of(outcome.key),
         "used_prompt_tokens": outcome.billed[0],
+        "server": _server(outcome.winner, outcome.server),
     }
 
 
@@ -241,6 +248,7 @@ def _entry_row(entry: LedgerEntry) -> Row:
         "energy_j": attempt.energy_j,
         "day": _day(entry.created),
         "key": text_of(entry.key),
+        "server": _server(attempt.side, attempt.server),
     }
 
 
@@ -264,7 +272,13 @@ def _sample_row(attempt: Attempt, created: float, prompt_tokens: int) -> Row:
         "bill_usd": attempt.bill_usd,
         "energy_j": attempt.energy_j,
         "unseen_tokens": attempt.unseen_tokens,
+        "server": _server(attempt.side, attempt.server),
     }
+
+
+def _server(side: Side | None, name: str | None) -> str | None:
+    """Return which server it was; one that stands alone is called as its section of the settings is."""
+    return text_of(name or side.value) if side is Side.SERVER else None
 
 
 def _day(created: float) -> str:

@@ -66,7 +66,8 @@ class Attempt:
     this machine slept or this process stood still meanwhile, so the times say nothing about it. `unseen_tokens` a
     server may have made, and billed, after it was closed: an estimate. `bill_usd` is what the server bills, $,
     `energy_j` what the device spent, J: this machine, and the partner's part of it where there is one. `hedge` is what
-    came of a second request for the same answer, and None for a first one.
+    came of a second request for the same answer, and None for a first one. `server` is which of several it was, by its
+    name in the settings.
     """
 
     side: Side
@@ -84,6 +85,7 @@ class Attempt:
     bill_usd: float = 0.0
     energy_j: float = 0.0
     hedge: HedgeResult | None = None
+    server: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,11 @@ class Outcome:
         return self.winning.model if self.winning is not None else None
 
     @property
+    def server(self) -> str | None:
+        """Which of several servers gave the first token, by its name in the settings; None where none of them did."""
+        return self.winning.server if self.winning is not None else None
+
+    @property
     def server_usd(self) -> float:
         """What the server bills for it, $."""
         return math.fsum(a.bill_usd for a in self.attempts)
@@ -194,7 +201,8 @@ class Outcome:
     def winning(self) -> Attempt | None:
         """The start whose tokens the reader got: of a server that was asked twice, the request that won."""
         own = [a for a in self.attempts if a.side is self.winner]
-        return next((a for a in own if a.hedge == "won"), own[0] if own else None)
+        begun = [a for a in own if a.error is None or not a.censored] or own  # after others that showed no token
+        return next((a for a in own if a.hedge == "won"), begun[0] if begun else None)
 
     def _named_attempts(self) -> list[tuple[str, Attempt]]:
         """Attempts as `device`, `server`; later ones of the same side as `device#2` and so on."""
@@ -219,6 +227,7 @@ class Outcome:
             "narrowed": list(self.narrowed) or None,
             "stand_in": stand_in,
             "stopped": self.stopped,
+            "server": self.server,
         }
         return {name: value for name, value in sometimes.items() if value is not None} | {
             "request_id": self.request_id,
@@ -246,6 +255,7 @@ class Outcome:
                     "error": a.error,
                     "hedge": a.hedge,
                 }
+                | ({} if a.server is None else {"server": a.server})
                 for name, a in self._named_attempts()
             },
             "tokens": {side.value: self.tokens.get(side, 0) for side in Side},

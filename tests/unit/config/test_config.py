@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import Api, Config, DeviceSettings, ServerSettings, keys
+from disco_daemon.config.servers import servers_of
 from disco_daemon.errors import ConfigError
 
 COMMENTED = """\
@@ -534,11 +535,60 @@ def test_a_wrong_list_of_models_is_refused_with_its_key(path: Path, text: str, s
         config.load(path, env={})
 
 
+SERVERS = '[[servers]]\nname = "{name}"\nbase_url = "https://{name}.example/v1"\n'
+
+
+def test_servers_are_read_as_a_list_of_tables_beside_the_one_that_stands_alone(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(
+        '[server]\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "own"\n'
+        + SERVERS.format(name="box") + 'model = "large"\ncontinuation = "text"\n'
+        + SERVERS.format(name="router") + 'map = {"gpt-4o" = "openai/gpt-4o"}\ncapabilities = {tools = false}\n'
+    )  # fmt: skip
+    config.set_values(path, {"policy.budget": 0.25})
+    loaded = config.load(path, env={})
+    found = servers_of(loaded)
+    assert list(found) == ["server", "box", "router"]
+    assert [one.model for one in found.values()] == ["own", "large", ""]
+    assert found["box"].continuation == "text"
+    assert found["router"].capabilities == {"tools": False}
+    assert loaded.servers[1].map == {"gpt-4o": "openai/gpt-4o"}
+    assert [one["name"] for one in config.as_dict(loaded)["servers"]] == ["box", "router"]
+    assert "servers" not in config.as_dict(Config())
+
+
+def test_no_server_of_the_list_takes_a_key_that_nobody_has_named_for_it(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(SERVERS.format(name="box"))
+    (one,) = config.load(path, env={}).servers
+    assert (one.api_key_env, one.api_key_file) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (SERVERS.format(name="a") * 2, "two servers called a"), ('[[servers]]\nname = "a"\n', "base_url"),
+        *((SERVERS.format(name=name), "name") for name in ("server", "device", "disco", "a/b", "")),
+        ('[[servers]]\nname = "a"\nbase_url = "box"\n', "not a URL"),
+        (SERVERS.format(name="a") + 'continuation = "magic"\n', "a: continuation = 'magic'"),
+        (SERVERS.format(name="a") + 'key_origin = "box"\n', "no origin"),
+        (SERVERS.format(name="a") + 'models = ["x"]\nmodel = "y"\n', "not among its models"),
+        (SERVERS.format(name="a") + 'map = {"disco" = "x"}\n', "map"),
+    ],
+)  # fmt: skip
+def test_a_wrong_list_of_servers_is_refused_with_its_key(path: Path, text: str, says: str) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        config.load(path, env={})
+
+
 def test_no_name_ends_with_a_line_break() -> None:
     """`$` in a pattern matches before one, too."""
     for table in (
         {"models": [{"name": "a\n", "model": "a.gguf"}]}, {"device": {"adapters": {"a\n": {"path": "a.gguf"}}}},
         {"api": {"hosts": ["box\n"]}}, {"api": {"origins": ["app://x\n"]}}, {"api": {"aliases": {"a\n": "b"}}},
+        {"servers": [{"name": "a\n", "base_url": "http://a"}]},
         {"fleet": {"listen": "box\n"}}, {"partner": {"listen": "box\n"}}, {"fleet": {"ray": "box:1\n"}},
     ):  # fmt: skip
         whole = msgspec.json.encode(table)

@@ -132,6 +132,7 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
             "stopped": None,
             "key": "",
             "used_prompt_tokens": 12,
+            "server": None,
         }
         (won,) = history.samples(Side.DEVICE, "tiny", 10)
         assert won == {
@@ -151,6 +152,16 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
         (late,) = history.samples(Side.SERVER, "gpt", 10)
         assert (late["censored"], late["ttft_s"], late["started_s"], late["error"]) == (True, 1.5, 0.25, "timeout")
         assert history.dropped == 0
+
+
+def test_rows_say_which_server_it_was(path: Path) -> None:
+    """One that stands alone is called as its section of the settings is; the device is none."""
+    device, server = OUTCOME.attempts
+    won = replace(server, censored=False, error=None, server="box")
+    with History(path) as history:
+        put(history, OUTCOME, outcome(2, winner=Side.SERVER, attempts=(device, won)))
+        assert [row["server"] for row in history.recent(10)] == ["box", None]
+    assert ask(path, "SELECT server FROM ttft_samples ORDER BY id") == [(None,), ("server",), (None,), ("box",)]
 
 
 def test_an_answer_nobody_could_read_has_no_reading(path: Path) -> None:

@@ -1,0 +1,35 @@
+"""The servers of the settings by name: `[server]`, and those of `[[servers]]`. Pure."""
+
+from __future__ import annotations
+
+from ..continuations import CONTINUATIONS
+from ..errors import ConfigError
+from ..plain import which
+from ..system.net import is_http_url, origin
+from .schema import Config, ServerSettings
+
+SERVER = "server"  # what `[server]` is called among several
+
+
+def servers_of(config: Config) -> dict[str, ServerSettings]:
+    """Return all configured servers by name, `[server]` first, then in the order of the file."""
+    first = {SERVER: config.server} if config.server.base_url else {}
+    return first | {one.name: one for one in config.servers}
+
+
+def check_servers(config: Config) -> None:
+    """Raise ConfigError if a server of `[[servers]]` is not one, or has another one's name."""
+    names = [one.name for one in config.servers]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"[[servers]] has two servers called {twice}: give each a name of its own")
+    for one in config.servers:
+        where = f"[[servers]] {one.name}:"
+        if not is_http_url(one.base_url):
+            raise ConfigError(f"{where} base_url = {one.base_url!r} is not a URL such as https://api.openai.com/v1")
+        if one.continuation not in CONTINUATIONS:
+            msg = f"{where} continuation = {one.continuation!r}: {which(one.continuation, CONTINUATIONS)}"
+            raise ConfigError(msg)
+        if one.key_origin and not origin(one.key_origin):
+            raise ConfigError(f"{where} key_origin = {one.key_origin!r} is no origin such as https://api.openai.com")
+        if one.models and one.model and one.model not in one.models:
+            raise ConfigError(f"{where} model = {one.model!r} is not among its models: name it there, too")
