@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from ..clock import Clock, SystemClock
@@ -27,6 +27,7 @@ from ..types import (
     Side,
     Token,
     Usage,
+    finite,
     most_tokens,
     n_choices,
 )
@@ -41,8 +42,10 @@ from .leading_thought import tags_for
 from .plainhttp import NotPrivateError
 from .refused import refused_limit
 from .server_answer import LARGE, ServerAnswer
+from .server_call import ServerCall
 from .server_capabilities import ServerCapabilities, lack_of, with_other_limit
 from .server_client import ServerClient, look_up_private
+from .server_config import ServerConfig
 from .server_errors import ServerErrors, StatusError, refusal_of
 from .stream import Bytes, EventStream, most_bytes
 from .thoughts import Thoughts
@@ -58,26 +61,6 @@ TELLS_NOTHING = ("not_found", "refused", "unauthorized", "forbidden", "redirecte
 # it cannot say now.
 Tokens = Callable[[GenerationRequest], Awaitable[tuple[int, ...] | None]]
 Render = Callable[[GenerationRequest], Awaitable[str | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerConfig:
-    """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/explain/handoff.md.
-
-    The user has `chosen` what it can do, and price lists have it as `listed`, each as far as it is known.
-    """
-
-    base_url: str
-    model: str
-    api_key: str = field(repr=False)
-    first_token_timeout_s: float = 20.0
-    token_timeout_s: float = 15.0
-    thinking_timeout_s: float = 600.0
-    continuation: str = "auto"
-    stream_usage: bool = True
-    insecure: bool = False  # the key may go to any host by plain http
-    chosen: Capabilities = UNKNOWN
-    listed: Capabilities = UNKNOWN
 
 
 class Server:
@@ -153,7 +136,8 @@ class Server:
 
     async def start(self) -> None:
         """Make the client; nothing is sent."""
-        self._client = ServerClient(self.config.base_url, self.config.api_key, confined=self._confined)
+        config, told = self.config, self._errors.told
+        self._client = ServerClient(config.base_url, config.api_key, confined=self._confined, told=told)
         if self._confined:
             await self._look()
 
@@ -218,8 +202,9 @@ class Server:
         return model_facts.of_props(props).over(model_facts.of_entry(entry))
 
     def forget(self) -> None:
-        """Forget what it refused: it is asked again for all of it."""
+        """Forget what it refused, and how it failed: it is asked again for all of it."""
         self._known.forget()
+        self._errors.breaker.forget()
 
     def refuses(self, request: GenerationRequest) -> str | None:
         """A server takes every chat, except to continue where it has no way to."""
@@ -236,7 +221,7 @@ class Server:
         return True
 
     def readiness(self) -> Readiness:
-        """Nothing to load; down for as long as it asked to be left alone, and asked once only for a day after a 429."""
+        """Nothing to load; down for as long as its breaker says, and asked once only for a day after a 429."""
         n_ctx = self.capabilities.context_length
         return Readiness(down_s=self._errors.down_s, n_ctx=n_ctx, hedgeable=self._errors.hedgeable)
 
@@ -255,7 +240,7 @@ class Server:
             "continuation": self._way.method,
             "probed": None if self.profile is None else self.profile.to_json(),
             "failures": self.n_failures,
-            "down_s": round(self.readiness().down_s, 1),
+            "down_s": finite(round(self._errors.down_s, 1)),
             "last_error": self.last_error,
             **self._errors.health(),
             **self._known.status(),
@@ -279,6 +264,7 @@ class Server:
         self, request: GenerationRequest, usage: Usage, method: str | None = None, *, noted: bool = False
     ) -> ServerEvents:
         """Generate with a continuation method to try; a failure is not `noted`. For the probe."""
+        call = ServerCall(self._errors, self._clock, noted=noted)
         try:
             with self._errors.translate():
                 if method is None and (refusal := self.refuses(request)) is not None:
@@ -290,6 +276,7 @@ class Server:
                     stack.callback(patience.close)
                     with patience.waiting():
                         asked = await self._compose(request, method)
+                        call.begin(patience, thinks=self._thoughts.thinks(request))
                         body = await self._send(asked, stack)
                     stream = EventStream(body, patience, most_bytes(limit))
                     chunks = await stack.enter_async_context(aclosing(stream.objects()))
@@ -324,14 +311,18 @@ class Server:
                         if event == Finish("length") and asked.unlimited and usage.completion_tokens <= RAW_DEFAULT:
                             text = "the server cut an answer without a limit to its own default"
                             raise self._errors.error("cut", text)
+                        if isinstance(event, Finish):
+                            call.succeed()
                         if isinstance(event, Token) and event.n_tokens:
                             bill.count_token(event, reader.n_tokens, counted=usage.told)
                         told = isinstance(event, Finish) and usage.told
                         yield replace(event, n_tokens=usage.completion_tokens) if told else event
         except EndpointError as e:
-            if noted and (lack := self._note(e, request)) is not None:
+            if noted and (lack := self._note(e, request, call)) is not None:
                 raise lack from e
             raise
+        finally:
+            call.close()
 
     async def _compose(self, request: GenerationRequest, method: str | None) -> Ask:
         """Compose the request. Raises EndpointError when the device cannot give what the method needs."""
@@ -381,14 +372,16 @@ class Server:
             odd = self._errors.show(bill.odd)
             log.warning("the %s's usage is not taken as it says: %s (told once)", self.side, odd)
 
-    def _note(self, error: EndpointError, request: GenerationRequest) -> EndpointError | None:
+    def _note(self, error: EndpointError, request: GenerationRequest, call: ServerCall) -> EndpointError | None:
         """Take note of a failure; return the error to raise in its place, where it says what the server lacks."""
-        if (lack := self._learn(error, request)) is not None:
+        lack = self._learn(error, request)
+        if lack is not None or error.your_fault:
+            call.succeed()
             return lack
-        if not error.your_fault:
-            self.n_failures += 1
-            self.last_error = str(error)
-            self._errors.failed(error)
+        self.n_failures += 1
+        self.last_error = str(error)
+        self._errors.failed(error)
+        call.fail(error, request)
         if error.reason == "unreachable":  # it may be another one when it is back
             self._known.forget()
         return None

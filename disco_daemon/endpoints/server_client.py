@@ -11,7 +11,7 @@ import base64
 import os
 import ssl
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import cache
 from typing import Any
@@ -49,13 +49,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ServerClient:
-    """Connections to one server, and what is sent with each request. Without retries: those are the conductor's."""
+    """Connections to one server, and what is sent with each request. Without retries: those are the conductor's.
 
-    def __init__(self, base_url: str, api_key: str, *, confined: bool) -> None:
+    `told` gets the headers of each good answer to a request that is streamed.
+    """
+
+    def __init__(
+        self, base_url: str, api_key: str, *, confined: bool, told: Callable[[Mapping[str, str]], None] | None = None
+    ) -> None:
         """Make the client, in the loop that uses it; nothing is sent. `confined`: private addresses only.
 
         What is for this machine, or a key by plain http, never goes through a proxy.
         """
+        self._told = told
         self._base_url = base_url.rstrip("/")
         host = hostname(base_url)
         self._proxy, self._proxy_headers = (None, {}) if confined or is_loopback(host) else _proxy(base_url)
@@ -102,6 +108,8 @@ class ServerClient:
         stack.callback(response.release)  # what is not at its end is closed by that, without waiting for anybody
         body = _unpacked(response)
         if 200 <= response.status < 300:
+            if content is not None and self._told is not None:
+                self._told(response.headers)
             return body
         raise StatusError(response.status, response.headers, url, await _beginning(body, MAX_ERROR))
 

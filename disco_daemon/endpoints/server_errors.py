@@ -16,17 +16,24 @@ from ..errors import EndpointError
 from ..plain import MAX_LINE, masked, one_line, reason_of
 from ..system.net import in_the_clear, origin, pointed_to
 from ..types import Side
+from .breaker import Breaker, Call, State
 from .chunks import CutError
 from .kept_connections import KeptDrop
 from .plainhttp import NotPrivateError
 from .refusal_reason import MAX_SAID, error_of, named_wait_s, reason_of_refusal
-from .retry import retry_after_s
+from .retry import exhausted_s, retry_after_s
 from .stream import Endless
 
 RATE_LIMITED_S = 5.0  # after a 429 that names no time
 EXPOSED_S = 10.0  # a name that stands for public addresses is looked up again after this long, as the client's cache
 UNHEDGED_S = 86_400.0  # after a 429: a server that had enough once in a day has no room for second requests
-MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes
+MAX_DOWN_S = 300.0  # a server may ask for hours; we look again after five minutes, as at an account without credit
+_BARRING = ("unauthorized", "not_found")  # no waiting mends these: the settings do
+_NO_NEWS = (
+    "dropped",
+    "insecure",
+    "no_continuation",
+)  # of a kept connection that was idle, and of nothing that was sent
 _BUSY = (503, 529)  # the second one is Anthropic's
 _NAMED = {  # the status that a word within an answer stands for: OpenAI's, Anthropic's and Google's
     "rate_limit_error": 429, "rate_limit_exceeded": 429, "resource_exhausted": 429,
@@ -85,27 +92,29 @@ class ServerErrors:
     """Translates the errors of one server.
 
     All mutable state: whether it `is_tried` (has answered or failed), and how it is `failing`, which the next answer
-    ends; until when the server is to be left alone, and not to be asked twice for one answer, and whether its name was
-    `exposed` when last looked up: a key would have gone to public addresses in the clear. None of it is kept on disk:
-    after a restart one request more may meet a 429, and no answer fails of it.
+    ends; the `breaker`, which says how long the server is left alone; until when it is not asked twice for one answer;
+    and whether its name was `exposed` when last looked up: a key would have gone to public addresses in the clear.
+    None of it is kept on disk: after a restart one request more may meet a 429, and no answer fails of it.
     """
 
     def __init__(self, side: Side, base_url: str, api_key: str, clock: Clock) -> None:
         self.exposed = self.is_tried = False
         self.failing: tuple[str, float] | None = None
+        self.breaker = Breaker()
         self._side, self._base_url, self._api_key, self._clock = side, base_url, api_key, clock
-        self._down_until = self._unhedged_until = -math.inf
+        self._unhedged_until = -math.inf
         self._translation = Translation(self)
 
     @property
     def hedgeable(self) -> bool:
-        """Whether the server has room for second requests, as far as it has said."""
-        return self._clock.now() >= self._unhedged_until
+        """Whether the server has room for second requests, as far as it has said; a trial is one request alone."""
+        now = self._clock.now()
+        return now >= self._unhedged_until and not self.breaker.is_tried(now)
 
     @property
     def down_s(self) -> float:
-        """How long the server still wants to be left alone, s."""
-        return max(0.0, self._down_until - self._clock.now())
+        """How long the server is to be left alone, s; infinite where only the settings mend what is wrong."""
+        return self.breaker.down_s(self._clock.now())
 
     @property
     def is_unheard(self) -> bool:
@@ -127,10 +136,35 @@ class ServerErrors:
         if self.failing is None or self.failing[0] != error.reason:
             self.failing = (error.reason, self._clock.wall())
 
+    def broke(self, call: Call, error: EndpointError, *, is_plain: bool) -> None:
+        """Tell the breaker how a request failed; one that is no `is_plain` chat says nothing of the model's name."""
+        breaker, now = self.breaker, self._clock.now()
+        if error.reason in _NO_NEWS:
+            breaker.leave(call, None, now)
+            return
+        if error.reason in _BARRING and is_plain:
+            breaker.bar(error.reason)
+        elif error.reason == "no_credit":
+            breaker.limit(error.reason, MAX_DOWN_S, now)
+        breaker.fail(call, error.reason, now)
+
+    def told(self, headers: Mapping[str, str]) -> None:
+        """Take what the headers of a good answer say of the room that is left."""
+        rest_s = exhausted_s(headers, self._clock.wall())
+        self.breaker.rest("rate_limited", min(rest_s or 0.0, MAX_DOWN_S), self._clock.now())
+
     def health(self) -> dict[str, Any]:
-        """Return whether it was `tried`, and its last failure's reason and time unless it has answered since."""
-        failing = None if self.failing is None else {"reason": self.failing[0], "since": self.failing[1]}
-        return {"tried": self.is_tried, "failing": failing}
+        """Return whether it was `tried`, and its last failure's reason and time unless it has answered since.
+
+        The `breaker` is open up to the Unix time `until_s`; None where it is not, or where the settings alone end it.
+        """
+        now, failing = self._clock.now(), None
+        if self.failing is not None:
+            failing = {"reason": self.failing[0], "since": self.failing[1]}
+        state, left_s = self.breaker.state(now), self.breaker.down_s(now)
+        until_s = round(self._clock.wall() + left_s, 1) if state is State.OPEN and left_s < math.inf else None
+        breaker = {"state": state.value, "why": self.breaker.why(now), "until_s": until_s}
+        return {"tried": self.is_tried, "failing": failing, "breaker": breaker}
 
     def translate(self) -> Translation:
         """Return a context that raises an EndpointError for each foreign error of its body."""
@@ -177,7 +211,7 @@ class ServerErrors:
         The server is left alone for as long as the addresses of its name are remembered.
         """
         self.exposed = True
-        self._down_until = self._clock.now() + EXPOSED_S
+        self.breaker.rest("insecure", EXPOSED_S, self._clock.now())
         return self.error("insecure", in_the_clear(origin(self._base_url)))
 
     def error(self, reason: str, message: str) -> EndpointError:
@@ -221,7 +255,7 @@ class ServerErrors:
             after_s = named_wait_s(e.raw)
         if status == 429 or (status in _BUSY and after_s is not None):
             down_s = RATE_LIMITED_S if after_s is None else min(after_s, MAX_DOWN_S)
-            self._down_until = self._clock.now() + down_s
+            self.breaker.limit("rate_limited" if status == 429 else "overloaded", down_s, self._clock.now())
         if status == 429:
             self._unhedged_until = self._clock.now() + UNHEDGED_S
         match reason_of_refusal(status, e.codes, e.message, e.raw, after_s):

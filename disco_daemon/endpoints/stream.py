@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -48,7 +48,7 @@ class Patience:
     that `thinks`: its silence behind a sign may be a thought. Without a token it ends after `alive_s`, signs or not.
     The time a slow reader takes prolongs it, since it is not the server's. All waits together may take MAX_ANSWER_S,
     and with `max_tokens` no longer than so many tokens may. `first` tells after how long the first token came, s, and
-    whether it was more than text: a thought, a call. `close` it.
+    whether it was more than text: a thought, a call; `on_first` is called with that time then. `close` it.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class Patience:
         self._token_s, self._sign_s = token_s, math.inf if thinks else first_token_s
         self._alive_s, self._thinks = alive_s, thinks
         self.first: tuple[float, bool] | None = None
-        self._began = self._now()
+        self.on_first: Callable[[float], None] | None = None
+        self._began = self._since = self._now()
         self._until = self._began + first_token_s
         self._alive_until = self._began + max(first_token_s, alive_s)
         self._heard = self._signed = self._begun = False
@@ -85,10 +86,17 @@ class Patience:
         self._heard = True
         if self.first is None:
             self.first = (self._now() - self._began, not token.text)
+            if self.on_first is not None:
+                self.on_first(self.first[0])
 
     def sign(self) -> None:
         """A sign of life has come."""
         self._signed = True
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing has come that was waited for, s; the time in which a reader takes a token is none."""
+        return 0.0 if self._heard else self._now() - self._since
 
     def wait_until(self, until: float) -> None:
         """Wait till then, in the event loop's time, signs of life or not: the answer is whole."""
@@ -103,13 +111,13 @@ class Patience:
         if self._rest_until is not None:
             return self._rest_until
         if self._heard:
-            now = self._now()
+            now = self._since = self._now()
             self._heard, self._signed, self._begun = False, False, True
             self._until, self._alive_until = now + self._token_s, now + max(self._token_s, self._alive_s)
         elif self._signed:
-            self._signed = False
+            self._signed, self._since = False, self._now()
             if self._thinks or not self._begun:
-                self._until = min(self._alive_until, max(self._until, self._now() + self._sign_s))
+                self._until = min(self._alive_until, max(self._until, self._since + self._sign_s))
         return self._until
 
     async def read(self, body: Bytes) -> bytes | None:

@@ -1,0 +1,249 @@
+"""A circuit breaker: whether a server is asked, by what became of the requests before. Pure; times in s.
+
+Closed, the server is asked. What fails is weighed against its own record by Page's CUSUM test (Biometrika 41, 1954):
+each request adds the log-likelihood ratio of "it is down", where DOWN of all requests fail, to "it is as ever", where
+as many fail as its record says; the sum never falls below 0, and at ENOUGH the breaker opens. So one failure never
+opens it, three in a row open that of a server nobody knows, and a server that fails often anyway takes more of them. A
+request that is let go before its first token counts as a stall where the record of waits (Kaplan and Meier's estimate,
+in which waits that were cut short have their due) makes such a wait unlikely.
+
+Open, it is not asked for a time that doubles from one failed trial to the next, with jitter. Half open, the next
+request is a trial, one at a time: where it succeeds the breaker closes, and where it fails it opens for longer. What
+only the settings mend (a refused key, a model that is not there) has no trial; `forget` ends it. All of this is advice:
+whoever has nobody else to ask asks an open server too, and a success closes its breaker.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from ..estimation.survival import kaplan_meier
+
+DOWN = 0.9  # share of requests that fail at a server that is down: some get through to half of an outage
+# The log-likelihood ratio at which it opens, e^5 = 148 to 1. Three failures in a row of an unknown server come to 5.08,
+# one at the best server there is to log(DOWN / LIKELY[0]) = 3.8.
+ENOUGH = 5.0
+AGAIN = ENOUGH / 2  # where the sum stands behind an outage: half as much as before says that it is not over
+LIKELY = (0.02, 0.3)  # shares of failures that are believed: no server is so good that one says anything, nor so bad
+PRIOR_FAILED, PRIOR = 1.0, 10.0  # an unknown server has failed at one request of ten
+MEMORY = 100.0  # requests that its record goes back, each a little lighter than the next
+WAITS = 64  # first tokens that its record of waits has: enough to tell a wait that one in fifty takes
+UNLIKELY = 0.1  # a wait that so few take is a stall where it is given up; others are a lost race, and say nothing
+STALL_S = 10.0  # given up after this long, a server nobody knows has stalled; a loser is listened to for as long
+LATE_STALL_S = 2.0  # a silence between two tokens at which answers are moved away (handoff.stall_s)
+FIRST_S, MAX_S = 1.0, 30.0  # back-off: a restart takes a second, and one failed request in 30 s hurts nobody
+TRIAL_S = 30.0  # a trial that says nothing for this long holds up no other; a first token takes 20 s at most by default
+
+
+class State(Enum):
+    """The state of a breaker, by the names of the field."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request to the server. It ends once: what is said of it later counts for nothing.
+
+    `epoch` is the breaker's when it began: what began before an outage was noticed, or was over, is no news of it.
+    """
+
+    epoch: int
+    has_spoken: bool = False
+    is_over: bool = False
+
+
+class Breaker:
+    """The breaker of one server and model. `draw` gives numbers in [0, 1), for the jitter.
+
+    All mutable state: the record (failures, waits, and the sum of the test); since when it is open, why, and until
+    when; the trial in flight; and until when a server without room rests, which is no failure.
+    """
+
+    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+        self._draw = draw
+        self._failed, self._asked = PRIOR_FAILED, PRIOR
+        self._waits: deque[tuple[float, bool]] = deque(maxlen=WAITS)
+        self._sum = 0.0
+        self._is_open = self._breaks_late = False
+        self._why = self._rest_why = ""
+        self._until = self._rest_until = -math.inf
+        self._n_failed = 0  # trials, and the failures that opened it, in this outage
+        self._epoch = 0
+        self._trial: Call | None = None
+        self._trial_until = -math.inf
+
+    # --- for reading -------------------------------------------------------------------------------------------------
+
+    def state(self, now: float) -> State:
+        """Return its state."""
+        if now < self._rest_until or (self._is_open and now < self._until):
+            return State.OPEN
+        return State.HALF_OPEN if self._is_open else State.CLOSED
+
+    def down_s(self, now: float) -> float:
+        """How long nobody should ask, s: 0 where a request is welcome, infinite where only the settings mend it."""
+        until = max(self._until, self._trial_until if self.is_tried(now) else -math.inf) if self._is_open else -math.inf
+        return max(0.0, until - now, self._rest_until - now)
+
+    def is_tried(self, now: float) -> bool:
+        """Whether a trial is in flight, so that others wait for what becomes of it."""
+        return self._trial is not None and now < self._trial_until
+
+    def why(self, now: float) -> str | None:
+        """Return the reason of the failure that opened it, or that it has no room; None where it is closed."""
+        if self._is_open:
+            return self._why
+        return self._rest_why if now < self._rest_until else None
+
+    # --- one request -------------------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> Call:
+        """Return a call for a request that begins now; half open, the first one is the trial."""
+        call = Call(self._epoch)
+        if self._is_open and now >= self._until and not self.is_tried(now):
+            self._trial, self._trial_until = call, now + TRIAL_S
+        return call
+
+    def speak(self, call: Call, waited_s: float) -> None:
+        """Note a first token, after so long. An outage of requests that never came so far is over by it."""
+        if call.is_over or call.epoch != self._epoch:
+            return
+        call.has_spoken = True
+        if not self._is_open:
+            self._waits.append((waited_s, True))
+        elif not self._breaks_late:
+            self._close()
+            call.epoch = self._epoch
+
+    def succeed(self, call: Call) -> None:
+        """End a request that was answered: whole, or with a refusal that is the request's own fault."""
+        if self._end(call) is None:
+            return
+        if self._is_open:
+            self._close()
+            return
+        self._sum = max(0.0, self._sum + math.log((1.0 - DOWN) / (1.0 - self._likely)))
+        self._remember(failed=False)
+        if self._sum == 0:
+            self._n_failed, self._breaks_late = 0, False
+
+    def fail(self, call: Call, why: str, now: float) -> None:
+        """End a request that failed, by no fault of its own."""
+        was_trial = self._end(call)
+        if was_trial is None:
+            return
+        if was_trial:
+            self._open(why, now, late=call.has_spoken)
+        elif not self._is_open:
+            likely = self._likely
+            self._remember(failed=True)
+            self._weigh(likely, why, now, late=call.has_spoken)
+
+    def leave(self, call: Call, silent_s: float | None, now: float) -> None:
+        """End a request that we let go, in a silence of so long; None where that silence says nothing."""
+        if call.has_spoken:
+            if silent_s is not None and silent_s >= LATE_STALL_S:
+                self.fail(call, "stalled", now)
+            else:
+                self.succeed(call)
+            return
+        was_trial = self._end(call)
+        if was_trial is None:
+            return
+        likely = 1.0 if silent_s is None else self._likely_wait(silent_s)
+        if was_trial:  # it has shown nothing: the next one is for later, and only a stall makes that longer
+            self._n_failed -= likely > UNLIKELY
+            self._open(self._why, now, late=self._breaks_late)
+        elif not self._is_open and silent_s is not None:
+            self._waits.append((silent_s, False))
+            if likely <= UNLIKELY:
+                self._weigh(likely, "stalled", now, late=False)
+
+    # --- what a server says of itself --------------------------------------------------------------------------------
+
+    def limit(self, why: str, for_s: float, now: float) -> None:
+        """Open for as long as the server asks to be left alone, such as by Retry-After; then there is a trial."""
+        until = now + for_s
+        if self._is_open and self._until >= until:
+            return
+        self._begin_outage(why)
+        self._until, self._breaks_late = until, False
+
+    def bar(self, why: str) -> None:
+        """Open until `forget`: no waiting mends it."""
+        self._begin_outage(why)
+        self._until = math.inf
+
+    def rest(self, why: str, for_s: float, now: float) -> None:
+        """Leave it alone for so long, though nothing has failed: it has no room. With 0 s it has some again."""
+        self._rest_why, self._rest_until = why, now + for_s if for_s > 0 else -math.inf
+
+    def forget(self) -> None:
+        """Ask again, as if nothing had happened; its record stays."""
+        if self._is_open:
+            self._close()
+        self._sum, self._n_failed, self._rest_until = 0.0, 0, -math.inf
+
+    # --- within ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _likely(self) -> float:
+        """The share of failures that its record makes likely."""
+        return min(max(self._failed / self._asked, LIKELY[0]), LIKELY[1])
+
+    def _likely_wait(self, waited_s: float) -> float:
+        """Return how likely it takes longer than this to a first token, by its record."""
+        n = len(self._waits)
+        if n < 1 / UNLIKELY:
+            return self._likely if waited_s >= STALL_S else 1.0
+        waits, seen = zip(*self._waits, strict=True)
+        return max(float(kaplan_meier(waits, seen).at(waited_s)), 1 / (n + 1), LIKELY[0])
+
+    def _remember(self, *, failed: bool) -> None:
+        self._failed, self._asked = self._failed + failed, self._asked + 1
+        if self._asked > MEMORY:
+            self._failed, self._asked = self._failed * MEMORY / self._asked, MEMORY
+
+    def _weigh(self, likely: float, why: str, now: float, *, late: bool) -> None:
+        """Add a failure that was `likely` at a server that is as ever; open where that is enough."""
+        self._sum += math.log(DOWN / likely)
+        self._breaks_late |= late
+        if self._sum >= ENOUGH:
+            self._open(why, now, late=self._breaks_late)
+
+    def _open(self, why: str, now: float, *, late: bool) -> None:
+        """Open, or open again for twice as long, with half of it by chance: many clients do not come back at once."""
+        self._begin_outage(why)
+        self._n_failed = max(self._n_failed, 0) + 1
+        wait_s = min(MAX_S, FIRST_S * 2.0 ** min(self._n_failed - 1, 16))
+        self._until = now + wait_s * (0.5 + 0.5 * self._draw())
+        self._breaks_late = late
+
+    def _begin_outage(self, why: str) -> None:
+        self._is_open, self._why = True, why
+        self._epoch += 1
+        self._trial = None
+
+    def _close(self) -> None:
+        self._is_open = self._breaks_late = False
+        self._epoch += 1
+        self._trial, self._sum = None, AGAIN
+        self._until = -math.inf
+
+    def _end(self, call: Call) -> bool | None:
+        """End a call once; return whether it was the trial, None where it says nothing of the server as it is now."""
+        if call.is_over:
+            return None
+        call.is_over = True
+        was_trial = call is self._trial
+        if was_trial:
+            self._trial = None
+        return was_trial if call.epoch == self._epoch else None
