@@ -293,7 +293,7 @@ class Planner:
             "plan": delays(length) | {"hedge_s": finite(planned(length).hedge_s)},
             "device_ttft_s": round(self.device_s(length, device), 4),
             "grades": relation.to_json(),
-            "readiness": {side.value: asdict(readiness[side]) for side in readiness},
+            "readiness": {side.value: asdict(r) | {"down_s": finite(r.down_s)} for side, r in readiness.items()},
             "context": bisect_left(self.table.bounds, self._score()),
             "contexts": len(self.table.bounds) + 1,
             "picture": [{"tokens": n, **delays(n)} for n in lengths],

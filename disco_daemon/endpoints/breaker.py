@@ -40,7 +40,7 @@ FIRST_S, MAX_S = 1.0, 30.0  # back-off: a restart takes a second, and one failed
 TRIAL_S = 30.0  # a trial that says nothing for this long holds up no other; a first token takes 20 s at most by default
 
 
-class State(Enum):
+class BreakerState(Enum):
     """The state of a breaker, by the names of the field."""
 
     CLOSED = "closed"
@@ -49,7 +49,7 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class BreakerCall:
     """One request to the server. It ends once: what is said of it later counts for nothing.
 
     `epoch` is the breaker's when it began: what began before an outage was noticed, or was over, is no news of it.
@@ -77,16 +77,16 @@ class Breaker:
         self._until = self._rest_until = -math.inf
         self._n_failed = 0  # trials, and the failures that opened it, in this outage
         self._epoch = 0
-        self._trial: Call | None = None
+        self._trial: BreakerCall | None = None
         self._trial_until = -math.inf
 
     # --- for reading -------------------------------------------------------------------------------------------------
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> BreakerState:
         """Return its state."""
         if now < self._rest_until or (self._is_open and now < self._until):
-            return State.OPEN
-        return State.HALF_OPEN if self._is_open else State.CLOSED
+            return BreakerState.OPEN
+        return BreakerState.HALF_OPEN if self._is_open else BreakerState.CLOSED
 
     def down_s(self, now: float) -> float:
         """How long nobody should ask, s: 0 where a request is welcome, infinite where only the settings mend it."""
@@ -105,14 +105,14 @@ class Breaker:
 
     # --- one request -------------------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> Call:
+    def begin(self, now: float) -> BreakerCall:
         """Return a call for a request that begins now; half open, the first one is the trial."""
-        call = Call(self._epoch)
+        call = BreakerCall(self._epoch)
         if self._is_open and now >= self._until and not self.is_tried(now):
             self._trial, self._trial_until = call, now + TRIAL_S
         return call
 
-    def speak(self, call: Call, waited_s: float) -> None:
+    def speak(self, call: BreakerCall, waited_s: float) -> None:
         """Note a first token, after so long. An outage of requests that never came so far is over by it."""
         if call.is_over or call.epoch != self._epoch:
             return
@@ -123,7 +123,7 @@ class Breaker:
             self._close()
             call.epoch = self._epoch
 
-    def succeed(self, call: Call) -> None:
+    def succeed(self, call: BreakerCall) -> None:
         """End a request that was answered: whole, or with a refusal that is the request's own fault."""
         if self._end(call) is None:
             return
@@ -135,7 +135,7 @@ class Breaker:
         if self._sum == 0:
             self._n_failed, self._breaks_late = 0, False
 
-    def fail(self, call: Call, why: str, now: float) -> None:
+    def fail(self, call: BreakerCall, why: str, now: float) -> None:
         """End a request that failed, by no fault of its own."""
         was_trial = self._end(call)
         if was_trial is None:
@@ -147,7 +147,7 @@ class Breaker:
             self._remember(failed=True)
             self._weigh(likely, why, now, late=call.has_spoken)
 
-    def leave(self, call: Call, silent_s: float | None, now: float) -> None:
+    def leave(self, call: BreakerCall, silent_s: float | None, now: float) -> None:
         """End a request that we let go, in a silence of so long; None where that silence says nothing."""
         if call.has_spoken:
             if silent_s is not None and silent_s >= LATE_STALL_S:
@@ -163,9 +163,10 @@ class Breaker:
             self._n_failed -= likely > UNLIKELY
             self._open(self._why, now, late=self._breaks_late)
         elif not self._is_open and silent_s is not None:
-            self._waits.append((silent_s, False))
-            if likely <= UNLIKELY:
+            if likely <= UNLIKELY:  # no part of the record, or an outage would soon look like it
                 self._weigh(likely, "stalled", now, late=False)
+            else:
+                self._waits.append((silent_s, False))
 
     # --- what a server says of itself --------------------------------------------------------------------------------
 
@@ -238,7 +239,7 @@ class Breaker:
         self._trial, self._sum = None, AGAIN
         self._until = -math.inf
 
-    def _end(self, call: Call) -> bool | None:
+    def _end(self, call: BreakerCall) -> bool | None:
         """End a call once; return whether it was the trial, None where it says nothing of the server as it is now."""
         if call.is_over:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..clock import Clock
 from ..errors import EndpointError
 from ..types import GenerationRequest, Infill
-from .breaker import Call
+from .breaker import BreakerCall
 from .server_errors import ServerErrors
 from .stream import Patience
 
@@ -20,7 +20,7 @@ class ServerCall:
 
     def __init__(self, errors: ServerErrors, clock: Clock, *, noted: bool) -> None:
         self._errors, self._clock, self._is_noted = errors, clock, noted
-        self._call: Call | None = None
+        self._call: BreakerCall | None = None
         self._patience: Patience | None = None
         self._thinks = False
 

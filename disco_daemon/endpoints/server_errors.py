@@ -16,7 +16,7 @@ from ..errors import EndpointError
 from ..plain import MAX_LINE, masked, one_line, reason_of
 from ..system.net import in_the_clear, origin, pointed_to
 from ..types import Side
-from .breaker import Breaker, Call, State
+from .breaker import Breaker, BreakerCall, BreakerState
 from .chunks import CutError
 from .kept_connections import KeptDrop
 from .plainhttp import NotPrivateError
@@ -136,7 +136,7 @@ class ServerErrors:
         if self.failing is None or self.failing[0] != error.reason:
             self.failing = (error.reason, self._clock.wall())
 
-    def broke(self, call: Call, error: EndpointError, *, is_plain: bool) -> None:
+    def broke(self, call: BreakerCall, error: EndpointError, *, is_plain: bool) -> None:
         """Tell the breaker how a request failed; one that is no `is_plain` chat says nothing of the model's name."""
         breaker, now = self.breaker, self._clock.now()
         if error.reason in _NO_NEWS:
@@ -162,7 +162,7 @@ class ServerErrors:
         if self.failing is not None:
             failing = {"reason": self.failing[0], "since": self.failing[1]}
         state, left_s = self.breaker.state(now), self.breaker.down_s(now)
-        until_s = round(self._clock.wall() + left_s, 1) if state is State.OPEN and left_s < math.inf else None
+        until_s = round(self._clock.wall() + left_s, 1) if state is BreakerState.OPEN and left_s < math.inf else None
         breaker = {"state": state.value, "why": self.breaker.why(now), "until_s": until_s}
         return {"tried": self.is_tried, "failing": failing, "breaker": breaker}
 

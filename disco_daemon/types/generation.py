@@ -40,9 +40,10 @@ class Plan:
 class Readiness:
     """What an endpoint would meet a request with right now.
 
-    `load_s` until it can begin (a model that is loading), `n_busy` answers it is working on, `down_s` for which it asks
-    to be left alone (Retry-After). `prefill_tps` is measured, token/s. `cached` tokens of the prompt are in its
-    KV cache. `n_ctx` tokens may have prompt and answer, if known. `hedgeable`: a slow request may be sent again.
+    `load_s` until it can begin (a model that is loading), `n_busy` answers it is working on, `down_s` for which it is
+    left alone (Retry-After, failures; infinite where only the settings mend it). `prefill_tps` is measured, token/s.
+    `cached` tokens of the prompt are in its KV cache. `n_ctx` tokens may have prompt and answer, if known. `hedgeable`:
+    a slow request may be sent again.
     """
 
     load_s: float = 0.0

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from disco_daemon.endpoints.breaker import MAX_S, TRIAL_S, Breaker, Call, State
+from disco_daemon.endpoints.breaker import MAX_S, TRIAL_S, Breaker, BreakerCall, BreakerState
 
 MOST_LIMIT_S = 300.0
 ROUNDING_S = 1e-6  # of a clock that is far from 0
@@ -26,18 +26,18 @@ class BreakerMachine(RuleBasedStateMachine):
         self.draws = 0
         self.breaker = Breaker(self._draw)
         self.now = 0.0
-        self.flying: list[Call] = []
-        self.trials: dict[Call, float] = {}  # and when each began
+        self.flying: list[BreakerCall] = []
+        self.trials: dict[BreakerCall, float] = {}  # and when each began
         self.is_barred = False
 
     def _draw(self) -> float:
         self.draws += 1
         return (self.draws * 0.37) % 1.0
 
-    def _take(self, which: int) -> Call:
+    def _take(self, which: int) -> BreakerCall:
         return self.flying.pop(which % len(self.flying))
 
-    def _is_fresh(self, call: Call) -> bool:
+    def _is_fresh(self, call: BreakerCall) -> bool:
         return call.epoch == self.breaker._epoch
 
     @rule(s=TIMES)
@@ -46,7 +46,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @rule()
     def begin(self) -> None:
-        is_due = self.breaker.state(self.now) is State.HALF_OPEN and not self.breaker.down_s(self.now)
+        is_due = self.breaker.state(self.now) is BreakerState.HALF_OPEN and not self.breaker.down_s(self.now)
         call = self.breaker.begin(self.now)
         self.flying.append(call)
         if self.breaker._trial is call:
@@ -103,9 +103,9 @@ class BreakerMachine(RuleBasedStateMachine):
     def forget(self) -> None:
         self.breaker.forget()
         self.is_barred = False
-        assert self.breaker.state(self.now) is State.CLOSED
+        assert self.breaker.state(self.now) is BreakerState.CLOSED
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: BreakerCall) -> None:
         """What is said of a call that has ended changes nothing; and it is no trial any more."""
         seen = self.breaker.state(self.now), self.breaker.down_s(self.now), self.breaker._sum
         self.breaker.succeed(call)
@@ -131,7 +131,7 @@ class BreakerMachine(RuleBasedStateMachine):
             return
         assert down_s <= BOUND_S + ROUNDING_S
         later = self.now + down_s + ROUNDING_S
-        assert self.breaker.state(later) is not State.OPEN
+        assert self.breaker.state(later) is not BreakerState.OPEN
         assert self.breaker.down_s(later + TRIAL_S) == 0, "some request is welcome soon"
 
     def teardown(self) -> None:
@@ -145,7 +145,7 @@ class BreakerMachine(RuleBasedStateMachine):
         call = self.breaker.begin(self.now)
         self.breaker.speak(call, 0.1)
         self.breaker.succeed(call)
-        assert self.breaker.state(self.now) is State.CLOSED
+        assert self.breaker.state(self.now) is BreakerState.CLOSED
 
 
 TestBreaker = BreakerMachine.TestCase

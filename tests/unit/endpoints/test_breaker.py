@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from disco_daemon.endpoints.breaker import FIRST_S, LATE_STALL_S, MAX_S, STALL_S, TRIAL_S, Breaker, State
+from disco_daemon.endpoints.breaker import FIRST_S, LATE_STALL_S, MAX_S, STALL_S, TRIAL_S, Breaker, BreakerState
 
 WHY = "server_error"
 
@@ -40,8 +40,7 @@ class Asked:
             self.breaker.speak(call, 0.1)
         self.breaker.leave(call, silent_s, self.at)
 
-    @property
-    def state(self) -> State:
+    def state(self) -> BreakerState:
         return self.breaker.state(self.at)
 
     @property
@@ -56,7 +55,7 @@ def until_open(asked: Asked, most: int = 20) -> int:
     """How many failures in a row open it."""
     for n in range(1, most + 1):
         asked.fails()
-        if asked.state is State.OPEN:
+        if asked.state() is BreakerState.OPEN:
             return n
     return most + 1
 
@@ -77,7 +76,7 @@ def test_a_server_that_fails_once_in_a_hundred_stays_closed() -> None:
     for _ in range(50):
         asked.answers(99)
         asked.fails()
-        assert asked.state is State.CLOSED
+        assert asked.state() is BreakerState.CLOSED
 
 
 def test_a_server_that_fails_often_by_nature_takes_more_of_them() -> None:
@@ -86,7 +85,7 @@ def test_a_server_that_fails_often_by_nature_takes_more_of_them() -> None:
     for _ in range(40):
         asked.fails()
         asked.answers(3)
-        assert asked.state is State.CLOSED
+        assert asked.state() is BreakerState.CLOSED
     assert 3 < until_open(asked) <= 5
 
 
@@ -95,10 +94,10 @@ def test_half_of_all_requests_failing_opens_that_of_a_good_server() -> None:
     asked.answers(200)
     for _ in range(4):
         asked.fails()
-        if asked.state is State.OPEN:
+        if asked.state() is BreakerState.OPEN:
             break
         asked.answers()
-    assert asked.state is State.OPEN
+    assert asked.state() is BreakerState.OPEN
 
 
 def test_the_back_off_doubles_up_to_a_bound_and_jitter_takes_half_of_it_at_most() -> None:
@@ -118,17 +117,17 @@ def test_half_open_one_request_tries_it_and_the_others_go_elsewhere() -> None:
     asked.fails(3)
     asked.heal_time()
     breaker, now = asked.breaker, asked.at
-    assert (asked.state, asked.down_s) == (State.HALF_OPEN, 0)
+    assert (asked.state(), asked.down_s) == (BreakerState.HALF_OPEN, 0)
     trial = breaker.begin(now)
-    assert (asked.state, asked.down_s) == (State.HALF_OPEN, TRIAL_S)
+    assert (asked.state(), asked.down_s) == (BreakerState.HALF_OPEN, TRIAL_S)
     other = breaker.begin(now)
     breaker.fail(other, WHY, now)
     assert asked.down_s == TRIAL_S, "a failure of one that was asked all the same says nothing new"
     breaker.speak(trial, 0.1)
-    assert (asked.state, asked.down_s) == (State.CLOSED, 0), "a first token is what it had never given"
+    assert (asked.state(), asked.down_s) == (BreakerState.CLOSED, 0), "a first token is what it had never given"
     breaker.succeed(trial)
     asked.answers(2)
-    assert asked.state is State.CLOSED
+    assert asked.state() is BreakerState.CLOSED
 
 
 def test_behind_an_outage_it_opens_again_sooner() -> None:
@@ -137,20 +136,20 @@ def test_behind_an_outage_it_opens_again_sooner() -> None:
     asked.fails(3)
     asked.heal_time()
     asked.answers()
-    assert asked.state is State.CLOSED
+    assert asked.state() is BreakerState.CLOSED
     assert until_open(asked) <= 2
 
 
 def test_a_server_that_breaks_off_in_mid_answer_has_to_give_a_whole_one() -> None:
     asked = Asked()
     asked.fails(3, "cut", late=True)
-    assert (asked.state, asked.breaker.why(asked.at)) == (State.OPEN, "cut")
+    assert (asked.state(), asked.breaker.why(asked.at)) == (BreakerState.OPEN, "cut")
     asked.heal_time()
     trial = asked.breaker.begin(asked.at)
     asked.breaker.speak(trial, 0.1)
-    assert asked.state is State.HALF_OPEN
+    assert asked.state() is BreakerState.HALF_OPEN
     asked.breaker.succeed(trial)
-    assert asked.state is State.CLOSED
+    assert asked.state() is BreakerState.CLOSED
 
 
 def test_a_trial_that_is_cancelled_leaves_the_next_one_its_place() -> None:
@@ -162,7 +161,7 @@ def test_a_trial_that_is_cancelled_leaves_the_next_one_its_place() -> None:
     assert asked.down_s == first, "nothing is known: it waits as long as before"
     asked.heal_time()
     asked.answers()
-    assert asked.state is State.CLOSED
+    assert asked.state() is BreakerState.CLOSED
 
 
 def test_a_trial_that_says_nothing_for_long_holds_up_no_other() -> None:
@@ -173,9 +172,9 @@ def test_a_trial_that_says_nothing_for_long_holds_up_no_other() -> None:
     asked.at += TRIAL_S
     assert asked.down_s == 0
     asked.fails()
-    assert asked.state is State.OPEN
+    assert asked.state() is BreakerState.OPEN
     asked.breaker.succeed(thinking)
-    assert asked.state is State.OPEN, "it began before the failure"
+    assert asked.state() is BreakerState.OPEN, "it began before the failure"
 
 
 def test_what_began_before_an_outage_is_no_news_of_it() -> None:
@@ -184,12 +183,12 @@ def test_what_began_before_an_outage_is_no_news_of_it() -> None:
     old = [breaker.begin(0.0) for _ in range(8)]
     asked.fails(3)
     breaker.succeed(old[0])
-    assert asked.state is State.OPEN
+    assert asked.state() is BreakerState.OPEN
     asked.heal_time()
     asked.answers()
     for call in old[1:]:
         breaker.fail(call, "timeout", asked.at)
-    assert asked.state is State.CLOSED
+    assert asked.state() is BreakerState.CLOSED
 
 
 # --- stalls -----------------------------------------------------------------------------------------------------------
@@ -199,9 +198,9 @@ def test_a_wait_that_is_given_up_is_a_stall_where_the_record_makes_it_unlikely()
     asked = Asked()
     asked.answers(40, ttft_s=0.1)
     asked.is_left(0.5)
-    assert asked.state is State.CLOSED, "one slow answer is none"
+    assert asked.state() is BreakerState.CLOSED, "one slow answer is none"
     asked.is_left(0.5)
-    assert (asked.state, asked.breaker.why(asked.at)) == (State.OPEN, "stalled")
+    assert (asked.state(), asked.breaker.why(asked.at)) == (BreakerState.OPEN, "stalled")
 
 
 def test_a_server_that_loses_its_races_is_not_down_for_it() -> None:
@@ -213,23 +212,23 @@ def test_a_server_that_loses_its_races_is_not_down_for_it() -> None:
         asked.is_left(0.05)
     for _ in range(200):
         asked.is_left(0.05)
-        assert asked.state is State.CLOSED
+        assert asked.state() is BreakerState.CLOSED
     fair = Asked()
     for _ in range(100):
         fair.answers(1, ttft_s=0.1)
         fair.is_left(0.2)
-        assert fair.state is State.CLOSED
+        assert fair.state() is BreakerState.CLOSED
 
 
 def test_a_server_nobody_knows_has_stalled_when_it_is_given_up_after_long() -> None:
     asked = Asked()
     for _ in range(8):
         asked.is_left(STALL_S / 2)
-    assert asked.state is State.CLOSED
+    assert asked.state() is BreakerState.CLOSED
     asked = Asked()
     for _ in range(3):
         asked.is_left(STALL_S)
-    assert asked.state is State.OPEN
+    assert asked.state() is BreakerState.OPEN
 
 
 def test_a_silence_in_mid_answer_counts_and_a_reader_who_leaves_does_not() -> None:
@@ -237,10 +236,10 @@ def test_a_silence_in_mid_answer_counts_and_a_reader_who_leaves_does_not() -> No
     for _ in range(20):
         asked.is_left(LATE_STALL_S / 2, spoke=True)
         asked.is_left(None, spoke=True)
-    assert asked.state is State.CLOSED
+    assert asked.state() is BreakerState.CLOSED
     for _ in range(3):
         asked.is_left(LATE_STALL_S, spoke=True)
-    assert (asked.state, asked.breaker.why(asked.at)) == (State.OPEN, "stalled")
+    assert (asked.state(), asked.breaker.why(asked.at)) == (BreakerState.OPEN, "stalled")
 
 
 # --- what a server says ----------------------------------------------------------------------------------------------
@@ -251,14 +250,14 @@ def test_what_only_the_settings_mend_stays_until_they_change_or_somebody_asks_al
     asked.answers(5)
     asked.breaker.bar("unauthorized")
     asked.at += 1e6
-    assert (asked.state, asked.down_s) == (State.OPEN, math.inf)
+    assert (asked.state(), asked.down_s) == (BreakerState.OPEN, math.inf)
     asked.fails()
     assert asked.down_s == math.inf
     asked.breaker.forget()
-    assert (asked.state, asked.down_s, asked.breaker.why(asked.at)) == (State.CLOSED, 0, None)
+    assert (asked.state(), asked.down_s, asked.breaker.why(asked.at)) == (BreakerState.CLOSED, 0, None)
     asked.breaker.bar("unauthorized")
     asked.answers()
-    assert asked.state is State.CLOSED
+    assert asked.state() is BreakerState.CLOSED
 
 
 def test_a_limit_is_kept_to_the_second_and_one_request_tries_it_then() -> None:
@@ -266,11 +265,11 @@ def test_a_limit_is_kept_to_the_second_and_one_request_tries_it_then() -> None:
     call = asked.breaker.begin(0.0)
     asked.breaker.limit("rate_limited", 7.0, 0.0)
     asked.breaker.fail(call, "rate_limited", 0.0)
-    assert (asked.state, asked.down_s) == (State.OPEN, 7.0)
+    assert (asked.state(), asked.down_s) == (BreakerState.OPEN, 7.0)
     asked.breaker.limit("rate_limited", 3.0, 0.0)
     assert asked.down_s == 7.0, "the longer one counts"
     asked.at = 7.0
-    assert (asked.state, asked.down_s) == (State.HALF_OPEN, 0)
+    assert (asked.state(), asked.down_s) == (BreakerState.HALF_OPEN, 0)
     trial = asked.breaker.begin(7.0)
     assert asked.down_s > 0
     asked.breaker.limit("rate_limited", 9.0, 7.0)
@@ -282,9 +281,9 @@ def test_a_server_without_room_rests_and_needs_no_trial() -> None:
     asked = Asked()
     asked.answers(5)
     asked.breaker.rest("rate_limited", 4.0, asked.at)
-    assert (asked.state, asked.down_s, asked.breaker.why(asked.at)) == (State.OPEN, 4.0, "rate_limited")
+    assert (asked.state(), asked.down_s, asked.breaker.why(asked.at)) == (BreakerState.OPEN, 4.0, "rate_limited")
     asked.at += 4.0
-    assert (asked.state, asked.down_s, asked.breaker.why(asked.at)) == (State.CLOSED, 0.0, None)
+    assert (asked.state(), asked.down_s, asked.breaker.why(asked.at)) == (BreakerState.CLOSED, 0.0, None)
     asked.breaker.rest("rate_limited", 4.0, asked.at)
     asked.breaker.rest("rate_limited", 0.0, asked.at)
-    assert asked.state is State.CLOSED, "it has said that there is room"
+    assert asked.state() is BreakerState.CLOSED, "it has said that there is room"
