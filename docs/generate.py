@@ -82,7 +82,7 @@ def settings() -> str:
     import msgspec
 
     from disco_daemon.config.layers import get_value
-    from disco_daemon.config.schema import LIVE, SECTIONS, Config, ModelSettings, NamedServer
+    from disco_daemon.config.schema import LIVE, SECTIONS, Config, ModelSettings, NamedServer, RuleSettings
     from disco_daemon.dispatch.policies import names_with_notes
 
     documents, defaults, lines = field_documents(), Config(), [SETTINGS]
@@ -97,7 +97,7 @@ def settings() -> str:
             default = json.dumps(get_value(defaults, key))
             lines.append(f"| `{key}` | `{default}` | {values(field.type)} | {meaning} |")
         lines.append("")
-    for several, one in (("models", ModelSettings), ("servers", NamedServer)):
+    for several, one in (("models", ModelSettings), ("servers", NamedServer), ("rules", RuleSettings)):
         about = " ".join((inspect.getdoc(one) or "").partition("] ")[2].split())
         lines += [f"## [[{several}]]", "", about, ""]
         lines += ["| key | default | values | meaning |", "| --- | --- | --- | --- |"]

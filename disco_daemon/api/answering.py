@@ -160,6 +160,26 @@ async def prompt_size(request: web.Request, raw: dict[str, Any]) -> tuple[int, b
     return length.tokens + beside, not length.counted
 
 
+async def _ruled(request: web.Request, asked_model: str, generation: GenerationRequest) -> GenerationRequest:
+    """Return a request as the user's rules narrow it; a model that one names answers it. Raises RequestError."""
+    conductor = request.app[CONDUCTOR]
+    assert conductor.rules is not None
+    context = conductor.context_of(generation.local)
+    generation, name = await conductor.rules.apply(generation, asked_model, request.headers, context)
+    return generation if not name else by_rule(generation, named(request, name))
+
+
+def by_rule(generation: GenerationRequest, model: NamedModel) -> GenerationRequest:
+    """Return a request for the model that a rule names. Raises RequestError where it asks for another one itself."""
+    allowed = generation.allowed & model.sides
+    others = (generation.local, model.local), (generation.adapter, model.adapter)
+    if not allowed or any(own and own != ruled for own, ruled in others):
+        asks = "is private" if generation.private else "asks for another one"
+        msg = f"Rule '{generation.rule}' has only '{model.target}' answer this, and the request {asks}"
+        raise RequestError(f"{msg}: [[rules]] of config.toml.", status=403, param="model", code="rule")
+    return replace(generation, allowed=allowed, local=model.local, adapter=model.adapter, ruled=True)
+
+
 def unread_bytes(chat: dict[str, Any]) -> int:
     """Return the bytes of a chat's tools and calls, which are a part of the prompt and no text of a message."""
     calls = [call for message in chat["messages"] for call in message.get("tool_calls") or ()]
@@ -170,8 +190,10 @@ def unread_bytes(chat: dict[str, Any]) -> int:
 async def answer(
     request: web.Request, asked: openai_request.AnswerRequest, generation: GenerationRequest, shape: AnswerShape
 ) -> web.StreamResponse:
-    """Answer a request, as a stream or as one body."""
+    """Answer a request, as a stream or as one body. Raises RequestError where a rule leaves nobody to answer it."""
     conductor, request_id = request.app[CONDUCTOR], generation.request_id
+    if conductor.rules is not None:
+        generation = await _ruled(request, asked.model, generation)
     context = conductor.context_of(generation.local)
     wanted, quality = bool(asked.return_token_ids), planned_quality(generation, context)
     if asked.stream:

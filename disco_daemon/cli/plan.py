@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from typing import Any
+from urllib.parse import urlencode
 
 from ..plain import count_of
 from .terminal import make_console
@@ -17,6 +18,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("plan", help="show what would be done now, and why", description=__doc__)
     parser.add_argument("--tokens", type=int, default=120, help="prompt length (default: %(default)s)")
     parser.add_argument("--waited", type=float, default=0.0, metavar="S", help="the server was asked S seconds ago")
+    parser.add_argument(
+        "--is", dest="kinds", action="append", default=[], metavar="KIND",
+        help="what it is, for your rules: tools, images, schema, code or thinking; may be given again",
+    )  # fmt: skip
+    parser.add_argument("--language", metavar="CODE", help="the language of its question, such as de")
+    parser.add_argument("--model", metavar="NAME", help="the model that it asks for (default: disco)")
+    parser.add_argument("--user", metavar="NAME", help="its `user`")
+    parser.add_argument(
+        "--header", action="append", default=[], metavar="NAME:VALUE", help="a header of it; may be given again"
+    )
     parser.add_argument("--url", help="daemon to ask (default from the configuration)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -28,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from ..config.layers import load
 
     root, key = client.daemon_at(args.url, load())
-    explained = client.get(root, f"/disco/v1/plan?tokens={args.tokens}&waited={args.waited}", key)
+    said = {"tokens": args.tokens, "waited": args.waited, "is": args.kinds, "header": args.header}
+    said |= {name: value for name in ("language", "model", "user") if (value := getattr(args, name)) is not None}
+    explained = client.get(root, f"/disco/v1/plan?{urlencode(said, doseq=True)}", key)
     if args.json:
         print(json.dumps(explained))
     else:
@@ -71,6 +84,7 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
         f"          {count_of(device['n'], 'sample')}",
         f"budget    b = {known['budget']:g}, handed out now {known['handed_out']:g}, used {ratio}",
         f"policy    {known['policy']}",
+        *_rule(explained),
         *_grades(explained.get("grades")),
         f"hedge     {_hedge(plan.get('hedge_s'), known.get('hedge'))}",
     ]
@@ -79,6 +93,17 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
 def _grades(grades: dict[str, Any] | None) -> list[str]:
     """Say which side is a stand-in, and what becomes of it; an older daemon knows of no grades."""
     return [] if grades is None else [f"grades    {grades['why']} policy.unequal is {grades['unequal']}."]
+
+
+def _rule(explained: dict[str, Any]) -> list[str]:
+    """Say which of the user's rules would decide; nothing where there are none."""
+    if "rule" not in explained:
+        return []
+    if (rule := explained["rule"]) is None:
+        return ["rule      none of your rules fits: as the policy plans"]
+    of_set = f" of the set {rule['of_set']}" if rule["of_set"] else ""
+    nobody = "" if rule["nobody"] is None else f"; {rule['nobody']}"
+    return [f"rule      '{rule['name']}'{of_set} decides: {rule['use']}{nobody}"]
 
 
 def _hedge(after_s: float | None, known: dict[str, Any] | None) -> str:

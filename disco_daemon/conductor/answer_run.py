@@ -25,7 +25,19 @@ from ..answer import (
 from ..delivery.buffer import TokenBuffer
 from ..dispatch.planner import Planned
 from ..errors import DiscoError, ReaderGone
-from ..types import Append, Delivery, GenerationRequest, Outcome, Pace, Plan, PromptLength, Side, most_tokens, n_choices
+from ..types import (
+    Append,
+    Delivery,
+    GenerationRequest,
+    Outcome,
+    Pace,
+    Plan,
+    PromptLength,
+    Side,
+    most_tokens,
+    n_choices,
+    raced,
+)
 from .context import AnswerContext, CurrentDelivery, Sink
 from .endpoint_run import PromptSize
 from .inbox import EventInbox
@@ -56,7 +68,7 @@ class AnswerRun:
     ) -> None:
         defaults, endpoints = context.defaults, context.endpoints
         self._context, self._clock, self._sink = context, context.clock, sink
-        self._relation = context.relation()
+        self._relation = raced(context.relation()) if request.race else context.relation()
         self._delivery = CurrentDelivery(request.delivery or defaults.delivery, request.pace_tps or defaults.pace_tps)
         self._request = replace(
             request, delivery=self._delivery.mode, pace_tps=self._delivery.pace_tps,

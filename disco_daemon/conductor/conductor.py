@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..endpoints.base import Endpoint
 from ..money.spending import CostBound
@@ -18,13 +19,17 @@ from .in_flight import InFlight
 from .keeper import Keeper
 from .plan import prompt_length
 
+if TYPE_CHECKING:
+    from .ruling import Ruling
+
 
 @dataclass(slots=True)
 class Conductor:
     """Answers requests with the context that `keeper` has for the next one.
 
     `in_flight` are the requests under way. `record` gets the outcome of each answer, and the context that it had;
-    `book` gets the cost of each request for embeddings. `local` has the models that answer alone, where there are any.
+    `book` gets the cost of each request for embeddings. `local` has the models that answer alone, where there are any,
+    and `rules` the user's rules for who may answer what.
     """
 
     keeper: Keeper
@@ -32,6 +37,7 @@ class Conductor:
     book: Callable[[LedgerEntry], None]
     in_flight: InFlight = field(default_factory=InFlight)
     local: LocalModels | None = None
+    rules: Ruling | None = None
 
     @property
     def context(self) -> AnswerContext:

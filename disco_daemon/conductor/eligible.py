@@ -18,13 +18,15 @@ def eligible(request: GenerationRequest, context: AnswerContext) -> tuple[Genera
     """
     if context.private:
         if Side.DEVICE not in request.allowed:
-            msg = "Nothing may leave this machine (policy.private), and this request asks for the server: use 'disco'."
+            asks = f"rule '{request.rule}' lets only" if request.ruled else "this request asks for"
+            answer = " answer this" if request.ruled else ": use 'disco'"
+            msg = f"Nothing may leave this machine (policy.private), and {asks} the server{answer}."
             raise RequestError(msg, status=403, param="model", code="private")
         request = replace(request, allowed=frozenset({Side.DEVICE}), private=True)
     wanted = {side: endpoint for side, endpoint in context.endpoints.items() if side in request.allowed}
     if not wanted:
         names = " or ".join(sorted(request.allowed))
-        msg = f"no {names} is configured; see `disco config` for how to set one up"
+        msg = f"no {names} is configured{_by_rule(request)}; see `disco config` for how to set one up"
         raise Unavailable(msg)
     refusals = {side: _refusal(side, endpoint, request) for side, endpoint in wanted.items()}
     sides = frozenset(side for side, refusal in refusals.items() if refusal is None)
@@ -32,8 +34,13 @@ def eligible(request: GenerationRequest, context: AnswerContext) -> tuple[Genera
         why = "; ".join(r for r in refusals.values() if r)
         named = (r.param for r in refusals.values() if isinstance(r, Refusal))
         param = next(named, next((need for need in request.needs if need in why), None))
-        raise RequestError(why, code="unsupported", param=param)
+        raise RequestError(why + _by_rule(request), code="unsupported", param=param)
     return request, sides
+
+
+def _by_rule(request: GenerationRequest) -> str:
+    """Name the user's rule that has left nobody else, in parentheses; "" where none has."""
+    return f" (and nobody else may answer this, by rule '{request.rule}')" if request.ruled else ""
 
 
 def roomy(
@@ -51,6 +58,7 @@ def roomy(
         lengths = " and ".join(f"{contexts[side]} tokens at the {side.value}" for side in sorted(sides))
         setting = f"the n_ctx of {request.local} in [[models]]" if request.local else "device.n_ctx"
         mend = f"Shorten the prompt, or raise {setting}." if Side.DEVICE in sides else "Shorten the prompt."
+        mend += f" Nobody else may answer this, by rule '{request.rule}'." if request.ruled else ""
         msg = f"The maximum context length is {lengths}, but the prompt has {length.tokens}. {mend}"
         param = "messages" if request.prompt is None else "prompt"
         raise RequestError(msg, code="context_length_exceeded", param=param)

@@ -62,11 +62,11 @@ def fitted(
 ) -> Plan:
     """Return the plan for the sides there are, without a start of one that is not for this request.
 
-    The device is not where its context has too little room, or where it does not know what a field means. A server is
-    not whose context is known to have too little room, or that may not go straight on from what the client has begun,
-    or that nobody has tried. Else the side that the request prefers begins alone, or the other one while that side does
-    not want to be asked. Else a stand-in waits for the better side, unless that does not want to be asked. Each side
-    stays what is left if the other fails.
+    The device is not where its context has too little room, or where it does not know what a field means. A server
+    is not whose context is known to have too little room, or that may not go straight on from what the client has
+    begun, or that nobody has tried. Else both begin in a race. Else the side that the request prefers begins alone,
+    or the other one while that side does not want to be asked. Else a stand-in waits for the better side, unless
+    that does not want to be asked. Each side stays what is left if the other fails.
     """
     plan = plan.restricted(frozenset(readiness))
     if not readiness.keys() >= BOTH:
@@ -85,6 +85,8 @@ def fitted(
         server.continuation is Continuation.UNTRIED or server.overlap_of(request) is not None
     ):
         return NOT_THE_SERVER
+    if request.race:
+        return replace(plan, device_s=0.0, server_s=plan.server_s if readiness[Side.SERVER].down_s > 0 else 0.0)
     if (begins := request.prefers) is not None:
         if readiness[begins].down_s > 0 and not readiness[begins.other].down_s > 0:
             begins = begins.other
@@ -139,7 +141,7 @@ def reason_of(
     if any(run.error is not None for run in others):
         return Reason.FAILURE
     if request.prefers is side or (request.allowed == {side} and request.prompt is None):
-        return Reason.ROUTE
+        return Reason.RULE if request.ruled else Reason.ROUTE
     if side.other not in available:
         return Reason.ONLY
     if relation.lower is not None:

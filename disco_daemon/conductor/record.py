@@ -103,6 +103,8 @@ class Recorder:
             stop_sequence=answer.stop_met,
             relation=self._relation,
             stopped=answer.stopped,
+            rule=request.rule,
+            earlier=None if request.private or context.private else request.earlier,
         )
         self._runs.release_budget(planned)
         context.planner.settle(planned, outcome)

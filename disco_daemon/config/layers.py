@@ -8,8 +8,8 @@ import re
 import secrets
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,14 @@ from ..system.net import (
     origin,
     without_credentials,
 )
+from .lines import line_of
 from .one_device import check_device
-from .schema import LISTS, MODELS, SECRET_KEYS, SECTIONS, SERVERS, TABLES, Config, keys
+from .schema import LISTS, MODELS, RULES, SECRET_KEYS, SECTIONS, SERVERS, TABLES, Config, keys
 from .servers import check_servers
 
 LOCK_S = 10.0  # for another program that writes settings, which takes milliseconds
 MAX_FILE = 1024 * 1024  # bytes of config.toml; one with all settings and comments has 10 kB
+DEFAULT_SET = "balanced"  # of `policy.set`: sets nothing, so nothing is read for it
 SCHEMA, NEWEST = "schema", 1  # the number's name in the file, above all tables, and the number that this version writes
 
 # With `policy.private` and no device; also where a flag of the daemon says so.
@@ -130,6 +132,10 @@ def write_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config
         _require_known(key)
         _put(values, key, value)
     config = _convert(values, path)
+    if "policy.private" in changes and config.policy.set != DEFAULT_SET:
+        from .policy_sets import require_not_held
+
+        require_not_held(changes, config.policy.set)
     check(config)
     document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
     if not path.exists():  # a file without a number, as one written by hand, is of schema 1
@@ -165,12 +171,12 @@ def get_value(config: Config, key: str) -> Any:
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """Return all settings for showing, by section, and the lists `models` and `servers` where there are any.
+    """Return all settings for showing, by section, and the lists where they have any.
 
     Secrets are masked.
     """
     shown: dict[str, Any] = msgspec.to_builtins(config)
-    for several in (MODELS, SERVERS):
+    for several in (MODELS, SERVERS, RULES):
         if not shown[several]:
             del shown[several]
     for key in SECRET_KEYS:
@@ -298,38 +304,33 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _convert(values: dict[str, Any], path: Path) -> Config:
+    chosen = _table(values, "policy").get("set", DEFAULT_SET)
+    if chosen != DEFAULT_SET:
+        from .policy_sets import above_set
+
+        values = above_set(values, chosen)
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as e:
+        if isinstance(rules := values.get(RULES), list) and f"$.{RULES}[" in str(e):
+            from .rule_settings import refuse_unreadable
+
+            refuse_unreadable(rules, path)
         said = f"{pointed_to(str(e)) or 'disco'} {in_words(str(e), Config)}".replace("an object", "a table")
-        msg = f"{path}{_line_of(path, str(e))}: {said}; `disco config get` lists all settings"
+        msg = f"{path}{line_of(path, str(e))}: {said}; `disco config get` lists all settings"
         raise ConfigError(msg) from e
     _check(config)
+    if config.rules:
+        from .rule_settings import check_rules
+
+        check_rules(config, path)
     return config
 
 
-def _line_of(path: Path, problem: str) -> str:
-    """Return the line of the setting in msgspec's message as ", line N"; empty if it names none."""
-    pointer = re.search(r"at `\$\.(\w+)(?:\.(\w+))?", problem)
-    unknown = re.search(r"unknown field `(\w+)`", problem)
-    section = pointer[1] if pointer else ""
-    name = unknown[1] if unknown else pointer[2] or "" if pointer else ""
-    with suppress(OSError, UnicodeDecodeError):
-        return _find_line(path.read_text("utf-8").splitlines(), section, name)
-    return ""
-
-
-def _find_line(lines: Sequence[str], section: str, name: str) -> str:
-    """Return the line of a setting of that section, or of any if that is empty."""
-    within = ""
-    for number, line in enumerate(lines, 1):
-        if header := re.match(r"\s*\[\s*([\w-]+)", line):
-            within = header[1]
-            if within == name and not section:
-                return f", line {number}"
-        elif name and within == (section or within) and re.match(rf"\s*[\"']?{re.escape(name)}[\"']?\s*[=.]", line):
-            return f", line {number}"
-    return ""
+def _table(values: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    """Return a section as it is told; an empty one where it is missing, or no table."""
+    found = values.get(section)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _check(config: Config) -> None:

@@ -248,6 +248,9 @@ class NamedServer(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_on
 class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[policy] When each side starts."""
 
+    set: Literal["fast", "balanced", "best", "frugal", "private"] = "balanced"
+    """A ready-made set of settings and rules (docs/howto/rules.md#ready-made-sets). What you set yourself goes before
+    it, but for `policy.private`, which is on where either says so."""
     name: str = "optimal"
     """{policies}: docs/explain/policy.md."""  # the table in dispatch/policies.py; `make docs` writes it here
     budget: _Share = 0.5
@@ -424,6 +427,54 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Share of late answers, of the last 30 s, above which a fleet gives way."""
 
 
+_Names = str | tuple[str, ...]
+
+
+class RuleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[[rules]] Who may answer which requests: of all rules, read top down, the first that fits a request decides."""
+
+    use: Annotated[str, Meta(min_length=1, max_length=512)]
+    """Who may answer: `device`, `server`, `prefer-device`, `prefer-server` (the other one helps where it fails),
+    `better` (so begins the better model), `race` (both begin at once), `plan` (as the policy plans), `private`, or a
+    model's name such as `disco/NAME`."""
+    name: Annotated[str, Meta(max_length=64)] = ""
+    """What answers and errors call it; empty = its place in the file."""
+    tools: bool | None = None
+    """Whether tools may be called."""
+    images: bool | None = None
+    """Whether there are pictures in it."""
+    schema: bool | None = None
+    """Whether the answer is to be data, by a schema, a grammar or a choice of texts."""
+    code: bool | None = None
+    """Whether there is program code in what the user says."""
+    thinking: bool | None = None
+    """Whether thoughts are asked for."""
+    prompt_at_least: Annotated[int, Meta(ge=0)] | None = None
+    """Tokens of the prompt, at least."""
+    prompt_at_most: Annotated[int, Meta(ge=0)] | None = None
+    """Tokens of the prompt, at most."""
+    language: _Names = ()
+    """Language of the latest question by its code, such as `de`; one of a list."""
+    model: _Names = ()
+    """The model's name as the request has it; `*` is any characters; one of a list."""
+    user: _Names = ()
+    """The request's `user`, likewise."""
+    headers: Annotated[dict[Annotated[str, Meta(max_length=100)], str], Meta(max_length=8)] = {}
+    """Headers of the HTTP request, and what each is to be like: `{"X-Team" = "sales*"}`."""
+    hours: str = ""
+    """A time of day, such as `22:00-06:00`, on this machine's clock."""
+    days: tuple[Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"], ...] = ()
+    """Days of the week."""
+    battery_below: _Share | None = None
+    """The charge of the battery that this machine runs on, below, 0 to 1; never so on mains."""
+    cap_above: _Share | None = None
+    """The share of any of `[caps]` that is used, 0 to 1, at least."""
+    min_parameters: _Positive | None = None
+    """Only a side whose model has so many parameters, in billions, may answer."""
+    min_grade: _Grade | None = None
+    """Only a side whose model has this grade may answer (docs/reference/grades.md); an unknown one has not."""
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings."""
 
@@ -441,10 +492,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fleet: FleetSettings = FleetSettings()
     models: Annotated[tuple[ModelSettings, ...], Meta(max_length=32)] = ()
     servers: Annotated[tuple[NamedServer, ...], Meta(max_length=32)] = ()
+    rules: Annotated[tuple[RuleSettings, ...], Meta(max_length=100)] = ()
 
 
 # The parts of the settings that are lists of tables, and have no keys of their own.
-MODELS, SERVERS = "models", "servers"
+MODELS, SERVERS, RULES = "models", "servers", "rules"
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "api": Api,
     "device": DeviceSettings,
@@ -466,7 +518,7 @@ LISTS = frozenset({"api.hosts", "api.origins", "fleet.cuts"})  # as a text: with
 LIVE = frozenset(
     {
         "device.grade", "device.usd_per_kwh", "server.grade", "policy.alpha", "policy.budget", "policy.hedge",
-        "policy.kappa", "policy.private", "policy.unequal",
+        "policy.kappa", "policy.private", "policy.set", "policy.unequal",
         "policy.scarcer", "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor",
         "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s", "delivery.stop_repetition", "handoff.pause",
         "handoff.stall_s", "split.alone", "split.mode", "split.private_alone", "split.theta", "fleet.mode",

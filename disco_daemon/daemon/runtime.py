@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..conductor import AnswerContext, Conductor, Keeper
-from ..config.layers import NOBODY_HERE, get_value, load, require_complete, set_values, with_values
-from ..config.schema import FOR_LIFE, HOSTING, LIVE, MODELS, Config, keys
+from ..config.layers import DEFAULT_SET, NOBODY_HERE, get_value, load, require_complete, set_values, with_values
+from ..config.schema import FOR_LIFE, HOSTING, LIVE, MODELS, RULES, Config, keys
 from ..endpoints.base import Endpoint, Forgetful
 from ..errors import ConfigError, RequestError
 from ..link.trust.roles import Role
@@ -59,6 +59,7 @@ class Runtime:
         self.local: NamedModels | None = None
         self.hold_fetches: Callable[[], Awaitable[None]] | None = None
         self._privacy = assembly.shared.privacy
+        self._follow_rules()
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: set[asyncio.Task[Any]] = set()
         self._reloading = asyncio.Lock()
@@ -117,12 +118,19 @@ class Runtime:
     async def _change(self, changes: Mapping[str, Any]) -> None:
         def require_device(written: Config) -> None:
             self.parts.under(written)
-            if "policy.private" in changes and written.policy.private and Side.DEVICE not in self.endpoints:
+            chosen = {"policy.private", "policy.set"} & changes.keys()
+            if chosen and written.policy.private and Side.DEVICE not in self.endpoints:
                 raise ConfigError(NOBODY_HERE)
 
         async with self._reloading:
             written = await asyncio.to_thread(set_values, self._path, changes, require_device)
-            await self._apply(with_values(self.config, {key: get_value(written, key) for key in changes}))
+            wanted = {key: get_value(written, key) for key in changes}
+            if "policy.set" in changes:  # what it sets besides, as far as no variable and no flag says it
+                from ..config.policy_sets import keys_of_sets
+
+                layered = await asyncio.to_thread(load, self._path, flags=self._flags)
+                wanted |= {key: get_value(layered, key) for key in keys_of_sets()}
+            await self._apply(with_values(self.config, wanted))
 
     async def reload(self) -> dict[str, Any]:
         """Read config.toml again, and go by it from the next request on; running answers go on as they began.
@@ -140,10 +148,12 @@ class Runtime:
             restart = {key for key in changed if key.startswith(FOR_LIFE)}
             if config.models != self.config.models:
                 changed.add(MODELS)
+            if config.rules != self.config.rules:
+                changed.add(RULES)
             config = with_values(config, {key: get_value(self.config, key) for key in restart})
             models = await self._made_models(config)
             taken_up = changed - restart
-            if taken_up and all(key in LIVE or key.startswith((*HOSTING, MODELS)) for key in taken_up):
+            if taken_up and all(key in LIVE or key.startswith((*HOSTING, MODELS, RULES)) for key in taken_up):
                 await self._apply(config)
                 for endpoint in self.endpoints.values():
                     if isinstance(endpoint, Forgetful):
@@ -168,6 +178,16 @@ class Runtime:
         if self.local is not None:
             await self.local.follow(config, models)
             self.conductor.local = self.local
+
+    def _follow_rules(self) -> None:
+        """Have the rules of the settings in force decide from the next request on."""
+        config = self.config
+        if not config.rules and config.policy.set == DEFAULT_SET:  # a daemon without rules loads none of it
+            self.conductor.rules = None
+            return
+        from .making_rules import make_ruling
+
+        self.conductor.rules = make_ruling(self.parts, self._assembly.shared.clock)
 
     async def new_code(self, role: Role, address: str) -> dict[str, Any]:
         """Make a code for a machine that joins in a role; turn its settings on if need be. Raises ConfigError."""
@@ -205,6 +225,7 @@ class Runtime:
         parts = self.parts.under(config)
         parts.commit()
         self.parts = parts
+        self._follow_rules()
         self._privacy.on = config.policy.private
         await self._confine()
         await self.parts.pursue()
@@ -221,6 +242,7 @@ class Runtime:
         def commit() -> None:
             parts.commit(before)
             self.parts = parts
+            self._follow_rules()
 
         await parts.prepare(before)
         try:

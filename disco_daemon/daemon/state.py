@@ -110,11 +110,15 @@ class StateDocuments(Documents):
     def ledger(self, days: int) -> list[dict[str, Any]]:
         return self._shared.history.days(days)
 
-    def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
-        parts = self._runtime.parts
+    def plan(self, tokens: int, waited_s: float, kind: Mapping[str, Any]) -> dict[str, Any]:
+        parts, rules = self._runtime.parts, self._runtime.conductor.rules
         readiness = {side: endpoint.readiness() for side, endpoint in parts.endpoints.items()}
         available = frozenset(readiness) - ({Side.SERVER} if self._shared.privacy.on else set())
-        explained = parts.planner.explain(tokens, readiness, waited_s, available, parts.context.relation())
+        ruled: dict[str, Any] = {}
+        relation = parts.context.relation()
+        if rules is not None:
+            ruled, available, relation = rules.explain(tokens, kind, available, relation)
+        explained = parts.planner.explain(tokens, readiness, waited_s, available, relation) | ruled
         prices, speeds = parts.spending.prices, parts.device_speeds()
         costs = prices.per_token(speeds.prefill_tps, speeds.decode_tps)
         return explained | {"usd_per_kwh": prices.usd_per_kwh, "costs_usd_per_token": costs}

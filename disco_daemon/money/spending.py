@@ -170,6 +170,17 @@ class Spending:
         }
 
     @property
+    def charge(self) -> float | None:
+        """The charge of the battery that the device runs on, 0 to 1; None on mains."""
+        return self._charge
+
+    def cap_used(self, now: float) -> float:
+        """Return the share that is spent of the cap that is nearest to its end; 0 where none is set."""
+        caps: dict[str, dict[str, Any]] = self.caps.state(now)
+        shares = (cap["spent"] / cap["limit"] if cap["limit"] else 1.0 for cap in caps.values())
+        return max(shares, default=0.0)
+
+    @property
     def _charge(self) -> float | None:
         """The charge of the battery that the device runs on, 0 to 1; None on mains."""
         return None if self._power.on_mains else self._power.charge

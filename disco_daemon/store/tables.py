@@ -17,6 +17,9 @@ from disco_daemon.types import Attempt, Delivery, LedgerEntry, Outcome, Reading,
 
 Row = dict[str, object]
 
+# What the reader of an earlier answer did next goes with that answer's row, for as long as that is kept.
+FOLLOW = "UPDATE requests SET followed = ? WHERE request_id = ?"
+
 # Times in s (`created` is Unix time), money in US dollars, energy in J. A plan delay of NULL means "not planned" (inf).
 # AUTOINCREMENT: an id is never used twice, so paging by id stays right while old rows go.
 _V1 = """
@@ -174,11 +177,20 @@ ALTER TABLE requests ADD COLUMN server TEXT;
 ALTER TABLE ttft_samples ADD COLUMN server TEXT;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
+# The user's rule that decided who may answer ("" for none), and what the reader did in place of reading the answer on:
+# redone, regenerated, edited; NULL for nearly all. A stopped answer has the reason to finish `cancelled`.
+_V8 = """
+ALTER TABLE requests ADD COLUMN rule TEXT NOT NULL DEFAULT '';
+ALTER TABLE requests ADD COLUMN followed TEXT;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
 
 _READING = tuple(field.name for field in fields(Reading))  # columns of the same names
 # The columns of `requests` in which a cost without an answer has nothing to say.
-_NO_ANSWER: Row = dict.fromkeys((*_READING, "ttft_s", "prompt", "answer", "stopped", "used_prompt_tokens")) | {
+_NULL = (*_READING, "ttft_s", "prompt", "answer", "stopped", "used_prompt_tokens", "followed")
+_NO_ANSWER: Row = dict.fromkeys(_NULL) | {
+    "rule": "",
     "handoffs": 0, "device_tokens": 0, "server_tokens": 0, "delivery": Delivery.RESERVE.value, "moves": "[]",
 }  # fmt: skip
 
@@ -222,6 +234,8 @@ def _request_row(outcome: Outcome, keep_text: bool) -> Row:
         "key": text_of(outcome.key),
         "used_prompt_tokens": outcome.billed[0],
         "server": _server(outcome.winner, outcome.server),
+        "rule": text_of(outcome.rule),
+        "followed": None,  # that is the future
     }
 
 

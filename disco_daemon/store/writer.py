@@ -16,7 +16,7 @@ from disco_daemon.system.sqlitefile import ForeignFileError, is_damage
 from disco_daemon.types import LedgerEntry, Outcome
 
 from .migrations import give_back_free_pages, open_database
-from .tables import rows_of, text_of
+from .tables import FOLLOW, rows_of, text_of
 
 _log = logging.getLogger("disco.store")
 
@@ -201,6 +201,8 @@ def _insert(connection: sqlite3.Connection, item: Outcome | LedgerEntry, keep_te
         request = _put(connection, "requests", row)
         for sample in samples:
             _put(connection, "ttft_samples", sample | {"request": request})
+        if isinstance(item, Outcome) and item.earlier is not None:
+            connection.execute(FOLLOW, (item.earlier.act.value, text_of(item.earlier.request_id)))
     except _ROW_FAULTS as error:
         connection.execute("ROLLBACK TO outcome")
         _log.warning("history: request %r cannot be stored: %s", item.request_id, error)

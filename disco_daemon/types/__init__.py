@@ -9,7 +9,7 @@ from .drawing import AS_USUAL, Drawing, drawing_of
 from .embedding import Embedding, Given, Purpose, TextFamily, TextKind, TextTask
 from .fields import FIELDS, Field, Json, Treatment, field_of
 from .generation import Finish, Plan, PromptLength, Readiness, Token
-from .grade import EQUAL, Grade, Relation, Unequal, relation
+from .grade import EQUAL, Grade, Relation, Unequal, raced, relation
 from .health import DeviceHealth, EngineHealth, FleetHealth, LinkHealth
 from .infill import ExtraText, Infill, RawPrompt
 from .layers import LayerRange
@@ -28,7 +28,7 @@ from .outcome import (
     Usage,
     finite,
 )
-from .request import BOTH, Continuation, Delivery, GenerationRequest, Sampling, Side
+from .request import BOTH, Continuation, Delivery, EarlierAnswer, GenerationRequest, NextAct, Sampling, Side
 from .rest import GENERATED, ExpectedRest, rest_at
 from .split import SplitMode, SplitWish
 from .tools import ToolUse, refused_tools, tool_use

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -85,6 +85,11 @@ class Relation:
 
 
 EQUAL = Relation()
+
+
+def raced(found: Relation) -> Relation:
+    """Return the relation for an answer that both sides race for, whichever of them is a stand-in."""
+    return replace(found, unequal=Unequal.RACE)
 
 
 def relation(device: Grade, server: Grade, unequal: Unequal = Unequal.STAND_IN) -> Relation:

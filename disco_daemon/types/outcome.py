@@ -12,7 +12,7 @@ import msgspec
 
 from .generation import Plan
 from .grade import EQUAL, Relation
-from .request import Delivery, Side
+from .request import Delivery, EarlierAnswer, Side
 
 HedgeResult = Literal["won", "lost", "failed"]  # of a second request: the reader got its tokens, or not
 
@@ -22,6 +22,7 @@ class Reason(StrEnum):
 
     PRIVATE = "private"  # the request must not leave this machine
     ROUTE = "route"  # the client asked for this side, by the model's name or `disco.route`
+    RULE = "rule"  # a rule of the user's asked for this side
     ONLY = "only"  # no other side is there that can serve it, that no cap closes and that may be asked now
     FAILURE = "failure"  # the other side began, and failed
     RACE = "race"  # both had begun, and this one was first
@@ -137,7 +138,8 @@ class Outcome:
     `stop_sequence` the client's that ended it, where that is known, `relation` which side was a stand-in. The history
     keeps none of them. It has `choices`: their tokens are those of all, the reason to finish is that of the last one.
     `stopped` says what went wrong with an answer that was ended for that: `repetition`. `key` is the name of the key
-    that asked, "" for none with a name.
+    that asked, "" for none with a name, `rule` the user's rule that decided who may answer, `earlier` the answer that
+    this one is in place of.
     """
 
     request_id: str
@@ -170,6 +172,8 @@ class Outcome:
     relation: Relation = EQUAL
     stopped: str | None = None
     key: str = ""
+    rule: str = ""
+    earlier: EarlierAnswer | None = None
 
     @property
     def winner_model(self) -> str | None:
@@ -228,6 +232,7 @@ class Outcome:
             "stand_in": stand_in,
             "stopped": self.stopped,
             "server": self.server,
+            "rule": self.rule or None,
         }
         return {name: value for name, value in sometimes.items() if value is not None} | {
             "request_id": self.request_id,

@@ -60,6 +60,22 @@ class Sampling:
     presence_penalty: float | None = None
 
 
+class NextAct(StrEnum):
+    """What the reader of an answer did next, where that says that the answer would not do."""
+
+    REDONE = "redone"  # asked the server for the same
+    REGENERATED = "regenerated"  # asked for the same once more
+    EDITED = "edited"  # changed the question
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierAnswer:
+    """An answer, by the id of its request, and what its reader did in its place."""
+
+    request_id: str
+    act: NextAct
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One question, endpoint-neutral.
@@ -75,6 +91,8 @@ class GenerationRequest:
     `stop_repetition` ends it where it repeats itself; `None` is the configured default. `thinking_tokens` are the most
     that the device may think, if they are not `None`, whatever `extra` says. `local` is the one of several models of
     this machine that answers alone; "" for the device of the race. `caller` is whose caps and books it counts in.
+    `rule` is the name of the user's rule that decided, `ruled` whether it has narrowed anything. In a `race` both sides
+    begin at once, however good their models are. `earlier` is the answer in whose place this one is to come.
     """
 
     request_id: str
@@ -103,6 +121,10 @@ class GenerationRequest:
     thinking_tokens: int | None = None
     local: str = ""
     caller: Caller = OWNER
+    rule: str = ""
+    ruled: bool = False
+    race: bool = False
+    earlier: EarlierAnswer | None = None
 
     @property
     def template_args(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class DiscoOutcome(msgspec.Struct):
     stand_in: Json | None = None
     split: Json | None = None
     stopped: Literal["repetition"] | None = None
+    rule: str | None = None
 
 
 class CompletionUsage(msgspec.Struct):

@@ -24,16 +24,20 @@ WORDS: dict[str, dict[str, str]] = {
         "`delivery.stop_repetition` holds",
         "thinking_tokens": "a thought of the device is closed behind so many tokens, and the answer goes on; it counts "
         "before all other words for that",
+        "redo_of": "the `request_id` of an earlier answer to the same question: the server begins, if it may, and the "
+        "history notes that the earlier answer was redone; one of this, `regenerates` and `edits`",
+        "regenerates": "the `request_id` of an earlier answer to the same question, for the history alone",
+        "edits": "the `request_id` of an answer whose question was changed, for the history alone",
     },
     "DiscoOutcome": {
         "request_id": "the request's name in the history",
         "ttft_s": "the time to its first token, s",
         "winner": "the side that gave the first token",
         "reason": "why it was that side: `private` (the request must not leave), `route` (the client asked for it, by "
-        "the model's name or `disco.route`), `only` (no other side can serve it, or a cap closes it), `failure` (the "
-        "other side began, and failed), `race` (both began, it was first), `plan` (it was to begin, and the other had "
-        "not begun yet), `grade` (its model is the better one), `stand-in` (the better side was silent, or lets it "
-        "begin)",
+        "the model's name or `disco.route`), `rule` (a rule of the user's asked for it), `only` (no other "
+        "side can serve it, or a cap closes it), `failure` (the other side began, and failed), `race` (both "
+        "began, it was first), `plan` (it was to begin, and the other had not begun yet), `grade` (its model "
+        "is the better one), `stand-in` (the better side was silent, or lets it begin)",
         "plan": "start delays, s; null = not planned",
         "prompt_tokens": "counted by the device's tokenizer, or estimated from the characters while it cannot be asked",
         "endpoints": "for each one that started: model, start, time to first token, whether that time is censored, "
@@ -54,6 +58,7 @@ WORDS: dict[str, dict[str, str]] = {
         "narrowed": "of an answer of the device by a JSON schema: what this allows and was not said. `...type`: values "
         "of types that it does not speak of; `...additionalProperties`: members that it does not name",
         "split": "of a device over two machines: how the answer was made, docs/howto/split.md#look-at-it",
+        "rule": "the rule of the user's that decided who may answer, by its name: docs/howto/rules.md",
         "stopped": "`repetition` of an answer that was ended since it said the same again and again; it has the "
         "reason to finish of one that reached its limit",
     },

@@ -13,11 +13,13 @@ from aiohttp import web
 
 from ...errors import ConfigError, RequestError
 from ...link.trust.roles import Role
+from ...plain import which
 from ..doors import fit
 from ..http.connections import body
 from ..ollama.ollama_models import DeviceFile
 from .control_requests import parse_settings
 
+KINDS = ("tools", "images", "schema", "code", "thinking")  # what a request may be said to be, for the user's rules
 MAX_PLAN_TOKENS = 1_000_000  # of a prompt that `disco plan` is asked about; longer than any context
 TAIL_KNOBS = {
     "alpha": 1.0,
@@ -71,8 +73,11 @@ class Documents(Protocol):
         """Return what was spent on each of the latest days, newest first; called in a thread, as `history`."""
         ...
 
-    def plan(self, tokens: int, waited_s: float) -> dict[str, Any]:
-        """Return what would be done now with a prompt of that length, and why; `waited_s` of its wait are over."""
+    def plan(self, tokens: int, waited_s: float, kind: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what would be done now with a prompt of that length, and why; `waited_s` of its wait are over.
+
+        `kind` says what else the request is, for the user's rules. Raises RequestError where one leaves nobody.
+        """
         ...
 
     async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:
@@ -207,14 +212,29 @@ async def _reload(request: web.Request) -> web.Response:
 
 
 async def _plan(request: web.Request) -> web.Response:
-    """GET /disco/v1/plan: Return what would be done with such a prompt now, and why; `?tokens=120&waited=0`."""
+    """GET /disco/v1/plan: Return what would be done with such a prompt now, and why; `?tokens=120&waited=0`.
+
+    For rules the query may say more: `is=tools,images,schema,code,thinking`, `language`, `model`, `user`, `header`.
+    """
     try:
         tokens, waited_s = int(request.query.get("tokens", "")), float(request.query.get("waited", "0"))
     except ValueError:
         raise RequestError("tokens must be a whole number, waited a number of seconds", param="tokens") from None
     if not (1 <= tokens <= MAX_PLAN_TOKENS and 0 <= waited_s < float("inf")):
         raise RequestError(f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0", param="tokens")
-    return as_json(request.app[DOCUMENTS].plan(tokens, waited_s))
+    return as_json(request.app[DOCUMENTS].plan(tokens, waited_s, _kind(request)))
+
+
+def _kind(request: web.Request) -> dict[str, Any]:
+    """Return what the query says that a request is, for rules. Raises RequestError."""
+    query = request.query
+    kind: dict[str, Any] = {name: query[name] for name in ("language", "model", "user") if name in query}
+    for one in filter(None, ",".join(query.getall("is", [])).split(",")):
+        if one not in KINDS:
+            raise RequestError(f"is={one}: {which(one, KINDS)}", param="is")
+        kind[one] = True
+    headers = [header.partition(":") for header in query.getall("header", [])]
+    return kind | ({"headers": {name.strip(): value.strip() for name, _, value in headers}} if headers else {})
 
 
 async def _whatif(request: web.Request) -> web.Response:

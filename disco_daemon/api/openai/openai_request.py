@@ -12,8 +12,10 @@ from ...types import (
     BOTH,
     Delivery,
     Drawing,
+    EarlierAnswer,
     GenerationRequest,
     Infill,
+    NextAct,
     RawPrompt,
     Sampling,
     Side,
@@ -29,6 +31,7 @@ MAX_INT = 2**63 - 1  # of a signed number with 64 bits, as the engine's wire for
 MAX_TOKEN_ID = 2**31 - 1  # llama.cpp's; the engine knows how many there really are
 MAX_STOP = 4  # stop sequences, as OpenAI
 MAX_COST_USD = 1e6  # of one answer; more is a mistake
+MAX_ID = 64  # characters of a request's name; ours have 20
 MAX_PACE_TPS = 1000.0  # token/s; faster than any reader and any model here
 COMPLETION_TOKENS = 16  # OpenAI's default for text completions
 NO_LIMIT = -1  # of max_tokens, as llama-server has it
@@ -40,7 +43,8 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     """The `disco` object of a request (docs/explain/design.md#interfaces); `pace_tps` in token/s.
 
     With `sides`, each chunk of a stream names the endpoint that made it. On a device over two machines
-    `split_mode` says who decides a token, and `theta` how sure this one must be to do so.
+    `split_mode` says who decides a token, and `theta` how sure this one must be to do so. `redo_of`, `regenerates` and
+    `edits` name the request of an earlier answer that would not do.
     """
 
     route: Literal["device", "server", "prefer-device", "prefer-server"] | None = None
@@ -54,6 +58,9 @@ class DiscoOptions(msgspec.Struct, forbid_unknown_fields=True):
     whole_schema: bool = False
     stop_repetition: bool | None = None
     thinking_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
+    redo_of: Annotated[str, Meta(min_length=1, max_length=MAX_ID)] | None = None
+    regenerates: Annotated[str, Meta(min_length=1, max_length=MAX_ID)] | None = None
+    edits: Annotated[str, Meta(min_length=1, max_length=MAX_ID)] | None = None
 
 
 class AnswerRequest(msgspec.Struct, kw_only=True):
@@ -242,14 +249,24 @@ def _generation(
         whole_schema=options.whole_schema,
         stop_repetition=options.stop_repetition,
         thinking_tokens=options.thinking_tokens,
+        earlier=_earlier(options),
         **own,
     )
 
 
 def _preferred(options: DiscoOptions) -> Side | None:
     """Return the side that is to begin alone, the other one being there if it fails."""
-    route = options.route or ""
+    route = options.route or ("" if options.redo_of is None else f"{_PREFER}{Side.SERVER}")
     return Side(route.removeprefix(_PREFER)) if route.startswith(_PREFER) else None
+
+
+def _earlier(options: DiscoOptions) -> EarlierAnswer | None:
+    """Return the answer in whose place this one comes, and why. Raises RequestError for more than one."""
+    told = {NextAct.REDONE: options.redo_of, NextAct.REGENERATED: options.regenerates, NextAct.EDITED: options.edits}
+    found = [EarlierAnswer(request_id, act) for act, request_id in told.items() if request_id is not None]
+    if len(found) > 1:
+        raise RequestError("Give one of 'redo_of', 'regenerates' and 'edits', not several.", param="disco")
+    return found[0] if found else None
 
 
 def _limit(*told: int | None) -> int | None:

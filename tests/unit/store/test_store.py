@@ -22,7 +22,18 @@ from disco_daemon.store import History
 from disco_daemon.store.history_lock import claimed
 from disco_daemon.store.migrations import migrate, open_database
 from disco_daemon.store.tables import MIGRATIONS, rows_of
-from disco_daemon.types import Attempt, Delivery, HandoffRecord, Outcome, Plan, Reading, Side, Usage
+from disco_daemon.types import (
+    Attempt,
+    Delivery,
+    EarlierAnswer,
+    HandoffRecord,
+    NextAct,
+    Outcome,
+    Plan,
+    Reading,
+    Side,
+    Usage,
+)
 from disco_tui.data.store import Store
 
 WAIT_S = 30.0  # far more than any disk needs: only a hang gets there
@@ -133,6 +144,8 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
             "key": "",
             "used_prompt_tokens": 12,
             "server": None,
+            "rule": "",
+            "followed": None,
         }
         (won,) = history.samples(Side.DEVICE, "tiny", 10)
         assert won == {
@@ -799,3 +812,22 @@ def test_a_queue_holds_no_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(history._writer, "put", queued.append)
     history.record(replace(OUTCOME, arrivals_s=(1.0, 2.0)))
     assert queued == [OUTCOME]
+
+
+# What the reader did next
+
+
+@pytest.mark.parametrize("act", NextAct)
+def test_what_the_reader_did_next_goes_with_the_answer_that_would_not_do(path: Path, act: NextAct) -> None:
+    with History(path) as history:
+        put(history, replace(OUTCOME, rule="code"))
+        put(history, replace(OUTCOME, request_id="r-2", earlier=EarlierAnswer("r-1", act)))
+        later, earlier = history.recent(10)
+    assert (earlier["request_id"], earlier["rule"], earlier["followed"]) == ("r-1", "code", act.value)
+    assert later["followed"] is None
+
+
+def test_an_answer_that_is_no_longer_kept_is_not_missed(path: Path) -> None:
+    with History(path) as history:
+        put(history, replace(OUTCOME, earlier=EarlierAnswer("gone", NextAct.REDONE)))
+        assert [row["followed"] for row in history.recent(10)] == [None]

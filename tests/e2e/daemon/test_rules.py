@@ -1,0 +1,149 @@
+"""A real daemon with the user's rules, beside a scripted server: who answers what, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from tests.fixtures.daemon import DaemonProcess, running
+from tests.fixtures.upstream import Upstream
+
+SERVERS = "This is the server's answer."
+N_TOKENS = 6
+LONG = "word " * 300
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+RULES: list[dict[str, Any]] = [
+    {"name": "tools", "use": "server", "tools": True},
+    {"name": "german", "use": "device", "language": "de"},
+    {"name": "legal", "use": "private", "headers": {"X-Team": "legal*"}},
+    {"name": "judges", "use": "plan", "user": "judge-*", "min_grade": 99},
+    {"name": "long", "use": "prefer-server", "prompt_at_least": 200},
+    {"name": "the rest", "use": "prefer-device"},
+]
+
+
+async def reload(daemon: DaemonProcess, rules: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, Any]]:
+    path = daemon.folder / "config.toml"
+    values = tomlkit.parse(path.read_text()).unwrap()
+    path.write_text(tomlkit.dumps(values | {"rules": rules}))
+    async with daemon.controls.post(f"{daemon.root}/disco/v1/reload") as response:
+        return response.status, await response.json()
+
+
+async def chat(
+    daemon: DaemonProcess, text: str, headers: Mapping[str, str] | None = None, **more: Any
+) -> tuple[int, dict[str, Any]]:
+    """The status of one answer in one piece, and its `disco` object, or its error."""
+    body = {"model": "disco", "messages": [{"role": "user", "content": text}], "max_tokens": N_TOKENS} | more
+    async with daemon.session.post(f"{daemon.url}/chat/completions", json=body, headers=headers) as response:
+        found = await response.json()
+        said: dict[str, Any] = found.get("disco") or found["error"]
+        return response.status, said
+
+
+async def change(daemon: DaemonProcess, **changes: Any) -> tuple[int, dict[str, Any]]:
+    body = {key.replace("_", ".", 1): value for key, value in changes.items()}
+    async with daemon.controls.patch(f"{daemon.root}/disco/v1/settings", json=body) as response:
+        return response.status, await response.json()
+
+
+async def plan(daemon: DaemonProcess, query: str) -> dict[str, Any]:
+    async with daemon.controls.get(f"{daemon.root}/disco/v1/plan?{query}") as response:
+        found: dict[str, Any] = await response.json()
+        assert response.status == 200, found
+        return found
+
+
+async def test_the_first_rule_that_fits_says_who_answers_and_is_named_wherever_an_answer_is(tmp_path: Path) -> None:
+    async with Upstream() as upstream, running(tmp_path, server=upstream.url) as daemon:
+        await daemon.device_ready()
+        with upstream.answering(SERVERS):
+            _, before = await chat(daemon, "Say yes.")
+            assert "rule" not in before
+            assert "rule" not in await plan(daemon, "tokens=50")
+            assert await reload(daemon, RULES) == (200, {"changed": ["rules"], "needs_restart": []})
+
+            _, found = await chat(daemon, "Say yes.", tools=[TOOL])
+            assert (found["winner"], found["reason"], found["rule"]) == ("server", "rule", "tools")
+            _, found = await chat(daemon, "Wie wird das Wetter morgen in Berlin?")
+            assert (found["winner"], found["reason"], found["rule"]) == ("device", "rule", "german")
+            _, found = await chat(daemon, "Say yes.", {"x-team": "legal-eu"})
+            assert (found["winner"], found["reason"], found["rule"]) == ("device", "private", "legal")
+            _, found = await chat(daemon, LONG)
+            assert (found["winner"], found["reason"], found["rule"]) == ("server", "rule", "long")
+            n_asked = len(upstream.exchanges)
+            status, found = await chat(daemon, "Say yes.")
+            assert (found["winner"], found["reason"], found["rule"]) == ("device", "rule", "the rest")
+            assert len(upstream.exchanges) == n_asked, "the other side is there for failures only"
+
+            # What the client says is narrowed, never widened, and an error names the rule.
+            status, error = await chat(daemon, "Say yes.", model="disco/device", tools=[TOOL])
+            assert (status, error["code"]) == (403, "rule")
+            assert error["message"].startswith("Rule 'tools' lets only the server answer this, and the request is for")
+            status, error = await chat(daemon, "Say yes.", disco={"private": True}, tools=[TOOL])
+            assert (status, error["code"]) == (403, "rule")
+            status, error = await chat(daemon, "Say yes.", user="judge-7")
+            assert (status, error["code"]) == (403, "rule")
+            assert "asks for a grade of 99, and no model has that: device 0.1" in error["message"]
+            _, found = await chat(daemon, LONG, disco={"route": "prefer-device"})
+            assert (found["winner"], found["rule"]) == ("device", "long")
+            assert len(upstream.exchanges) == n_asked
+
+        explained = await plan(daemon, "tokens=100&is=tools")
+        assert explained["rule"] == {"name": "tools", "use": "server", "of_set": "", "nobody": None}
+        assert explained["plan"]["device_s"] is None
+        assert (await plan(daemon, "tokens=100&language=de"))["plan"]["server_s"] is None
+        assert (await plan(daemon, "tokens=500&header=X-Team:it"))["rule"]["name"] == "long"
+        assert (await plan(daemon, "tokens=9&user=judge-1"))["rule"]["nobody"].startswith("Rule 'judges' asks for")
+
+        rows = await daemon.recorded(7)
+        assert [row["rule"] for row in reversed(rows)] == ["", "tools", "german", "legal", "long", "the rest", "long"]
+
+        # A rule that cannot be meant changes nothing.
+        status, refused = await reload(daemon, [{"name": "bad", "use": "sever"}])
+        assert status == 400
+        assert "rule 'bad' use = 'sever' is nobody: did you mean" in refused["error"]["message"]
+        assert ", line " in refused["error"]["message"]
+        assert (await plan(daemon, "tokens=100&is=tools"))["rule"]["name"] == "tools"
+
+
+async def test_a_set_is_chosen_while_the_daemon_runs_and_an_answer_can_be_redone_with_the_server(
+    tmp_path: Path,
+) -> None:
+    async with Upstream() as upstream, running(tmp_path, server=upstream.url) as daemon:
+        await daemon.device_ready()
+        with upstream.answering(SERVERS):
+            status, changed = await change(daemon, policy_set="frugal")
+            assert status == 200, changed
+            assert changed["settings"]["policy"]["hedge"] == 0
+            _, first = await chat(daemon, "Say yes.")
+            assert (first["winner"], first["rule"]) == ("device", "this machine first")
+            assert not upstream.exchanges
+
+            _, again = await chat(daemon, "Say yes.", disco={"redo_of": first["request_id"]})
+            assert (again["winner"], again["reason"]) == ("server", "route")
+            _, edited = await chat(daemon, "Say no.", disco={"edits": again["request_id"]})
+            _, hidden = await chat(daemon, "Say so.", disco={"regenerates": edited["request_id"], "private": True})
+            followed = {row["request_id"]: row["followed"] for row in await daemon.recorded(4)}
+            ids = [one["request_id"] for one in (first, again, edited, hidden)]
+            assert [followed[one] for one in ids] == ["redone", "edited", None, None], "of a private one nothing"
+            status, error = await chat(daemon, "x", disco={"redo_of": "a", "edits": "b"})
+            assert (status, error["param"]) == (400, "disco")
+
+            n_asked = len(upstream.exchanges)
+            status, changed = await change(daemon, policy_set="private")
+            assert (status, changed["settings"]["policy"]["private"]) == (200, True)
+            _, found = await chat(daemon, "Say yes.", disco={"redo_of": first["request_id"]})
+            assert (found["winner"], found["reason"]) == ("device", "private")
+            status, error = await change(daemon, policy_private=False)
+            assert status == 400
+            assert "policy.set = 'private' keeps every request on this machine" in error["error"]["message"]
+            assert len(upstream.exchanges) == n_asked
+
+            status, changed = await change(daemon, policy_set="balanced")
+            assert (status, changed["settings"]["policy"]["private"]) == (200, False)
+            assert changed["settings"]["policy"]["hedge"] > 0
+            assert "rule" not in (await chat(daemon, "Say yes."))[1]
