@@ -428,14 +428,17 @@ def _pull(args: argparse.Namespace) -> int:
     from ..models.default import models_dir
     from ..models.hub import copy_in, pull
     from ..models.progress import ProgressBar
+    from ..models.quants import NO_PIN
     from ..onboarding.saving import Choice
 
     here = None if args.spec is None else _path_of(args.spec)
     if here is not None and not here.is_file():
         here = None
-    spec = args.spec if here else asked_at_terminal() if args.spec is None else spec_of(args.spec)
-    if spec is None:
-        return 0
+    spec, pin = args.spec or "", NO_PIN
+    if here is None:
+        if (chosen := asked_at_terminal() if args.spec is None else spec_of(args.spec)) is None:
+            return 0
+        spec, pin = chosen
     to_use = args.use or args.spec is None
     if to_use:  # what cannot be used is not fetched
         _first_steps().plan(Choice(local=""))
@@ -446,7 +449,7 @@ def _pull(args: argparse.Namespace) -> int:
         progress(line)
 
     try:
-        path = copy_in(here, models_dir(), say, bar) if here else pull(spec, models_dir(), say, bar)
+        path = copy_in(here, models_dir(), say, bar) if here else pull(spec, models_dir(), say, bar, pin=pin)
     except KeyboardInterrupt:
         say("what came is kept: the same command goes on from there")
         raise

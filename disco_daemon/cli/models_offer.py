@@ -12,6 +12,7 @@ from .terminal import progress
 
 if TYPE_CHECKING:
     from ..machines.model_offers import Recommendation
+    from ..models.quants import Pin
 
 
 def recommended() -> Recommendation:
@@ -68,8 +69,8 @@ def ask_which(found: dict[str, Any], ask: Callable[[str], str], say: Callable[[s
     return None
 
 
-def asked_at_terminal() -> str | None:
-    """Show what suits this machine, and ask at a terminal; return what to pull, None for nothing."""
+def asked_at_terminal() -> tuple[str, Pin] | None:
+    """Show what suits this machine, and ask at a terminal; return what to pull and its pin, None for nothing."""
     found = recommended().to_json()
     show(found, progress)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -77,16 +78,27 @@ def asked_at_terminal() -> str | None:
             progress(f"`disco models pull {found['models'][0]['id']} --use` fetches the first one and uses it")
         return None
     chosen = ask_which(found, input, progress)
-    return None if chosen is None else f"{chosen['repo']}:{chosen['file']}"
+    return None if chosen is None else chosen_spec(chosen)
 
 
-def spec_of(wanted: str) -> str:
-    """Return what to pull for a name of the list, else what was given. Raises ConfigError for an unknown name."""
+def chosen_spec(chosen: dict[str, Any]) -> tuple[str, Pin]:
+    """Return what to pull for a model of `recommend`, and its pin."""
+    from ..models.quants import Pin
+
+    return f"{chosen['repo']}:{chosen['file']}", Pin(chosen["revision"] or "", chosen["sha256"] or "")
+
+
+def spec_of(wanted: str) -> tuple[str, Pin]:
+    """Return what to pull for a name of the list, else what was given, and its pin; what was given has none.
+
+    Raises ConfigError for an unknown name.
+    """
     from ..config.layers import config_path
     from ..models.offered import find, offered_models
+    from ..models.quants import NO_PIN
 
     if "/" in wanted:
-        return wanted
+        return wanted, NO_PIN
     model = find(wanted, offered_models(config_path().parent))
     progress(f"{model.title}, {model.n_bytes / 1e9:.1f} GB, licence: {model.licence}")
-    return f"{model.repo}:{model.file}"
+    return model.spec, model.pin

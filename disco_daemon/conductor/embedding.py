@@ -49,8 +49,6 @@ class EmbeddingRun:
             while self._n_done < len(self._texts):
                 found = await self._next(device, self._texts[self._n_done : self._n_done + self._n_next()])
                 self._n_done += len(found.vectors)
-                self._usage.prompt_tokens += found.n_tokens
-                self._usage.busy_s += found.busy_s
                 yield found
             cancelled = False
         except DiscoError as e:
@@ -81,7 +79,7 @@ class EmbeddingRun:
             raise self._given_up
         try:
             async with asyncio.timeout(None) as self._patience:  # the supervisor ends an engine that hangs
-                return await device.embed(texts, self._task)
+                return await device.embed(texts, self._task, self._usage)
         except TimeoutError:
             if self._given_up is None:
                 raise

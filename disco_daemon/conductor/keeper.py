@@ -25,6 +25,10 @@ class Keeper:
         self._lives: Lifetimes[AnswerContext, Endpoint] = Lifetimes(_alone)
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def loaders(self) -> list[tuple[Loader, bool]]:
+        """Return all that have a model in memory, and whether each still waits for that; after a reload several."""
+        return [(e, phase is Phase.WAITING) for e, phase in self._lives.phases.items() if isinstance(e, Loader)]
+
     async def start(self) -> None:
         """Open the first context's endpoints."""
         await self._carry_out(self._lives.use(self.context, self.context.endpoints.values()))

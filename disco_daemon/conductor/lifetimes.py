@@ -8,7 +8,7 @@ nobody needs any more by then is never opened. docs/explain/daemon.md has it as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -56,6 +56,11 @@ class Lifetimes(Generic[S, E]):
     def phase(self, endpoint: E) -> Phase | None:
         """Where that endpoint is in its life; None before it and after."""
         return self._phases.get(endpoint)
+
+    @property
+    def phases(self) -> Mapping[E, Phase]:
+        """All endpoints of now, in the order in which they came."""
+        return self._phases
 
     def use(self, context: S, endpoints: Iterable[E]) -> list[Open[E]]:
         """A new context with one holder, the daemon; it may share endpoints with others. Raises ValueError."""

@@ -21,7 +21,7 @@ from ..clock import Clock
 from ..config.layers import write_private
 from ..errors import DiscoError, RequestError
 from ..models.default import models_dir
-from ..models.quants import parse
+from ..models.quants import NO_PIN, Pin, parse
 from ..plain import reason_of
 from ..system.job import run_job
 from ..system.smallfile import open_regular
@@ -53,6 +53,7 @@ class WantedModel(msgspec.Struct, frozen=True):
     """A model to fetch: its name, its title, what `models.hub.pull` fetches, and its bytes (0 = not known yet).
 
     With `use` it is put in use in place of the file `instead_of`, which was `device.model` when that was asked for.
+    Its file has to be the one of its `pin`.
     """
 
     name: str
@@ -61,11 +62,12 @@ class WantedModel(msgspec.Struct, frozen=True):
     n_bytes: int = 0
     use: bool = False
     instead_of: str = ""
+    pin: Pin = NO_PIN
 
 
 def offered(model: OfferedModel, instead_of: str) -> WantedModel:
     """Return what to fetch for a model of the list that is to be used."""
-    return WantedModel(model.name, model.title, f"{model.repo}:{model.file}", model.n_bytes, True, instead_of)
+    return WantedModel(model.name, model.title, model.spec, model.n_bytes, True, instead_of, model.pin)
 
 
 def named(name: str, models: Iterable[OfferedModel]) -> WantedModel:
@@ -76,7 +78,7 @@ def named(name: str, models: Iterable[OfferedModel]) -> WantedModel:
     asked = name.strip().removesuffix(LATEST)
     known = {model.name: model for model in models}
     if (model := known.get(asked.casefold().replace(":", "-"))) is not None:
-        return WantedModel(name, model.title, f"{model.repo}:{model.file}", model.n_bytes)
+        return WantedModel(name, model.title, model.spec, model.n_bytes, pin=model.pin)
     with suppress(DiscoError):
         parse(asked)
         return WantedModel(name, asked, asked)
@@ -168,7 +170,7 @@ class ModelFetch:
 
         title = self.wanted.title
         try:
-            job = FetchJob(self.wanted.spec, str(models_dir()))
+            job = FetchJob(self.wanted.spec, str(models_dir()), self.wanted.pin)
             found = await run_job(
                 "disco_daemon.models.fetching", job, self._note, Fetched, FetchError, name="the fetch",
                 timeout_s=LONGEST_S, hint="fetch again: it goes on from there",

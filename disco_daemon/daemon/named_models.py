@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +29,8 @@ from .tasks.learner import Learner
 from .tasks.wattmeter import Wattmeter
 
 log = logging.getLogger("disco.daemon")
+
+Loaders = Callable[[], Sequence[tuple[object, bool]]]
 
 SAVE_EVERY = 20  # requests; a crash forgets no more of when models are asked for
 
@@ -63,13 +65,15 @@ class _Learned:
 
 
 class NamedModels(LocalModels):
-    """The contexts of all named models. `parts` are those in force, `busy` says whether anything is answered."""
+    """The contexts of all named models.
 
-    def __init__(self, shared: Shared, parts: Callable[[], Parts], busy: Callable[[], bool]) -> None:
-        self._shared, self._parts = shared, parts
-        self._resident = ResidentModels(
-            shared.clock, lambda: taken_by(self._parts().endpoints.get(Side.DEVICE)), busy
-        )  # fmt: skip
+    `parts` are those in force, `busy` says whether anything is answered, `loaders` has the devices of the race that
+    have memory, or wait for it.
+    """
+
+    def __init__(self, shared: Shared, parts: Callable[[], Parts], busy: Callable[[], bool], loaders: Loaders) -> None:
+        self._shared, self._parts, self._loaders = shared, parts, loaders
+        self._resident = ResidentModels(shared.clock, lambda: taken_by(loaders()), busy)
         self._learned: dict[str, _Learned] = {}
         self._by_device: dict[int, _Learned] = {}
         self._n_used = 0
@@ -88,7 +92,7 @@ class NamedModels(LocalModels):
         for name, one in before.items():
             if made.get(name) is not one.model:
                 one.learner.save()  # for the one that comes in its place
-        await asyncio.to_thread(taken_by, self._parts().endpoints.get(Side.DEVICE))  # reads a file, and remembers that
+        await asyncio.to_thread(taken_by, self._loaders())  # reads a file, and remembers that
         new = {n: await self._learner(m) for n, m in made.items() if n not in before or before[n].model is not m}
         # All of it at once: no request is to find a model that nobody loads, or miss one that stays.
         self._learned = {
@@ -109,8 +113,11 @@ class NamedModels(LocalModels):
     async def _learner(self, model: ResidentModel) -> Learner:
         """Return what goes on from the times of this model, with its context: two of one file have their own."""
         parts, shared, load = self._parts(), self._shared, model.device.engine.config
-        key = f"alone | {model.settings.name} | engine {load.model_path} | n_ctx {load.n_ctx}"
-        learner = Learner(make_planner(parts.live, parts.spending), shared.history, shared.clock, key)
+        key = f"alone | {model.settings.name} | engine {load.model_path}"
+        before = (
+            f"{key} | n_ctx {load.n_ctx}"  # as it was called until a token was known to take as long in any context
+        )
+        learner = Learner(make_planner(parts.live, parts.spending), shared.history, shared.clock, key, before)
         await asyncio.to_thread(learner.restore)
         return learner
 

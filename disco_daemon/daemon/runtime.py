@@ -170,7 +170,9 @@ class Runtime:
         if self.local is None and config.models:
             from .named_models import NamedModels  # a daemon of one model needs none of it
 
-            self.local = NamedModels(self._assembly.shared, lambda: self.parts, self._busy)
+            self.local = NamedModels(
+                self._assembly.shared, lambda: self.parts, self._busy, self.keeper.loaders
+            )  # fmt: skip
         return {} if self.local is None else await self.local.made(config)
 
     async def _follow_models(self, config: Config, models: dict[str, ResidentModel]) -> None:

@@ -174,8 +174,11 @@ class Endpoint(Protocol):
 class Embedder(Endpoint, Protocol):
     """An endpoint that turns texts into vectors, too."""
 
-    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
-        """The vectors of texts, or of token ids of its model. Raises EndpointError."""
+    async def embed(self, texts: Sequence[Given], task: TextTask, usage: Usage) -> Embedding:
+        """The vectors of texts, or of token ids of its model. Raises EndpointError.
+
+        What was computed is added to `usage`, also where this is cancelled.
+        """
         ...
 
 

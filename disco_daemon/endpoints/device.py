@@ -277,7 +277,7 @@ class Device:
             return expected()
         return (expected() or TextKind(info.pooling)) if info.pooling else None
 
-    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+    async def embed(self, texts: Sequence[Given], task: TextTask, usage: Usage) -> Embedding:
         """The vectors of texts, or of token ids; waits for the rest of a load first. Raises EndpointError."""
         await self._engine.ready(LOAD_WAIT_S)
         kind = self.text_kind
@@ -288,10 +288,10 @@ class Device:
             id="", inputs=inputs, dimensions=task.dimensions, least_dimensions=family.least_dimensions,
             centred=family.centred, query=task.query,
         )  # fmt: skip
-        reply = await self._engine.embed(asked)
+        reply = await self._engine.embed(asked, usage)
         if isinstance(reply, wire.Failed):
             raise self._error(reply)
-        return Embedding(reply.vectors, reply.n_tokens, reply.busy_s)
+        return Embedding(reply.vectors, reply.n_tokens)
 
     def status(self) -> dict[str, Any]:
         """Engine state and its last failure."""

@@ -143,9 +143,9 @@ class Shaped:
                 if isinstance(event, Token):
                     due = max(due, self._clock.now() - self._step_s) + event.n_tokens * self._step_s
 
-    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+    async def embed(self, texts: Sequence[Given], task: TextTask, usage: Usage) -> Embedding:
         """Return the vectors of the endpoint behind, without a wait."""
-        return await self._inner.embed(texts, task)
+        return await self._inner.embed(texts, task, usage)
 
     def _ttft_s(self, request: GenerationRequest) -> float:
         """The next recorded TTFT; the same last message meets the same one again, so that alone and raced compare."""

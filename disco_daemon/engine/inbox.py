@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import EndpointError
-from ..types import Hold, Order, Side
+from ..types import Hold, Order, Side, Usage
 from . import wire
 from .requests import order_message
 
@@ -119,8 +119,30 @@ class EngineAnswer:
             self._forget(self._id)
 
 
-async def wait_for_embedding(inbox: ReplyInbox) -> wire.Embedded | wire.Failed:
-    """Wait for an embedding. Raises EngineGone."""
+async def wait_for_embedding(
+    inbox: ReplyInbox, usage: Usage, withdraw: Callable[[], None]
+) -> wire.Embedded | wire.Failed:
+    """Wait for an embedding, and add to `usage` what it took. Raises EngineGone.
+
+    Cancelled it does `withdraw`, and waits shortly for what was computed until then.
+    """
+    reply: wire.Embedded | wire.Failed | None = None
+    try:
+        reply = await _embedded(inbox)
+        return reply
+    except asyncio.CancelledError:
+        with contextlib.suppress(EngineGone, TimeoutError):
+            withdraw()
+            async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                reply = await _embedded(inbox)
+        raise
+    finally:
+        if isinstance(reply, wire.Embedded):
+            usage.prompt_tokens += reply.n_tokens
+            usage.busy_s += reply.busy_s
+
+
+async def _embedded(inbox: ReplyInbox) -> wire.Embedded | wire.Failed:
     while True:
         match await inbox.replies.get():  # ends: the supervisor kills an engine that hangs
             case EngineGone() as gone:

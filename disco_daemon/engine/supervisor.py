@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from ..clock import Clock
 from ..errors import EndpointError
 from ..plain import reason_of
 from ..system.supervised import ChildProcess, SupervisedProcess
-from ..types import GenerationRequest
+from ..types import GenerationRequest, Usage
 from . import framing, wire
 from .channel import RequestChannel
 from .door import Hosts, hand_over
@@ -406,8 +407,15 @@ class Engine:
             raise
         return EngineAnswer(request_id, inbox, self._channel.order, self._channel.forget)
 
-    async def embed(self, asked: wire.Embed) -> wire.Embedded | wire.Failed:
-        """Embed texts, under an id of their own. Raises EngineGone, and EndpointError for what cannot be sent."""
-        with self._channel.inbox() as (request_id, inbox):
+    async def embed(self, asked: wire.Embed, usage: Usage) -> wire.Embedded | wire.Failed:
+        """Embed texts, under an id of their own; `usage` gets what that took, also where it is cancelled.
+
+        Raises EngineGone, and EndpointError for what cannot be sent.
+        """
+        request_id, inbox = self._channel.expect("q")
+        withdraw = partial(self._channel.write, wire.CancelRequest(id=request_id))
+        try:
             self._channel.write(msgspec.structs.replace(asked, id=request_id))
-            return await wait_for_embedding(inbox)
+            return await wait_for_embedding(inbox, usage, withdraw)
+        finally:
+            self._channel.forget(request_id)

@@ -440,7 +440,7 @@ class PauseChange(Message, frozen=True, kw_only=True):
 class Embedded(Message, frozen=True, kw_only=True):
     """The vectors of texts with `n_tokens` in all: little-endian float32 numbers, of length 1 but for ratings.
 
-    They took `busy_s` to compute, s.
+    They took `busy_s` to compute, s. A request that was cancelled has no vectors, and what was computed by then.
     """
 
     id: str

@@ -161,7 +161,7 @@ class Worker:
         )
         self.send(self._loaded)
         if self._door is not None and self._relay is not None:
-            given = self._door, self._relay, batcher.remote
+            given = self._door, self._relay, batcher.remote, llama.vocabulary
             threading.Thread(target=self._read_peers, args=given, name="peers", daemon=True).start()
         if not llama.prefill_tps:
             self._warm_up(llama, latency)
@@ -224,9 +224,13 @@ class Worker:
         if self._spill is not None:
             self._spill.token_s = 1.0 / prefill_tps
 
-    def _read_peers(self, door: EngineDoor, relay: PresentRelay, remote: RemoteLayers) -> None:
+    def _read_peers(self, door: EngineDoor, relay: PresentRelay, remote: RemoteLayers, vocabulary: Vocabulary) -> None:
         """Read peers' frames in a thread of its own, and queue them for the main thread; one relay follows another."""
         assert isinstance(remote, SplitEdge | SplitPartner)
+        if isinstance(remote, SplitPartner):
+            _ = (
+                vocabulary.initials
+            )  # of the first grammar: made here, so that the main thread never stands still for it
 
         def lose_relay() -> None:
             relay.use(None)

@@ -76,10 +76,10 @@ class ResidentDevice(WholeDevice):
         found = super().readiness()
         return found if self.place.is_open else replace(found, load_s=self.load_s)
 
-    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+    async def embed(self, texts: Sequence[Given], task: TextTask, usage: Usage) -> Embedding:
         """The vectors of texts, or of token ids; waits for its place first. Raises EndpointError."""
         await self.place.opened(LOAD_WAIT_S)
-        return await super().embed(texts, task)
+        return await super().embed(texts, task, usage)
 
     async def _wait_for_load(self, usage: Usage) -> None:
         began_at = self.engine.clock.now()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -370,14 +370,25 @@ def limit_of(config: Config) -> int:
     return int(config.device.models_gib * 2**30) or int(SHARE * memory()[0])
 
 
-def taken_by(device: object) -> tuple[int, ProcessMemory]:
-    """Return what the device of the race takes of the memory, bytes, and what of that it has now.
+def taken_by(devices: Iterable[tuple[object, bool]]) -> tuple[int, ProcessMemory]:
+    """Return what the devices of the race take of the memory, bytes, and what of that they have now.
 
-    One that is unloaded counts as if it were loaded, since the next request wakes it.
+    Each comes with whether it waits for the one before it to be closed: of the two only the larger one counts. One that
+    is unloaded counts as if it were loaded, since the next request wakes it.
     """
-    if not isinstance(device, Device) or device.engine.state in (EngineState.STOPPED, EngineState.FAILED):
+    found = [_taken_by(device, waits=waits) for device, waits in devices]
+    has = [own for _, own in found]
+    return max((n for n, _ in found), default=0), ProcessMemory(
+        *map(sum, zip(*has, strict=True))
+    ) if has else ProcessMemory()
+
+
+def _taken_by(device: object, *, waits: bool) -> tuple[int, ProcessMemory]:
+    if not isinstance(device, Device):
         return 0, ProcessMemory()
     engine = device.engine
+    if not waits and engine.state in (EngineState.STOPPED, EngineState.FAILED):
+        return 0, ProcessMemory()
     has = memory_of(engine.pid)
     return max(_predicted(engine.config), sum(has) if engine.state is EngineState.READY else 0), has
 

@@ -14,16 +14,17 @@ import msgspec
 
 from ..errors import DiscoError
 from ..system.job import JobSocket
-from .quants import RemoteFile
+from .quants import NO_PIN, Pin, RemoteFile
 
 STEP_S = 0.2  # between two reports of one file
 
 
 class FetchJob(msgspec.Struct, frozen=True):
-    """Fetch the model `spec` (`USER/REPO:FILE`) into a folder."""
+    """Fetch the model `spec` (`USER/REPO:FILE`) into a folder; it has to be the one of its `pin`."""
 
     spec: str
     folder: str
+    pin: Pin = NO_PIN
 
 
 class FetchProgress(msgspec.Struct, frozen=True):
@@ -70,7 +71,8 @@ def main() -> None:
             home.progress(msgspec.json.encode(progress).decode())
 
     with home.refusing(DiscoError):
-        home.done(Fetched(str(pull(job.spec, Path(job.folder), lambda _: None, report, begin=begin))))
+        path = pull(job.spec, Path(job.folder), lambda _: None, report, begin=begin, pin=job.pin)
+        home.done(Fetched(str(path)))
 
 
 if __name__ == "__main__":

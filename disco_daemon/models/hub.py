@@ -19,7 +19,13 @@ from typing import TypeVar
 
 import httpx2
 from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented; not in its `__all__`
 
 from .. import __version__
@@ -27,9 +33,9 @@ from ..errors import ConfigError, DiscoError
 from ..plain import reason_of
 from .gguf import read_header
 from .local_files import LocalFiles
-from .part import Part, PartTooLong, is_same, path_of
+from .part import NameLock, Part, PartTooLong, is_same, path_of
 from .progress import Report
-from .quants import DEFAULT, RemoteFile, Variant, choose, parse, variants
+from .quants import DEFAULT, NO_PIN, Pin, RemoteFile, Variant, choose, parse, variants
 
 TIMEOUT_S = 30.0  # for a connection, and between two reads of an answer
 MAX_TRIES = 6  # in a row without a new byte; then the network is down, and the user has to try again
@@ -38,6 +44,12 @@ MAX_PAUSE_S = 15.0  # the longest pause between two tries
 SPARE_BYTES = 256 << 20  # of the disk stay free
 LOOK_BYTES = 16 << 20  # come between two looks at the disk: other programs, and other fetches, fill it as well
 HEAD_BYTES = 1 << 20  # of a download are checked before it gets its name
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# What to do about a file that is another than the list says.
+_UNPINNED = (
+    "`disco models pull {repo}:{file}` takes what is there now, if you trust that; a models.toml beside the settings "
+    "can have a newer entry"
+)
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of git, or SHA-256
 
 # Where the client looks. What a service runs does not see a shell's variables, but the file.
@@ -57,10 +69,10 @@ class _Cut(Exception):
 
 
 class Hub:
-    """One repository at the Hub, at one commit. `endpoint` is HF_ENDPOINT by default."""
+    """One repository at the Hub, at one commit, `revision` or the newest. `endpoint` is HF_ENDPOINT by default."""
 
-    def __init__(self, repo: str, endpoint: str | None = None, pause: Pause = time.sleep) -> None:
-        self.repo = repo
+    def __init__(self, repo: str, endpoint: str | None = None, pause: Pause = time.sleep, revision: str = "") -> None:
+        self.repo, self._revision = repo, revision
         self._endpoint = endpoint
         self._pause = pause
         self._commit: str | None = None
@@ -76,8 +88,10 @@ class Hub:
 
     def _files(self) -> list[RemoteFile]:
         api = HfApi(endpoint=self._endpoint, library_name="disco", library_version=__version__)
-        info = api.model_info(self.repo, files_metadata=True, timeout=TIMEOUT_S)
+        info = api.model_info(self.repo, revision=self._revision or None, files_metadata=True, timeout=TIMEOUT_S)
         self._commit = info.sha
+        if _COMMIT.fullmatch(self._revision) and info.sha != self._revision:
+            raise PullError(self._not_pinned(f"gives the commit {info.sha} in its place"))
         files = []
         for sibling in info.siblings or []:
             digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
@@ -141,9 +155,17 @@ class Hub:
     def _refusal(self, error: HfHubHTTPError, status: int) -> str:
         if isinstance(error, GatedRepoError):
             return f"{self.repo} wants its licence accepted: do that on its page at the Hub, and {GIVE_TOKEN}"
+        if isinstance(error, RevisionNotFoundError):
+            return self._not_pinned("has none such")
         if isinstance(error, RepositoryNotFoundError):
             return f"there is no {self.repo} at the Hub, or it is private: check the name, or {GIVE_TOKEN}"
         return f"{self._where} answers {status}: check HF_TOKEN, HF_ENDPOINT and the proxy"
+
+    def _not_pinned(self, what: str) -> str:
+        return (
+            f"the list of models names the commit {self._revision} of {self.repo}, and {self._where} {what}; nothing "
+            f"was fetched: {_UNPINNED.format(repo=self.repo, file='QUANT')}"
+        )
 
     @property
     def _where(self) -> str:
@@ -158,16 +180,23 @@ def pull(
     endpoint: str | None = None,
     pause: Pause = time.sleep,
     begin: Callable[[Mapping[RemoteFile, bool]], None] = lambda _: None,
+    pin: Pin = NO_PIN,
 ) -> Path:
     """Fetch the model `spec` (`USER/REPO[:QUANT]`) into `folder`; return the path of its first file.
 
     `say` gets short lines, `begin` its files and which of them are here, `report` the progress. Raises ConfigError or
-    PullError. A later call continues a cut one.
+    PullError, also for a model that is not the one of its `pin`. A later call continues a cut one.
     """
     repo, wanted = parse(spec)
-    hub = Hub(repo, endpoint, pause)
+    hub = Hub(repo, endpoint, pause, pin.revision)
     found = hub.variants()
     variant = choose(repo, found, wanted)
+    if pin.sha256 and pin.sha256.lower() != (digest := variant.files[0].digest):
+        msg = (
+            f"{variant.name} of {repo} has the checksum {digest} at the Hub, and the list of models says {pin.sha256}: "
+            f"nothing was fetched; {_UNPINNED.format(repo=repo, file=variant.name)}"
+        )
+        raise PullError(msg)
     if wanted is None and variant.label != DEFAULT:
         say(f"there is no {DEFAULT} in {repo}, but {', '.join(map(str, found))}")
     say(f"{repo}: {variant}")
@@ -195,12 +224,13 @@ def _take(
 ) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = {file: _is_there(file, folder, say) for file in variant.files}
-        missing = [file for file, is_here in files.items() if not is_here]
-        begin(files)
-        _check_room(missing, folder)
-        for file in reversed(missing):  # the first part last: a model is listed by it, and must be whole then
-            _fetch(source, file, folder, say, report)
+        with NameLock(variant.name, folder):
+            files = {file: _is_there(file, folder, say) for file in variant.files}
+            missing = [file for file, is_here in files.items() if not is_here]
+            begin(files)
+            _check_room(missing, folder)
+            for file in reversed(missing):  # the first part last: a model is listed by it, and must be whole then
+                _fetch(source, file, folder, say, report)
     except OSError as e:
         raise _disk_trouble(folder, e) from e
     return folder / variant.name

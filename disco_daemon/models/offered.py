@@ -19,7 +19,7 @@ import msgspec
 from ..errors import ConfigError
 from ..system.smallfile import read_text
 from . import roofline
-from .quants import bits
+from .quants import Pin, bits
 from .roofline import MachineSpeed, TokenWork
 
 NAME = "models.toml"
@@ -86,6 +86,16 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
     date: str = ""
     family: str = ""
     is_reckoned: bool = False
+
+    @property
+    def spec(self) -> str:
+        """What `hub.pull` fetches."""
+        return f"{self.repo}:{self.file}"
+
+    @property
+    def pin(self) -> Pin:
+        """What a fetched file has to be."""
+        return Pin(self.revision, self.sha256)
 
     @property
     def kv_numbers(self) -> int:

@@ -36,7 +36,7 @@ class Part:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
             os.close(self._handle)
-            raise ConfigError(f"another `disco models pull` is fetching {self.file.name}: let it end first") from e
+            raise _is_fetched(self.file.name) from e
         self.n_bytes = os.lseek(self._handle, 0, os.SEEK_END)
         if self.n_bytes > self.file.n_bytes:
             self.restart()
@@ -86,6 +86,34 @@ class Part:
                 raise ConfigError(msg) from e
             self.path.unlink()
         return True
+
+
+class NameLock:
+    """A context in which nobody else fetches a file of that name into `folder`, whatever its checksum."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name = name
+        self._path = folder / f"{PREFIX}name-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
+
+    def __enter__(self) -> None:
+        while True:
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._path.exists() and self._path.stat().st_ino == os.fstat(self._handle).st_ino:
+                    return
+                os.close(self._handle)  # who had it before has removed it meanwhile
+            except BlockingIOError as e:
+                os.close(self._handle)
+                raise _is_fetched(self._name) from e
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._path.unlink(missing_ok=True)
+        os.close(self._handle)
+
+
+def _is_fetched(name: str) -> ConfigError:
+    return ConfigError(f"another `disco models pull` is fetching {name}: let it end first")
 
 
 def path_of(file: RemoteFile, folder: Path) -> Path:

@@ -47,6 +47,17 @@ class RemoteFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """What a list says of a file at the Hub: the commit and the SHA-256, each empty where it says nothing."""
+
+    revision: str = ""
+    sha256: str = ""
+
+
+NO_PIN = Pin()
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One model at one quantization: `label` is empty if the name does not tell it; `files` are in order."""
 

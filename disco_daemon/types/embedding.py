@@ -25,14 +25,13 @@ class TextTask:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """What texts of `n_tokens` in all mean: little-endian float32 numbers of each; they took `busy_s` to compute, s.
+    """What texts of `n_tokens` in all mean: little-endian float32 numbers of each.
 
     A vector has length 1, unless it is a rating.
     """
 
     vectors: tuple[bytes, ...]
     n_tokens: int
-    busy_s: float
 
 
 @dataclass(frozen=True, slots=True)

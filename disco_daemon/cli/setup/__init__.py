@@ -79,10 +79,11 @@ def _fetch(chosen: dict[str, Any]) -> str:
     from ...models.default import models_dir
     from ...models.hub import pull
     from ...models.progress import ProgressBar
+    from ..models_offer import chosen_spec
 
-    bar = ProgressBar(sys.stderr)
+    bar, (spec, pin) = ProgressBar(sys.stderr), chosen_spec(chosen)
     try:
-        return str(pull(f"{chosen['repo']}:{chosen['file']}", models_dir(), progress, bar))
+        return str(pull(spec, models_dir(), progress, bar, pin=pin))
     finally:
         bar.end()
 

@@ -19,14 +19,17 @@ SAVE_EVERY = 5  # fits, about 50 requests; a crash forgets no more than these
 
 
 class Learner:
-    """Owns the fitting task. `endpoints` is the estimator key: another pair of endpoints starts from nothing."""
+    """Owns the fitting task. `endpoints` is the estimator key: another pair of endpoints starts from nothing.
 
-    def __init__(self, planner: Planner, history: History, clock: Clock, endpoints: str) -> None:
+    `before` is the key under which an earlier version kept it.
+    """
+
+    def __init__(self, planner: Planner, history: History, clock: Clock, endpoints: str, before: str = "") -> None:
         self.planner = planner
         self.n_fits = 0
         self._history = history
         self._clock = clock
-        self._endpoints = endpoints
+        self._endpoints, self._before = endpoints, before
         self._news = asyncio.Event()
         self._fitting = asyncio.Lock()
 
@@ -34,6 +37,8 @@ class Learner:
         """Go on from saved knowledge; blocks on disk. Knowledge that cannot be used is left alone, with a warning."""
         try:
             state = self._history.learned(self._endpoints)
+            if state is None and self._before:
+                state = self._history.learned(self._before)
             if state is not None:
                 self.planner.restore(Knowledge.from_json(state))
         except (DiscoError, ValueError) as e:

@@ -209,8 +209,10 @@ class Embeddings:
         self._requests[request.id] = _Texts(request, list(map(list, ids)))
 
     def cancel(self, request_id: str) -> None:
-        """Drop the texts of a request; unknown ids are ignored."""
-        self._requests.pop(request_id, None)
+        """Drop the texts of a request, and say what was computed of them; unknown ids are ignored."""
+        if (request := self._requests.pop(request_id, None)) is not None:
+            n_tokens = request.n_done + request.n_past
+            self.send(wire.Embedded(id=request_id, vectors=(), n_tokens=n_tokens, busy_s=request.busy_s))
 
     def is_first(self, request_id: str) -> bool:
         """Whether it is a request's turn; any thread may ask."""

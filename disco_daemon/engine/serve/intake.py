@@ -62,6 +62,8 @@ class TextIntake:
         match waiting:
             case wire.Generate():
                 self.send(wire.Done(id=request_id, reason="cancelled", n_prompt=0, n_completion=0, busy_s=0.0))
+            case wire.Embed():
+                self.send(wire.Embedded(id=request_id, vectors=(), n_tokens=0, busy_s=0.0))
             case None:
                 self._drop(request_id)
 

@@ -14,7 +14,17 @@ from ...config.schema import Config
 from ...endpoints.base import Endpoint
 from ...engine.supervisor import Engine
 from ...errors import EndpointError
-from ...types import DeviceHealth, Embedding, FleetHealth, GenerationRequest, Given, Outcome, Refusal, TextTask
+from ...types import (
+    DeviceHealth,
+    Embedding,
+    FleetHealth,
+    GenerationRequest,
+    Given,
+    Outcome,
+    Refusal,
+    TextTask,
+    Usage,
+)
 from ..managed_device import EngineDevice, FleetStatus
 
 PRIVATE = (
@@ -47,9 +57,9 @@ class FleetDevice(EngineDevice):
             return Refusal(PRIVATE, "disco")
         return super().refuses(request)
 
-    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+    async def embed(self, texts: Sequence[Given], task: TextTask, usage: Usage) -> Embedding:
         """Raise EndpointError: embeddings need all layers in one process."""
-        del texts, task
+        del texts, task, usage
         message = "the device is a fleet, and makes no embeddings: they need all of the model's layers in one process"
         raise EndpointError(self.side, "unsupported", message, your_fault=True)
 

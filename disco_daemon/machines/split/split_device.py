@@ -265,11 +265,11 @@ class SplitDevice(EngineDevice):
         found = super().readiness()
         return found if self._link.is_up or self.rules.mode == "alone" else replace(found, down_s=TRY_AGAIN_S)
 
-    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+    async def embed(self, texts: Sequence[Given], task: TextTask, usage: Usage) -> Embedding:
         """Return what the whole model makes of texts, if it is here. Raises EndpointError."""
         if self.whole is not None:
             await _load(self.whole)
-            return await self.whole.embed(texts, task)
+            return await self.whole.embed(texts, task, usage)
         message = "the device is split over two machines, and makes no embeddings: ask a machine with the whole model"
         raise EndpointError(self.side, "unsupported", message, your_fault=True)
 

@@ -126,7 +126,9 @@ def test_a_text_that_nobody_waits_for_is_left(llama: Llama) -> None:
     heard.embeddings.cancel("unknown")
     while heard.embeddings.step(lambda: 16):
         pass
-    assert [m.id for m in heard.said if isinstance(m, wire.Embedded)] == ["next"]
+    gone, following = [m for m in heard.said if isinstance(m, wire.Embedded)]
+    assert (gone.id, gone.vectors, gone.n_tokens, following.id) == ("gone", (), 16, "next")
+    assert gone.busy_s > 0, "what was computed of it is booked"
     assert heard.said[-1].vectors == other.vectors
 
 
@@ -182,7 +184,7 @@ def test_the_last_token_or_the_first_may_stand_for_all(llama: Llama, monkeypatch
 
 
 def test_what_would_not_fit_into_a_response_is_refused_with_the_first_vector() -> None:
-    vector = Embedding((struct.pack("<4096f", *([0.0123456789] * 4096)),), 7, 0.0)
+    vector = Embedding((struct.pack("<4096f", *([0.0123456789] * 4096)),), 7)
     numbers, text = EmbeddingsRequest(model="m", input=""), EmbeddingsRequest(model="m", input="")
     text.encoding_format = "base64"
     with pytest.raises(RequestError, match="'encoding_format': 'base64'") as refused:
@@ -342,7 +344,8 @@ async def test_a_client_that_leaves_takes_its_texts_along(device: DaemonProcess)
     async with asyncio.timeout(60):
         while len(rows := [r for r in await device.history() if r["finish_reason"] == "cancelled"]) == cancelled:
             await asyncio.sleep(0.01)
-    assert rows[0]["prompt_tokens"] < 100 * 140
+    assert 0 < rows[0]["prompt_tokens"] < 100 * 140
+    assert rows[0]["energy_j"] > 0
 
 
 async def test_only_the_device_embeds(tmp_path: Any) -> None:

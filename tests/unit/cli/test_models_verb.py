@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -350,7 +351,7 @@ def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     content = model_file(home / "source.gguf").read_bytes()
     with HubServer(Repo(files={"tiny-Q8_0.gguf": content})) as server:
         pull = hub.pull
-        monkeypatch.setattr(hub, "pull", lambda spec, folder, say, told: pull(spec, folder, say, told, server.url))
+        monkeypatch.setattr(hub, "pull", partial(pull, endpoint=server.url))
         yield server
 
 
@@ -376,7 +377,7 @@ def test_pull_and_use_in_one(home: Path, server: HubServer, capsys: pytest.Captu
 OFFER: dict[str, Any] = {
     "id": "tiny", "title": "Tiny", "repo": "maker/tiny-GGUF", "file": "tiny-Q8_0.gguf", "bytes": 2.5e9,
     "memory_bytes": 4.2e9, "tps": 7.94, "ttft_s": {"100": 3.77, "2000": 75.0}, "licence": "MIT", "abilities": [],
-    "recommended": True,
+    "recommended": True, "revision": None, "sha256": None,
 }  # fmt: skip
 
 

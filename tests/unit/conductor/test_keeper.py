@@ -74,6 +74,7 @@ async def test_what_an_answer_holds_is_closed_when_it_has_ended_and_the_next_mod
     with keeper.held() as held:
         await keeper.use(context(new), still_s)
         assert keeper.context is not held
+        assert keeper.loaders() == [(old, False), (new, True)], "both count for the memory that others may have"
         assert told == ["old start", "new expect"]
         assert new.still_s is not None
         assert new.still_s() == 7.0
@@ -82,6 +83,7 @@ async def test_what_an_answer_holds_is_closed_when_it_has_ended_and_the_next_mod
     assert told == ["old start", "new expect"], "it is not gone from memory yet"
     old.may_close.set()
     await until(told, "new start")
+    assert keeper.loaders() == [(new, False)]
     await keeper.end()
     assert told == ["old start", "new expect", "old close", "new start", "new close"]
 

@@ -50,13 +50,15 @@ class Embedder:
     def __init__(self, clock: StoppedClock) -> None:
         self.clock = clock
 
-    async def embed(self, texts: Sequence[Given], task: TextTask) -> Embedding:
+    async def embed(self, texts: Sequence[Given], task: TextTask, usage: Usage) -> Embedding:
         del task
         (given,) = texts
         self.clock.at += 1.0
         if given == "bad":
             raise RequestError("no such text", code="too_bad")
-        return Embedding((b"",), len(given), 0.5)
+        usage.prompt_tokens += len(given)
+        usage.busy_s += 0.5
+        return Embedding((b"",), len(given))
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...

@@ -31,19 +31,25 @@ from disco_daemon.config.schema import (
     ServerSettings,
 )
 from disco_daemon.daemon import assembly
-from disco_daemon.daemon.assembly import Assembly, Parts, Shared
+from disco_daemon.daemon.assembly import Assembly, Parts, Shared, make_planner
 from disco_daemon.daemon.daemon import Daemon
 from disco_daemon.daemon.named_models import NamedModels
 from disco_daemon.daemon.runtime import Runtime
 from disco_daemon.daemon.tasks.learner import Learner
 from disco_daemon.daemon.tasks.loop_monitor import LoopMonitor
 from disco_daemon.dispatch.mover import CostMover, Forced, Stay
+from disco_daemon.endpoints.device import Device
+from disco_daemon.engine import wire
+from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.errors import RequestError
+from disco_daemon.machines import resident_models
+from disco_daemon.machines.resident_models import taken_by
 from disco_daemon.machines.split.partner_service import Partner
 from disco_daemon.money.spending import Speeds
 from disco_daemon.power.measurement import Charge, Thermal
 from disco_daemon.power.sensors import PowerState, Sensors, assumed_reading
 from disco_daemon.store import History
+from disco_daemon.system.control_groups import ProcessMemory
 from disco_daemon.types import Delivery, Side
 from tests.fixtures.clock import StoppedClock
 from tests.unit.store.test_ledger import outcome
@@ -328,7 +334,7 @@ async def test_a_reload_has_the_old_models_until_it_has_all_of_the_new_ones(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, restore = scene.parts(), Learner.restore
-    local = NamedModels(scene.shared, lambda: parts, lambda: False)
+    local = NamedModels(scene.shared, lambda: parts, lambda: False, list)
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(learner: Learner) -> None:
@@ -365,11 +371,50 @@ async def test_a_reload_has_the_old_models_until_it_has_all_of_the_new_ones(
         await local.close()
 
 
+async def test_in_a_reload_the_device_that_leaves_counts_as_well_as_the_one_that_waits_for_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(name: str, pid: int | None, state: EngineState) -> Device:
+        engine = Engine(wire.Load(model_path=name, n_ctx=1, n_threads=1), scene.shared.clock)
+        engine.pid, engine.state = pid, state
+        return Device(engine)
+
+    sizes = {"small": 10, "large": 30}
+    monkeypatch.setattr(resident_models, "_predicted", lambda load: sizes[load.model_path])
+    monkeypatch.setattr(
+        resident_models, "memory_of", lambda pid: ProcessMemory(0, 0) if pid is None else ProcessMemory(3, 1)
+    )
+    leaving, waiting = loaded("large", 7, EngineState.READY), loaded("small", None, EngineState.STOPPED)
+    assert taken_by([(leaving, False), (waiting, True)]) == (30, ProcessMemory(3, 1))
+    leaving, waiting = loaded("small", 7, EngineState.READY), loaded("large", None, EngineState.STOPPED)
+    assert taken_by([(leaving, False), (waiting, True)]) == (30, ProcessMemory(3, 1))
+    assert taken_by([(waiting, False)]) == (0, ProcessMemory()), "it has ended"
+    assert taken_by([]) == (0, ProcessMemory())
+
+
+async def test_what_a_model_has_learned_is_found_under_its_older_name_and_with_another_context(scene: Scene) -> None:
+    parts, file = scene.parts(), str(scene.folder / "model.gguf")
+    planner = make_planner(parts.live, parts.spending)
+    for n in range(3):
+        planner.knowledge.learn(outcome(n, 0.25, 7200.0, created=scene.shared.clock.wall()))
+    scene.shared.history.save_learned(
+        f"alone | chat | engine {file} | n_ctx 512", scene.shared.clock.wall(), planner.knowledge.to_json()
+    )
+    scene.shared.history.flush(10.0)
+    for n_ctx in (512, 1024):
+        local = NamedModels(scene.shared, lambda: parts, lambda: False, list)
+        config = several(scene, "chat", n_ctx=n_ctx)
+        await local.follow(config, await local.made(config))
+        assert local.context("chat").planner.knowledge.to_json() == planner.knowledge.to_json()
+        await local.close()
+        scene.shared.history.flush(10.0)
+
+
 async def test_two_models_of_one_file_have_times_of_their_own_and_a_new_one_goes_on_from_the_old(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts, said = scene.parts(), list[tuple[str, str]]()
-    local = NamedModels(scene.shared, lambda: parts, lambda: False)
+    local = NamedModels(scene.shared, lambda: parts, lambda: False, list)
     monkeypatch.setattr(Learner, "restore", lambda learner: said.append(("restore", learner._endpoints)))
     monkeypatch.setattr(Learner, "save", lambda learner: said.append(("save", learner._endpoints)))
     try:

@@ -287,7 +287,7 @@ async def test_which_dimensions_a_model_can_have_is_for_the_engine_to_say_which_
     )  # fmt: skip
     device = Device(engine)
     device.expected_text_kind = lambda: kind
-    asking = asyncio.create_task(device.embed(["a"], TextTask(dimensions=384)))
+    asking = asyncio.create_task(device.embed(["a"], TextTask(dimensions=384), usage := Usage()))
     async with asyncio.timeout(30.0):
         while not line.sent and not asking.done():
             await asyncio.sleep(0)
@@ -296,6 +296,28 @@ async def test_which_dimensions_a_model_can_have_is_for_the_engine_to_say_which_
         assert (asked.dimensions, asked.least_dimensions) == (384, least)
         engine._channel.deliver(wire.Embedded(id=asked.id, vectors=(b"v",), n_tokens=1, busy_s=0.5))
         assert (await asking).vectors == (b"v",)
+    assert (usage.prompt_tokens, usage.busy_s) == (1, 0.5)
+
+
+async def test_texts_that_nobody_waits_for_cost_what_was_computed_of_them() -> None:
+    engine, line = Engine(wire.Load(model_path="model.gguf", n_ctx=1, n_threads=1), StoppedClock()), Line()
+    engine.state = EngineState.READY
+    engine._channel.open(cast(Any, line))
+    asking = asyncio.create_task(Device(engine).embed(["a"], TextTask(), usage := Usage()))
+    async with asyncio.timeout(30.0):
+        while not line.sent:
+            await asyncio.sleep(0)
+        asking.cancel()
+        while len(line.sent) < 2:
+            await asyncio.sleep(0)
+        [asked, withdrawn] = line.sent
+        assert isinstance(asked, wire.Embed)
+        assert withdrawn == wire.CancelRequest(id=asked.id)
+        engine._channel.deliver(wire.Embedded(id=asked.id, vectors=(), n_tokens=7, busy_s=0.5))
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    assert (usage.prompt_tokens, usage.busy_s) == (7, 0.5)
+    assert not engine._channel.owes_reply
 
 
 async def test_a_prompt_is_counted_with_its_ids_where_these_are_wanted() -> None:

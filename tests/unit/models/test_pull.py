@@ -18,9 +18,9 @@ from disco_daemon.errors import ConfigError, DiscoError
 from disco_daemon.models import hub
 from disco_daemon.models.hub import PullError, copy_in, pull
 from disco_daemon.models.part import PREFIX, Part
-from disco_daemon.models.quants import RemoteFile
+from disco_daemon.models.quants import Pin, RemoteFile
 from tests.fixtures.gguf import header, number
-from tests.fixtures.hub import Fault, HubServer, Repo
+from tests.fixtures.hub import COMMIT, Fault, HubServer, Repo
 
 SIZE = 1_000_000
 
@@ -307,11 +307,8 @@ def test_of_two_pulls_at_once_of_one_name_the_later_one_writes_over_nothing(
     def pull_beside(begin: Callable[[object], None]) -> Path:
         return pull("maker/tiny-GGUF", pulls.folder, pulls.lines.append, pulls._tell, pulls.server.url, begin=begin)
 
-    def meanwhile(_files: object) -> None:
-        if same:  # as by a program that gives it its name at once: a part of one checksum has one lock
-            other.rename(pulls.folder / other.name)
-        else:
-            copy_in(other, pulls.folder, pulls.lines.append, pulls._tell)
+    def meanwhile(_files: object) -> None:  # as by a program that knows nothing of the locks
+        other.rename(pulls.folder / other.name)
 
     if same:
         assert pull_beside(meanwhile).read_bytes() == CONTENT
@@ -324,6 +321,38 @@ def test_of_two_pulls_at_once_of_one_name_the_later_one_writes_over_nothing(
     assert pulls().read_bytes() == CONTENT
     assert pulls.begins == [0], "what came is kept"
     assert pulls.left == [other.name]
+
+
+def test_a_second_pull_of_one_name_is_refused_before_it_fetches_anything(pulls: Pulls, tmp_path: Path) -> None:
+    other = tmp_path / "tiny.Q4_K_M.gguf"
+    other.write_bytes(model_bytes(SIZE, 1))
+
+    def meanwhile(_files: object) -> None:
+        with pytest.raises(ConfigError, match=r"is fetching tiny\.Q4_K_M\.gguf: let it end first"):
+            copy_in(other, pulls.folder, pulls.lines.append, pulls._tell)
+        assert pulls.told == []
+
+    took = pull("maker/tiny-GGUF", pulls.folder, pulls.lines.append, pulls._tell, pulls.server.url, begin=meanwhile)
+    assert took.read_bytes() == CONTENT
+    assert pulls.left == [other.name]
+
+
+def test_a_model_of_the_list_is_the_one_that_the_list_says_or_is_refused(pulls: Pulls) -> None:
+    def pinned(revision: str = "", sha256: str = "") -> Path:
+        pin = Pin(revision, sha256)
+        return pull("maker/tiny-GGUF", pulls.folder, pulls.lines.append, pulls._tell, pulls.server.url, pin=pin)
+
+    right = hashlib.sha256(CONTENT).hexdigest()
+    with pytest.raises(PullError, match=f"has the checksum {right} at the Hub, and the list of models says {'a' * 64}"):
+        pinned(sha256="a" * 64)
+    gone = "f" * 40
+    with pytest.raises(PullError, match=f"names the commit {gone} of maker/tiny-GGUF, and the Hub .* has none such"):
+        pinned(revision=gone)
+    pulls.repo.commits.add(gone)  # a mirror that gives another one in its place
+    with pytest.raises(PullError, match=f"gives the commit {COMMIT} in its place"):
+        pinned(revision=gone)
+    assert pulls.repo.asked == [], "nothing was fetched"
+    assert pinned(COMMIT, right.upper()).read_bytes() == CONTENT
 
 
 def test_a_link_that_leads_nowhere_keeps_no_file_from_its_name(pulls: Pulls) -> None:
