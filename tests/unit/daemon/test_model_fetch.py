@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -25,17 +26,19 @@ from disco_daemon.errors import ConfigError, RequestError
 from disco_daemon.models.fetching import Fetched, FetchJob
 from disco_daemon.models.offered import shipped
 from disco_daemon.models.part import PREFIX
+from disco_daemon.models.quants import NO_PIN
 from disco_daemon.onboarding.saving import SavedChoice
 from tests.fixtures.gguf import header, number
-from tests.fixtures.hub import Fault, HubServer, Repo
+from tests.fixtures.hub import COMMIT, Fault, HubServer, Repo
 
 PATIENCE_S = 120.0
 CONTENT = header(number("x.block_count", 1)) + random.Random(0).randbytes(400_000)
 LISTED = replace(
-    shipped()[0], name="tiny", title="Tiny", repo="maker/tiny-GGUF", file="tiny.gguf", n_bytes=len(CONTENT)
-)
+    shipped()[0], name="tiny", title="Tiny", repo="maker/tiny-GGUF", file="tiny.gguf", n_bytes=len(CONTENT),
+    revision=COMMIT, sha256=hashlib.sha256(CONTENT).hexdigest(),
+)  # fmt: skip
 TINY = offered(LISTED, "")
-OTHER = replace(TINY, name="other", title="Other", spec="maker/tiny-GGUF:other.gguf")
+OTHER = replace(TINY, name="other", title="Other", spec="maker/tiny-GGUF:other.gguf", pin=NO_PIN)
 
 
 @pytest.fixture

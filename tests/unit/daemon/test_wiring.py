@@ -363,6 +363,7 @@ async def test_a_reload_has_the_old_models_until_it_has_all_of_the_new_ones(
             learners = sorted(t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("learner of"))
             assert learners == [f"learner of {name}" for name in sorted(local.names)], "each has an owner"
             begun.clear()
+            go_on.clear()
         assert list(local.names) == ["gamma", "alpha", "delta"]
         assert local.context("alpha").endpoints == before["alpha"], "it loads the same, and stays"
         assert local.about("alpha")["use"] == "for tests"
