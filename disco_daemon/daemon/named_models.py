@@ -21,7 +21,8 @@ from ..dispatch.mover import CostMover, Stay
 from ..endpoints.base import Endpoint
 from ..errors import DiscoError, RequestError
 from ..machines.resident_device import ResidentModel
-from ..machines.resident_models import ResidentModels, limit_of, make_models, taken_by
+from ..machines.resident_memory import limit_of, taken_by
+from ..machines.resident_models import ResidentModels, make_models
 from ..system.tasks import cancel_all
 from ..types import EQUAL, Outcome, Side
 from .assembly import Parts, Shared, make_planner

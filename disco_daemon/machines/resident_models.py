@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import msgspec
 
 from ..clock import Clock
 from ..config.schema import Config, DeviceSettings, FleetSettings, ModelSettings, ServerSettings, SplitSettings
-from ..endpoints.device import LOAD_WAIT_S, Device
+from ..endpoints.device import LOAD_WAIT_S
 from ..engine.inbox import EngineGone
 from ..engine.supervisor import LOAD_GUESS_S, Engine, EngineState
-from ..engine.wire import Load
 from ..errors import ConfigError, EndpointError
 from ..models import places
 from ..scheduler.expected_use import ExpectedUse
@@ -35,7 +34,7 @@ from ..system.control_groups import ProcessMemory, memory
 from ..system.tasks import cancel_all
 from .device_settings import require_regular
 from .model_memory import predicted_bytes
-from .resident_device import ResidentDevice, ResidentModel, memory_of
+from .resident_device import ResidentDevice, ResidentModel
 from .whole_device import expected_n_ctx, text_kind_of, whole_config
 
 log = logging.getLogger("disco.daemon")
@@ -43,7 +42,6 @@ log = logging.getLogger("disco.daemon")
 LOOK_S = 5.0  # between two looks at memory, and whether a model comes back
 TRY_AGAIN_S = 30.0  # after a load that failed: by then memory may be free, or the file be another
 CLOSE_S = 20.0  # for an engine to end: its supervisor kills it sooner
-SHARE = 0.85  # of the memory, for all models together, where no limit is set
 SPARE = 0.05  # of the memory that stays free: below it models leave before the system swaps
 LOAD_BYTES_S = 1.5e9  # a guess until a model was loaded: what a disk reads, bytes/s
 
@@ -363,44 +361,3 @@ def path_of(settings: ModelSettings) -> Path:
             raise ConfigError(msg) from e
     require_regular(f"[[models]] {settings.name}:", path)
     return path
-
-
-def limit_of(config: Config) -> int:
-    """Return how many bytes all models together may have: as set, else a share of the memory."""
-    return int(config.device.models_gib * 2**30) or int(SHARE * memory()[0])
-
-
-def taken_by(devices: Iterable[tuple[object, bool]]) -> tuple[int, ProcessMemory]:
-    """Return what the devices of the race take of the memory, bytes, and what of that they have now.
-
-    Each comes with whether it waits for the one before it to be closed: of the two only the larger one counts. One that
-    is unloaded counts as if it were loaded, since the next request wakes it.
-    """
-    found = [_taken_by(device, waits=waits) for device, waits in devices]
-    has = [own for _, own in found]
-    return max((n for n, _ in found), default=0), ProcessMemory(
-        *map(sum, zip(*has, strict=True))
-    ) if has else ProcessMemory()
-
-
-def _taken_by(device: object, *, waits: bool) -> tuple[int, ProcessMemory]:
-    if not isinstance(device, Device):
-        return 0, ProcessMemory()
-    engine = device.engine
-    if not waits and engine.state in (EngineState.STOPPED, EngineState.FAILED):
-        return 0, ProcessMemory()
-    has = memory_of(engine.pid)
-    return max(_predicted(engine.config), sum(has) if engine.state is EngineState.READY else 0), has
-
-
-@lru_cache(maxsize=4)
-def _predicted(load: Load) -> int:
-    flash: Literal["auto", "off"] = "off" if load.flash_attn is False else "auto"
-    settings = DeviceSettings(
-        model=load.model_path, n_ctx=load.n_ctx, n_cells=load.n_cells, flash_attn=flash,
-        kv_type=cast('Literal["auto", "f16", "q8_0"]', load.kv_type),
-    )  # fmt: skip
-    try:
-        return predicted_bytes(settings, Path(load.model_path))
-    except OSError:
-        return 0

@@ -42,8 +42,8 @@ from disco_daemon.endpoints.device import Device
 from disco_daemon.engine import wire
 from disco_daemon.engine.supervisor import Engine, EngineState
 from disco_daemon.errors import RequestError
-from disco_daemon.machines import resident_models
-from disco_daemon.machines.resident_models import taken_by
+from disco_daemon.machines import resident_memory
+from disco_daemon.machines.resident_memory import taken_by
 from disco_daemon.machines.split.partner_service import Partner
 from disco_daemon.money.spending import Speeds
 from disco_daemon.power.measurement import Charge, Thermal
@@ -381,9 +381,9 @@ async def test_in_a_reload_the_device_that_leaves_counts_as_well_as_the_one_that
         return Device(engine)
 
     sizes = {"small": 10, "large": 30}
-    monkeypatch.setattr(resident_models, "_predicted", lambda load: sizes[load.model_path])
+    monkeypatch.setattr(resident_memory, "_predicted", lambda load: sizes[load.model_path])
     monkeypatch.setattr(
-        resident_models, "memory_of", lambda pid: ProcessMemory(0, 0) if pid is None else ProcessMemory(3, 1)
+        resident_memory, "memory_of", lambda pid: ProcessMemory(0, 0) if pid is None else ProcessMemory(3, 1)
     )
     leaving, waiting = loaded("large", 7, EngineState.READY), loaded("small", None, EngineState.STOPPED)
     assert taken_by([(leaving, False), (waiting, True)]) == (30, ProcessMemory(3, 1))
