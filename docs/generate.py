@@ -103,8 +103,9 @@ def settings() -> str:
         lines += ["| key | default | values | meaning |", "| --- | --- | --- | --- |"]
         fields = msgspec.inspect.type_info(one).fields  # type: ignore[attr-defined]
         for field in sorted(fields, key=lambda field: not field.required):
-            if (text := documents.get(f"{one.__name__}.{field.name}")) is None:  # as in the section that it is one of
+            if f"{one.__name__}.{field.name}" not in documents:  # it is as in the section that it is one of
                 continue
+            text = documents[f"{one.__name__}.{field.name}"]
             given = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
             default = "none: needed" if field.required else f"`{json.dumps(given)}`"
             lines.append(f"| `{field.name}` | {default} | {values(field.type)} | {link(text)} |")

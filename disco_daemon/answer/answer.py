@@ -53,8 +53,8 @@ class Answer:
     `available` are the endpoints that can serve this request, `max_tokens` is what the client allows, `stop` its stop
     strings, `continuation` how well each endpoint continues a partial answer, `followers` those that can be held,
     `joinable` whether two endpoints may share this one at all, `watch` ends it where it repeats itself, `before` is how
-    the client has begun it, `overlap` what a side repeats of `before` and a text after it. What else is public is for
-    reading.
+    the client has begun it, `overlap` what a side repeats of `before` and a text after it, `again` whether a side that
+    has failed has another place to be asked at. What else is public is for reading.
     """
 
     plan: Plan
@@ -67,6 +67,7 @@ class Answer:
     watch: LoopWatch = field(default_factory=LoopWatch)
     before: str = ""
     overlap: Callable[[Side, str], str | None] = lambda side, text: None
+    again: Callable[[Side], bool] = lambda side: False
     buffer: TokenBuffer = field(default_factory=lambda: TokenBuffer(Delivery.OFF, 1.0))
     state: State = State.PLANNED
     source: Side | None = None
@@ -87,8 +88,9 @@ class Answer:
         limits = Limits(self.max_tokens, self.stop, may_move=self.joinable and len(self.available) > 1)
         self._relay = Relay(self.generated, self.buffer, limits, self.watch)
         self._succession = Succession(
-            self.available, self.continuation, self.before, self.generated, self.failures, self.moves
-        )
+            self.available, self.continuation, self.before, self.generated, self.failures, self.moves,
+            again=self.again,
+        )  # fmt: skip
 
     # --- for reading ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..delivery.seam import Seam
@@ -19,7 +19,8 @@ MAX_STALLS = 2  # moves for a source's silence, done or not: each start of a tar
 class Succession:
     """The rules by which an answer gets another source; `text`, `failures` and `moves` are the answer's own.
 
-    `before` is how the client has begun it, `n_stalls` counts the moves begun since a source was silent.
+    `before` is how the client has begun it, `n_stalls` counts the moves begun since a source was silent. `again` says
+    whether a side has another place to be asked at, after one of them has failed.
     """
 
     available: frozenset[Side]
@@ -29,6 +30,7 @@ class Succession:
     failures: Failures
     moves: list[HandoffRecord]
     n_stalls: int = 0
+    again: Callable[[Side], bool] = lambda side: False
 
     @property
     def n_handoffs(self) -> int:
@@ -69,18 +71,25 @@ class Succession:
     def after(self, side: Side) -> Side | None:
         """The side that goes on after `side` has failed.
 
-        1. The other endpoint, if it has not failed for this answer; it may have lost the race.
-        2. The device once more, if its engine died in mid-answer and the server has failed since or cannot continue:
+        1. The same side, at another place that is known to go on with what there is.
+        2. The other endpoint, if it has not failed for this answer; it may have lost the race.
+        3. The same side, at another place that may.
+        4. The device once more, if its engine died in mid-answer and the server has failed since or cannot continue:
            it is restarted within seconds. Alone it gets no second chance: a request that kills the engine would kill
            it again.
-        3. None; also where the answer has begun, and has moved too often.
+        5. None; also where the answer has begun, and has moved too often.
         """
         begun = bool(self.text.pieces)
         if begun and self.n_handoffs >= MAX_HANDOFFS:
             return None
+        own = self.again(side) and self.continuation.get(side) is not Continuation.NONE
+        if own and begun and self.continuation.get(side) is not Continuation.UNTRIED:
+            return side
         mute = begun and self.continuation.get(side.other) is Continuation.NONE
-        if side.other in self.available and not self.failures.has(side.other) and not mute:
+        if side.other in self.available and not self._has_failed(side.other) and not mute:
             return side.other
+        if own:
+            return side
         died_now = self.failures.errors[-1].reason == "engine_gone"
         died_once = self.failures.n_died_midway == 1 and self.available == BOTH
         return Side.DEVICE if died_once and ((mute and died_now) or side is Side.SERVER) else None
@@ -90,4 +99,7 @@ class Succession:
 
     def _is_able(self, target: Side) -> bool:
         capable = self.continuation.get(target) is not Continuation.NONE
-        return target in self.available and capable and not self.failures.has(target)
+        return target in self.available and capable and not self._has_failed(target)
+
+    def _has_failed(self, side: Side) -> bool:
+        return self.failures.has(side) and not self.again(side)

@@ -103,7 +103,9 @@ async def complete(
         msg = "Text completions are served by the device only, and none is configured: use /v1/chat/completions."
         raise RequestError(msg, code="unsupported")
     generation = openai_request.to_raw_generation(asked, extra, new_id(), model.sides)
-    generation = replace(generation, adapter=model.adapter, local=model.local, left_out=tuple(left_out))
+    generation = replace(
+        generation, adapter=model.adapter, local=model.local, servers=model.servers, left_out=tuple(left_out)
+    )
     return await answer(request, asked, generation, shape(generation.request_id, created(request), asked.model))
 
 
@@ -144,7 +146,8 @@ def conversation(
     asked, extra = openai_request.parse_chat(raw)
     model = named(request, asked.model)
     generation = openai_request.to_generation(asked, extra, new_id(), model.sides)
-    return asked, replace(generation, adapter=model.adapter, local=model.local, left_out=tuple(left_out))
+    generation = replace(generation, adapter=model.adapter, local=model.local, servers=model.servers)
+    return asked, replace(generation, left_out=tuple(left_out))
 
 
 async def prompt_size(request: web.Request, raw: dict[str, Any]) -> tuple[int, bool]:

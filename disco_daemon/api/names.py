@@ -20,12 +20,14 @@ LATEST = ":latest"  # the tag that clients of Ollama put behind a name that has 
 class NamedModel:
     """The model behind a name: `target` is the name that an alias stands for, `sides` may serve it.
 
-    `local` is the one of several models of this machine that it names, "" for the device of the race.
+    `local` is the one of several models of this machine that it names, "" for the device of the race; `servers` are the
+    models of several servers that it names, each `SERVER/MODEL`, () for those that answer for the server side.
     """
 
     target: str
     sides: frozenset[Side]
     local: str = ""
+    servers: tuple[str, ...] = ()
 
     @property
     def adapter(self) -> str:
@@ -54,13 +56,15 @@ class ModelNames:
             near = which(target, self, "GET /v1/models lists all")
             msg = f"The model '{target}' does not exist{alias}{self._why_not(target)}: {near}"
             raise RequestError(msg, status=404, param="model", code="model_not_found")
-        return NamedModel(target, sides, _local(target, self._conductor))
+        return NamedModel(target, sides, _local(target, self._conductor), _servers(target, self._conductor))
 
     def __iter__(self) -> Iterator[str]:
         """All names, and the patterns as they are set: each can be asked for as it stands."""
         own = _own_names(self._conductor)
         yield from own
-        yield from (alias for alias, target in self._aliases.items() if alias not in own and target in own)
+        for alias, target in self._aliases.items():
+            if alias not in own and (target in own or _servers(target, self._conductor)):
+                yield alias
 
     def card(self, name: str) -> dict[str, Any]:
         """Return the document of a model. Raises RequestError.
@@ -68,7 +72,11 @@ class ModelNames:
         `created` is the date of the newest model that may answer; lengths and `capabilities` are those of all that may
         together, as far as they are known.
         """
-        found = self.find(name)
+        found, servers = self.find(name), self._conductor.context.servers
+        if found.servers and servers is not None:
+            told = {"id": name, "object": "model", "created": 0, "owned_by": found.servers[0].partition("/")[0]}
+            alias = {"alias_of": found.target} if found.target != name else {}
+            return told | alias | dict(servers.card(found.target)) | {"id": name}
         sides = found.sides & self._here or found.sides
         local = self._conductor.local if found.local else None
         here = self._conductor.endpoints if local is None else local.context(found.local).endpoints
@@ -90,7 +98,12 @@ class ModelNames:
 
     def cards(self) -> list[dict[str, Any]]:
         """Return the documents of the models that may be asked for now."""
-        return [self.card(name) for name in self if self.find(name).sides & self._here]
+        cards = [self.card(name) for name in self if self.find(name).sides & self._here]
+        servers = self._conductor.context.servers
+        if servers is None or Side.SERVER not in self._here:
+            return cards
+        told = {card["id"] for card in cards}
+        return cards + [card for card in servers.cards() if card["id"] not in told]
 
     @property
     def _here(self) -> frozenset[Side]:
@@ -124,6 +137,8 @@ def _sides(name: str, conductor: Conductor) -> frozenset[Side]:
         return BOTH
     if _local(name, conductor):
         return frozenset({Side.DEVICE})
+    if _servers(name, conductor):
+        return frozenset({Side.SERVER})
     endpoints = conductor.endpoints
     for side, endpoint in endpoints.items():
         ours, _, adapter = name.partition(":")
@@ -138,6 +153,12 @@ def _local(name: str, conductor: Conductor) -> str:
         return ""
     ours, _, local = name.partition("/")
     return local if ours == OWN and local in conductor.local.names else ""
+
+
+def _servers(name: str, conductor: Conductor) -> tuple[str, ...]:
+    """Return the models of several servers that a name stands for; () for none."""
+    servers = conductor.context.servers
+    return () if servers is None or name == OWN or name.startswith(f"{OWN}/") else servers.find(name)
 
 
 def _own_names(conductor: Conductor) -> list[str]:

@@ -76,10 +76,13 @@ class AnswerRun:
         )  # fmt: skip
         self._length, self._prompt = length, PromptSize(length)
         self._inbox, self._journal = EventInbox(), Journal(context, self._request)
-        self._runs = EndpointRuns(context, self._request, self._prompt, self._inbox, self._journal)
+        continuation = {side: endpoint.continuation for side, endpoint in endpoints.items()}
+        self._runs = EndpointRuns(
+            context, self._request, self._prompt, self._inbox, self._journal, continuation
+        )  # fmt: skip
         self._answer = Answer(
             UNPLANNED, available, most_tokens(request), request.sampling.stop,
-            {side: endpoint.continuation for side, endpoint in endpoints.items()},
+            continuation,
             frozenset(side for side, endpoint in endpoints.items() if endpoint.can_hold),
             joinable=not request.needs,
             watch=LoopWatch(
@@ -89,6 +92,7 @@ class AnswerRun:
             ),
             before=request.answer_so_far,
             overlap=self._runs.overlap,
+            again=self._runs.has_another,
             buffer=TokenBuffer(self._delivery.mode, self._delivery.pace_tps),
         )  # fmt: skip
         self._moves = MoveAdvisor(
@@ -192,6 +196,8 @@ class AnswerRun:
             case Cancel(side=side):
                 self._cancel(side)
             case Note(text=text):
+                if (move := self._answer.moves[-1]).source is move.target is Side.SERVER:
+                    self._sink.mix()
                 self._sink.note(text)
                 self._journal.moved(text)
             case Complete(reason=reason):

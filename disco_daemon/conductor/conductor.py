@@ -64,6 +64,8 @@ class Conductor:
         reader's part stands and the error must be sent in-band. A cancellation stops both sides and is recorded too.
         """
         with self.in_flight.place(), self.held(request.local) as context:
+            if context.servers is not None and not request.local:
+                context = context.servers.context(context, request)
             # Which sides can serve it?
             request, available = eligible(request, context)
             # How long is the prompt? The device counts; where there is none, or it is not loaded, it is estimated.

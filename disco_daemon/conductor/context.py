@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..clock import Clock
 from ..dispatch.mover import Mover
 from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
 from ..money.spending import Spending
-from ..types import EQUAL, Delivery, Reason, Relation, Side, Token
+from ..types import EQUAL, Delivery, GenerationRequest, Outcome, Reason, Relation, Side, Token
 from .traces import Traces
 
 
@@ -33,6 +33,10 @@ class Sink(Protocol):
 
     def note(self, text: str) -> None:
         """Take a remark that no reader sees, between the tokens."""
+        ...
+
+    def mix(self) -> None:
+        """Take that another server goes on from here: token ids of two vocabularies are no one list."""
         ...
 
     async def flush(self) -> None:
@@ -98,7 +102,7 @@ class AnswerContext:
     `disturbed(begin, end)`: whether this process stood still between two times. `shadow`: a server that lost the race
     may still show its first token, where that is learned from. `energy` observes what the device works on; `traces` has
     the answers that ended last. `relation()` says which side is a stand-in now; an answer keeps the one that it began
-    with.
+    with. With several `servers` an answer has a context of its own, whose server side is one of them at a time.
     """
 
     endpoints: Mapping[Side, Endpoint]
@@ -114,11 +118,52 @@ class AnswerContext:
     defaults: DeliveryDefaults = field(default_factory=DeliveryDefaults)
     traces: Traces = field(default_factory=Traces)
     relation: Callable[[], Relation] = lambda: EQUAL
+    servers: Servers | None = None
 
     @property
     def private(self) -> bool:
         """Whether nothing may leave this machine now."""
         return self.privacy.on
+
+
+class Servers(Protocol):
+    """Several servers, of which one at a time is an answer's server side."""
+
+    def find(self, name: str) -> tuple[str, ...]:
+        """Return the models that a name stands for, each as `SERVER/MODEL`; none where it is no server's."""
+        ...
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Return the documents of all models that the servers offer, for lists."""
+        ...
+
+    def card(self, name: str) -> Mapping[str, Any]:
+        """Return what is known of the model behind a name that `find` knows."""
+        ...
+
+    def context(self, base: AnswerContext, request: GenerationRequest) -> AnswerContext:
+        """Return the context of one answer: with a server chosen for it, or the base where it may not leave."""
+        ...
+
+    def record(self, context: AnswerContext, outcome: Outcome) -> bool:
+        """Learn from one answer; return whether it was one of models that were asked for by name, and is recorded."""
+        ...
+
+    def restore(self) -> None:
+        """Go on with what was learned before; blocks on disk."""
+        ...
+
+    async def run(self) -> None:
+        """Keep the lists of models up to date, until cancelled."""
+        ...
+
+    async def stop(self) -> None:
+        """End a question for one: when this returns, nothing more is sent."""
+        ...
+
+    def documents(self) -> list[dict[str, Any]]:
+        """Return the `servers` of `disco status --json`."""
+        ...
 
 
 class LocalModels(Protocol):

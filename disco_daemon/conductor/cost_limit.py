@@ -22,6 +22,10 @@ class CostLimit:
     def __init__(self, request: GenerationRequest, spending: Spending) -> None:
         self._max_usd, self._spending = request.max_cost_usd, spending
 
+    def follow(self, spending: Spending) -> None:
+        """Go by the prices of another server from now on; what was taken so far stays taken."""
+        self._spending = spending
+
     def within(self, sides: frozenset[Side], request: GenerationRequest, length: PromptLength) -> frozenset[Side]:
         """Return those of the sides that may begin the answer. Raises EndpointError (429) if none is left."""
         if Side.SERVER not in sides or self._fit(request, length, 0, self._max_usd or 0.0) is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..endpoints.base import Controls
 from ..errors import EndpointError
-from ..money.spending import Reservation
+from ..money.spending import Reservation, Spending
 from ..types import PromptLength, Readiness, Side, Usage
 
 # A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
@@ -29,7 +29,8 @@ class EndpointRun:
     `whole`: the endpoint came to its own end. `grant` is what it may spend, `hedge_grant` what a second request may;
     with `max_cost_usd` they may cost `most_usd` and `hedge_most_usd`, and `limit` tokens were sent along.
     Its last event came at `heard_at`, its last token at `last_at`; `paused` it lets the answer wait by itself, and has
-    for `paused_s` in all. `held_up`: it had to wait for a slow reader.
+    for `paused_s` in all. `held_up`: it had to wait for a slow reader. `server` is which of several it is of, whose
+    prices `spending` has.
     """
 
     side: Side
@@ -57,6 +58,8 @@ class EndpointRun:
     limit: int | None = None
     most_usd: float = 0.0
     hedge_most_usd: float = 0.0
+    server: str | None = None
+    spending: Spending | None = None
 
     @property
     def turned_away(self) -> bool:

@@ -29,6 +29,7 @@ from ..types import (
     most_tokens,
     n_choices,
 )
+from .answer_server import as_one_server
 from .context import AnswerContext, CurrentDelivery, Sink
 from .eligible import ignored_by, narrowed_by
 from .endpoint_run import EndpointRun, PromptSize
@@ -65,7 +66,12 @@ class Recorder:
             self._first_at, side = now, self._answer.maker(0)
             relation = self._relation if self._context.planner.policy.learns else EQUAL
             self._why = reason_of(side, self._request, self._answer.available, self._runs.all, relation)
-            sink.route(side, self._context.endpoints[side].model, self._why)
+            sink.route(side, self._model_of(side), self._why)
+
+    def _model_of(self, side: Side) -> str:
+        """Return the model that made a side's first tokens: of several servers another one may be asked by now."""
+        begun = (run.model for run in self._runs.all if run.side is side and run.n_tokens)
+        return next(begun, self._context.endpoints[side].model)
 
     def settle(self, planned: Planned, plan: Plan, reason: str | None, error: DiscoError | None) -> Outcome:
         """Settle budget and caps, and let the planner learn. `plan` is the one as far as it fits the request."""
@@ -107,7 +113,10 @@ class Recorder:
             earlier=None if request.private or context.private else request.earlier,
         )
         self._runs.release_budget(planned)
-        context.planner.settle(planned, outcome)
+        learned = outcome
+        if context.servers is not None:
+            learned = replace(outcome, attempts=as_one_server(attempts))
+        context.planner.settle(planned, learned)
         return outcome
 
     def _ignored(self, *, is_whole: bool) -> list[str]:
@@ -154,7 +163,7 @@ class Recorder:
         context = self._context
         attempt = attempt_of(run, context, self.began, self._prompt.n_tokens, self._request, hedge)
         if grant is not None:
-            context.spending.settle(grant, attempt)
+            (run.spending or context.spending).settle(grant, attempt)
         return attempt
 
     def _hedge_result(self, run: EndpointRun) -> HedgeResult:
@@ -224,8 +233,9 @@ def attempt_of(
         disturbed=context.disturbed(run.started, end),
         unseen_tokens=_unseen(run, context, length, request) if asked and not run.whole else 0,
         hedge=hedge,
+        server=run.server,
     )
-    return context.spending.prices.booked(attempt)
+    return (run.spending or context.spending).prices.booked(attempt)
 
 
 def decode_tps(run: EndpointRun, context: AnswerContext) -> float | None:
@@ -240,7 +250,7 @@ def decode_tps(run: EndpointRun, context: AnswerContext) -> float | None:
 
 def _unseen(run: EndpointRun, context: AnswerContext, length: int, request: GenerationRequest) -> int:
     """Estimate the tokens that a closed server goes on to make."""
-    if context.spending.stops_billing:
+    if (run.spending or context.spending).stops_billing:
         return 0
     n, limit = n_choices(request.extra), most_tokens(request)
     made = run.n_before + run.usage.completion_tokens

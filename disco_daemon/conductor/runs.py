@@ -15,6 +15,7 @@ from ..endpoints.hedge import Hedge
 from ..errors import EndpointError, release_frames
 from ..money.spending import CapRefusal, CostBound, capped
 from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Order, Paused, Side, Token
+from .answer_server import AnswerServer
 from .context import AnswerContext
 from .cost_limit import CostLimit
 from .endpoint_run import EndpointRun, PromptSize
@@ -35,7 +36,9 @@ class EndpointRuns:
         prompt: PromptSize,
         inbox: EventInbox,
         journal: Journal,
+        continuation: dict[Side, Continuation] | None = None,
     ) -> None:
+        """`continuation` is how well each side continues: where another server takes a place, its way is told there."""
         self._context, self._request, self._prompt = context, request, prompt
         self._inbox, self._journal = inbox, journal
         self._loop, self._clock = asyncio.get_running_loop(), context.clock
@@ -44,6 +47,7 @@ class EndpointRuns:
         self._parked: EndpointRun | None = None
         self._n_held_back = 0  # tokens of the budget that moves hold
         self._cost_limit = CostLimit(request, context.spending)
+        self._continuation = {} if continuation is None else continuation
 
     # --- for reading ---------------------------------------------------------------------------------------------
 
@@ -68,6 +72,11 @@ class EndpointRuns:
         """Whether the client's limit of the cost allows a start of `side` behind `n_made` tokens of the answer."""
         return side is Side.DEVICE or self._cost_limit.allows(self._request, self._prompt.length, n_made, self.all)
 
+    def has_another(self, side: Side) -> bool:
+        """Whether a side that has failed would be asked at another server now."""
+        choice = self._context.endpoints.get(side)
+        return isinstance(choice, AnswerServer) and choice.is_fresh
+
     def overlap(self, side: Side, text: str) -> str | None:
         """Return what `side` would repeat of the client's beginning of the answer and `text`."""
         request = self._request
@@ -84,9 +93,7 @@ class EndpointRuns:
             parked.controls.send(Append(effect.answer_so_far, effect.ids, go=not effect.held))
             return
         endpoint, controls = context.endpoints[side], Controls(held=effect.held)
-        run = EndpointRun(
-            side, endpoint.model, self._clock.now(), endpoint.readiness(), effect.n_tokens, controls=controls
-        )
+        run = self._new_run(side, endpoint, effect.n_tokens, controls)
         if side is Side.SERVER and planned.plan.hedge_s < math.inf and not run.n_before:
             controls.hedge = Hedge(planned.plan.hedge_s, lambda: self._admit_hedge(run, planned))
         self._current[side] = run
@@ -109,7 +116,7 @@ class EndpointRuns:
             self._hold_budget(side, planned)
         if side is Side.DEVICE:
             request = replace(request, expected_rest=context.planner.knowledge.outputs.rest(self._prompt.n_tokens))
-        run.task = group.create_task(self._run(run, endpoint, request))
+        run.task = group.create_task(self._run(run, endpoint, request, asked))
 
     def _admit_hedge(self, run: EndpointRun, planned: Planned) -> bool:
         """Whether the server may be asked a second time, now that it is silent; the most that may cost is reserved.
@@ -179,13 +186,55 @@ class EndpointRuns:
         words = self.overlap(effect.side, effect.answer_so_far)
         return effect.n_tokens if words is None else TextCount().add(words)
 
-    async def _run(self, run: EndpointRun, endpoint: Endpoint, request: GenerationRequest) -> None:
-        """Let an endpoint run; one that closed a kept connection unheard is asked a second time, if that is allowed."""
+    def _new_run(self, side: Side, endpoint: Endpoint, n_before: int, controls: Controls | None = None) -> EndpointRun:
+        run = EndpointRun(
+            side, endpoint.model, self._clock.now(), endpoint.readiness(), n_before, controls=controls or Controls()
+        )
+        if isinstance(endpoint, AnswerServer):
+            run.server, run.spending = endpoint.now.server, endpoint.now.spending
+        return run
+
+    async def _run(
+        self, run: EndpointRun, endpoint: Endpoint, request: GenerationRequest, asked: GenerationRequest
+    ) -> None:
+        """Let an endpoint run; one that closed a kept connection unheard is asked a second time, if that is allowed.
+
+        Of several servers another one is asked in the place of one that failed before its first token. After it, the
+        next start is there: how the answer moves is decided elsewhere. `request` is what was `asked`, within a limit.
+        """
         error = await self._pump(run, endpoint, request)
         if error is not None and error.reason == "dropped" and (again := self._again(run, request)) is not None:
             run, error = again, await self._pump(again, endpoint, request)
+        while isinstance(endpoint, AnswerServer) and error is not None and self._leave(endpoint, run, error):
+            if run.n_tokens or run.n_before:
+                break
+            next_asked = self._in_place_of(run, endpoint, asked)
+            if next_asked is not None:
+                run, limited = next_asked
+                error = await self._pump(run, endpoint, limited)
         if error is not None:
             await self._inbox.put(run, Broke(run.side, error))
+
+    def _leave(self, choice: AnswerServer, run: EndpointRun, error: EndpointError) -> bool:
+        """Have another server asked from now on, after this error of a run; False where there is none."""
+        begun = bool(run.n_tokens or run.n_before)
+        if self.is_stale(run) or self._context.private or not choice.leave(error, begun=begun):
+            return False
+        self._context.spending = choice.now.spending
+        self._cost_limit.follow(choice.now.spending)
+        self._continuation[run.side] = choice.continuation
+        return True
+
+    def _in_place_of(
+        self, failed: EndpointRun, choice: AnswerServer, asked: GenerationRequest
+    ) -> tuple[EndpointRun, GenerationRequest] | None:
+        """Return a start of the server that is asked now, and its request; None where a cap or the limit forbids it."""
+        run = self._new_run(failed.side, choice, 0)
+        request = self._admitted(run, asked)
+        if request is None:
+            return None
+        run.task, failed.task = failed.task, None
+        return run, request
 
     def _again(self, dropped: EndpointRun, request: GenerationRequest) -> EndpointRun | None:
         """Return a second start of a run whose request may have been read, or not; None where it may not be sent again.
@@ -195,18 +244,29 @@ class EndpointRuns:
         side, context = dropped.side, self._context
         if self.is_stale(dropped) or dropped.n_tokens or (context.private and side is Side.SERVER):
             return None
-        endpoint = context.endpoints[side]
-        run = EndpointRun(side, endpoint.model, self._clock.now(), endpoint.readiness(), dropped.n_before)
-        if self._cost_limit.admit(run, request, self._prompt.length, self.all) is None:
+        run = self._new_run(side, context.endpoints[side], dropped.n_before)
+        if self._admitted(run, request) is None:
+            return None
+        run.task = dropped.task
+        return run
+
+    def _admitted(self, run: EndpointRun, request: GenerationRequest) -> GenerationRequest | None:
+        """Return the request of a further start within its limit, whose most is held then; None if it may not be.
+
+        The answer listens to it from now on.
+        """
+        context = self._context
+        limited = self._cost_limit.admit(run, request, self._prompt.length, self.all)
+        if limited is None:
             return None
         wanted = CostBound.of(self._request, self._prompt.n_tokens, run.n_before)
-        grant = context.spending.reserve(side, wanted, context.clock.wall())
+        grant = context.spending.reserve(run.side, wanted, context.clock.wall())
         if isinstance(grant, CapRefusal):
             return None
-        run.grant, run.task = grant, dropped.task
-        self._current[side] = run
+        run.grant = grant
+        self._current[run.side] = run
         self.all.append(run)
-        return run
+        return limited
 
     async def _pump(self, run: EndpointRun, endpoint: Endpoint, request: GenerationRequest) -> EndpointError | None:
         """Move one endpoint's tokens into the inbox. A full one pauses it, and with it the endpoint's stream.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ..continuations import CONTINUATIONS
 from ..errors import ConfigError
 from ..plain import which
 from ..system.net import is_http_url, origin
-from .schema import Config, ServerSettings
+from .schema import SAID_OF, Config, ServerSettings
 
 SERVER = "server"  # what `[server]` is called among several
 
@@ -15,6 +17,27 @@ def servers_of(config: Config) -> dict[str, ServerSettings]:
     """Return all configured servers by name, `[server]` first, then in the order of the file."""
     first = {SERVER: config.server} if config.server.base_url else {}
     return first | {one.name: one for one in config.servers}
+
+
+def first_server(config: Config) -> Config:
+    """Return the settings with `[server]` set: where it is not, it is the first one that `disco` is answered by."""
+    if config.server.base_url or not config.servers:
+        return config
+    return alone(config, next((one for one in config.servers if one.model), config.servers[0]))
+
+
+def alone(config: Config, server: ServerSettings) -> Config:
+    """Return the settings as if that were the only server."""
+    return msgspec.structs.replace(config, server=server, servers=())
+
+
+def of_model(server: ServerSettings, model: str) -> ServerSettings:
+    """Return a server's settings for one of its models: what is said of its own one is not said of another."""
+    if not server.model or server.model == model:
+        return msgspec.structs.replace(server, model=model)
+    plain = ServerSettings()
+    names = (key.partition(".")[2] for key in SAID_OF["server.model"])
+    return msgspec.structs.replace(server, model=model, **{name: getattr(plain, name) for name in names})
 
 
 def check_servers(config: Config) -> None:

@@ -6,14 +6,16 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..api.control.metrics import Metrics
 from ..clock import Clock
 from ..conductor import AnswerContext, DeliveryDefaults, Privacy
 from ..conductor.traces import Traces
 from ..config.schema import Config
+from ..config.servers import first_server, servers_of
 from ..dispatch.migrate import Costs
 from ..dispatch.mover import CostMover, Forced, Mover, Stay
 from ..dispatch.planner import Planner
@@ -45,7 +47,9 @@ from .tasks.loop_monitor import LoopMonitor
 from .tasks.wattmeter import Wattmeter
 
 if TYPE_CHECKING:
+    from ..conductor.context import Servers
     from .tasks.prober import Prober
+    from .tasks.probers import Probers
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class LiveSettings:
     def of(cls, config: Config, endpoints: Mapping[Side, Endpoint]) -> LiveSettings:
         """Make them for those endpoints, whose device can follow them. Raises ConfigError."""
         device_of(endpoints).check(config)
-        policy, relation = policy_of(config.policy), Grading(config, endpoints)
+        policy, relation = policy_of(config.policy), Grading(first_server(config), endpoints)
         return cls(config, limits_of(config), delivery_defaults(config), policy, relation)
 
 
@@ -103,7 +107,7 @@ class Parts:
     learner: Learner
     scarce_side: ScarceSide
     wattmeter: Wattmeter
-    prober: Prober | None
+    prober: Prober | Probers | None
     autotuner: Autotuner | None
     exit_trainer: ExitTrainer | None
     context: AnswerContext
@@ -142,6 +146,8 @@ class Parts:
         await self.wattmeter.look()
         if self.prober is not None:
             await asyncio.to_thread(self.prober.restore)
+        if self.context.servers is not None and before is None:
+            await asyncio.to_thread(self.context.servers.restore)
 
     def under(self, config: Config) -> Parts:
         """Return these parts under other live settings, for `commit`. Raises ConfigError."""
@@ -179,6 +185,8 @@ class Parts:
             tasks["autotuner"] = self.autotuner.run()
         if self.exit_trainer is not None:
             tasks["exit trainer"] = self.exit_trainer.run()
+        if self.context.servers is not None:
+            tasks["lists of models"] = self.context.servers.run()
         tasks |= self.device.tasks()
         return [asyncio.create_task(task, name=name) for name, task in tasks.items()]
 
@@ -202,12 +210,13 @@ class Assembly:
         """
         shared = self.shared
         caps = None if before is None else before.spending.caps
-        spending = make_spending(config, shared.price_lists, shared.clock, caps)
+        spending = make_spending(first_server(config), shared.price_lists, shared.clock, caps)
         endpoints = make_endpoints(
-            config,
+            first_server(config),
             Making(shared.clock, self.shape, shared.members, self.early),
             None if before is None else before.endpoints,
             listed=spending.price.capabilities,
+            several=partial(self._make_pool, config, spending, before) if config.servers else None,
         )
         device = device_of(endpoints)
         measured = kind_of(config).measured(config) if config.device.enabled else None
@@ -240,7 +249,7 @@ class Assembly:
             learner,
             scarce_side,
             wattmeter,
-            self._make_prober(config, endpoints.get(Side.SERVER), spending),
+            self._make_probers(config, endpoints.get(Side.SERVER), spending),
             device.make_autotuner(config, busy, shared.clock),
             make_exit_trainer(config, busy, shared.clock),
             self._make_context(live, endpoints, planner, make_mover(config, costs, self.force), spending, wattmeter),
@@ -271,9 +280,42 @@ class Assembly:
             defaults=live.defaults,
             traces=shared.traces,
             relation=live.relation,
+            servers=cast("Servers", endpoints[Side.SERVER]) if config.servers else None,
         )
 
-    def _make_prober(self, config: Config, server: Endpoint | None, spending: Spending) -> Prober | None:
+    def _make_pool(self, config: Config, spending: Spending, before: Parts | None, device: Endpoint | None) -> Endpoint:
+        from ..config.pricelist import load
+        from .server_pool import ServerPool  # a daemon of one server needs none of it
+
+        shared, old = self.shared, None if before is None else before.context.servers
+        return ServerPool(
+            config,
+            device,
+            catalog=load(shared.price_lists),
+            spending=spending,
+            history=shared.history,
+            clock=shared.clock,
+            is_private=lambda: shared.privacy.on,
+            make_planner=lambda: make_planner(LiveSettings.of(config, {}), spending),
+            before=old if isinstance(old, ServerPool) else None,
+        )
+
+    def _make_probers(self, config: Config, server: Endpoint | None, spending: Spending) -> Prober | Probers | None:
+        if not config.servers:
+            return self._make_prober(config, server, spending)
+        from .server_pool import ServerPool
+        from .tasks.probers import Probers
+
+        assert isinstance(server, ServerPool)
+        made = {
+            key: self._make_prober(server.settings_of(one), one.endpoint, one.spending, one.server)
+            for key, one in server.own.items()
+        }
+        return Probers({key: one for key, one in made.items() if one is not None})
+
+    def _make_prober(
+        self, config: Config, server: Endpoint | None, spending: Spending, name: str | None = None
+    ) -> Prober | None:
         if server is None or isinstance(server, Off):
             return None
         from ..endpoints.server import Server  # with OpenAI's library, which nobody waits for who has no server
@@ -282,7 +324,7 @@ class Assembly:
         if not isinstance(server, Server):
             return None
         shared = self.shared
-        account = ProbeAccount(spending, config.server.model, shared.book, shared.clock, shared.privacy)
+        account = ProbeAccount(spending, config.server.model, shared.book, shared.clock, shared.privacy, name)
         return Prober(
             server,
             shared.history,
@@ -333,7 +375,10 @@ def estimator_key(config: Config) -> str:
 
 def server_key(config: Config) -> str:
     """Return the name of the server that learned figures are about."""
-    return f"{without_credentials(config.server.base_url)} {config.server.model}"
+    if not config.servers:
+        return f"{without_credentials(config.server.base_url)} {config.server.model}"
+    own = (f"{without_credentials(one.base_url)} {one.model}" for one in servers_of(config).values() if one.model)
+    return f"several: {', '.join(own)}"
 
 
 def device_key(config: Config) -> str:

@@ -6,7 +6,8 @@ The server's client is imported where a server is made: the OpenAI library takes
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ..clock import Clock
 from ..config.layers import KeyRefusedError, server_api_key
@@ -18,6 +19,9 @@ from ..machines.kinds import kind_of
 from ..machines.managed_device import Making, ManagedDevice
 from ..types import UNKNOWN, Capabilities, Side
 
+if TYPE_CHECKING:
+    from ..endpoints.server_client import ServerClient
+
 log = logging.getLogger("disco.daemon")
 
 
@@ -27,18 +31,21 @@ def make_endpoints(
     before: Mapping[Side, Endpoint] | None = None,
     *,
     listed: Capabilities = UNKNOWN,
+    several: Callable[[Endpoint | None], Endpoint] | None = None,
 ) -> dict[Side, Endpoint]:
     """Return the configured endpoints; the device is the one `before`, if it would be the same.
 
-    A server is given the tokenizer of the device beside it, and what price lists have `listed` of it. Raises
-    ConfigError when no endpoint is configured.
+    A server is given the tokenizer of the device beside it, and what price lists have `listed` of it; `several` makes
+    one of many. Raises ConfigError when no endpoint is configured.
     """
     endpoints: dict[Side, Endpoint] = {}
     if config.device.enabled:
         device = kind_of(config).make(config, making)
         endpoints[Side.DEVICE] = reuse_device(device, (before or {}).get(Side.DEVICE))
-    if config.server.base_url:
-        endpoints[Side.SERVER] = _server(config, making.clock, endpoints.get(Side.DEVICE), listed)
+    if several is not None:
+        endpoints[Side.SERVER] = several(endpoints.get(Side.DEVICE))
+    elif config.server.base_url:
+        endpoints[Side.SERVER] = make_server(config, making.clock, endpoints.get(Side.DEVICE), listed)
     if not endpoints:
         msg = (
             "neither device nor server is configured: `disco setup` adds a server, `disco config set device.enabled "
@@ -57,7 +64,17 @@ def reuse_device(new: Endpoint, old: Endpoint | None) -> Endpoint:
     return old if old is not None and keeps else new
 
 
-def _server(config: Config, clock: Clock, device: Endpoint | None, listed: Capabilities) -> Endpoint:
+def make_server(
+    config: Config,
+    clock: Clock,
+    device: Endpoint | None,
+    listed: Capabilities,
+    shared: Callable[[], ServerClient] | None = None,
+) -> Endpoint:
+    """Return the endpoint of the server that these settings have, over `shared` connections or its own.
+
+    One whose key may not go there is off. Raises ConfigError for a key's file.
+    """
     from ..endpoints.server import Server, ServerConfig
 
     settings = config.server
@@ -79,6 +96,7 @@ def _server(config: Config, clock: Clock, device: Endpoint | None, listed: Capab
             insecure=settings.insecure,
             chosen=Capabilities.of(settings.capabilities, context_length=settings.context_length or None),
             listed=listed,
+            shared=shared,
         ),
         clock=clock,
         tokens=device.token_ids if isinstance(device, Tokenizer) else None,

@@ -163,7 +163,7 @@ class _SumsKeeper:
 class ProbeAccount:
     """Admits probes of the server, and books their cost in the caps and, by `enter`, in the ledger.
 
-    `model` is the server's.
+    `model` is the server's, `server` the name of one of several.
     """
 
     spending: Spending
@@ -171,6 +171,7 @@ class ProbeAccount:
     enter: Callable[[LedgerEntry], None]
     clock: Clock
     privacy: Privacy
+    server: str | None = None
 
     def affordable(self) -> bool:
         """Whether the server may be probed now: nothing is private, and no cap closes it."""
@@ -178,7 +179,9 @@ class ProbeAccount:
 
     def book(self, spent: Usage) -> None:
         """Book a probe as a row of its own in the ledger, if it has cost anything."""
-        attempt = self.spending.prices.booked(Attempt(Side.SERVER, self.model, 0.0, 0.0, True, spent))
+        attempt = self.spending.prices.booked(
+            Attempt(Side.SERVER, self.model, 0.0, 0.0, True, spent, server=self.server)
+        )
         if attempt.bill_usd or spent.completion_tokens:
             now = self.clock.wall()
             self.spending.book(attempt, now)

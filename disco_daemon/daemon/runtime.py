@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..conductor import AnswerContext, Conductor, Keeper
 from ..config.layers import DEFAULT_SET, NOBODY_HERE, get_value, load, require_complete, set_values, with_values
-from ..config.schema import FOR_LIFE, HOSTING, LIVE, MODELS, RULES, Config, keys
+from ..config.schema import FOR_LIFE, HOSTING, LIVE, MODELS, RULES, SERVERS, Config, keys
 from ..endpoints.base import Endpoint, Forgetful
 from ..errors import ConfigError, RequestError
 from ..link.trust.roles import Role
@@ -150,6 +150,8 @@ class Runtime:
                 changed.add(MODELS)
             if config.rules != self.config.rules:
                 changed.add(RULES)
+            if config.servers != self.config.servers:
+                changed.add(SERVERS)
             config = with_values(config, {key: get_value(self.config, key) for key in restart})
             models = await self._made_models(config)
             taken_up = changed - restart
@@ -268,6 +270,8 @@ class Runtime:
         if self._privacy.on:
             if self.parts.prober is not None:
                 await self.parts.prober.stop()
+            if self.parts.context.servers is not None:
+                await self.parts.context.servers.stop()
             await self.conductor.in_flight.confine()
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -280,9 +284,14 @@ class Runtime:
         self._assembly.shared.metrics.observe(outcome)
         if self.local is not None and self.local.record(context, outcome):
             return
+        if context.servers is not None and context.servers.record(context, outcome):
+            return
         self.parts.learner.record(outcome)
         device_of(context.endpoints).observe(outcome)
-        if self.parts.prober is not None and context.endpoints.get(Side.SERVER) is self.endpoints.get(Side.SERVER):
+        is_same = context.endpoints.get(Side.SERVER) is self.endpoints.get(Side.SERVER)
+        if context.servers is not None:  # an answer's own server is one of these
+            is_same = context.servers is self.parts.context.servers
+        if self.parts.prober is not None and is_same:
             self.parts.prober.observe(outcome)
 
 

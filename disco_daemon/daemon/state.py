@@ -74,6 +74,7 @@ class StateDocuments(Documents):
             "private": shared.privacy.on,
             "grades": parts.context.relation().to_json(),
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
+            "servers": self._servers(),
             "split": None,
             "models": [] if runtime.local is None else runtime.local.document(),
             "stand_in": stand_in(runtime.config),
@@ -90,6 +91,32 @@ class StateDocuments(Documents):
             "history": {"path": str(history.path), "dropped": history.dropped, "error": history.error},
         }
         return state | parts.device.document()
+
+    def _servers(self) -> list[dict[str, Any]]:
+        """Return what is known of each server: of one that stands alone, what there is of it elsewhere."""
+        parts = self._runtime.parts
+        if parts.context.servers is not None:
+            return parts.context.servers.documents()
+        if (server := parts.endpoints.get(Side.SERVER)) is None:
+            return []
+        status, learned = server.status(), parts.planner.state()["server_ttft"]
+        seen = learned["quantiles_s"] if learned["n"] else {}
+        return [
+            {
+                "name": Side.SERVER.value,
+                "model": server.model,
+                "state": status["state"],
+                "breaker": status.get("breaker"),
+                "ttft_p50_s": seen.get("p50"),
+                "ttft_p99_s": seen.get("p99"),
+                "share": 1.0,
+                "hedges": parts.planner.hedges.n_hedges,
+                "usd_today": parts.spending.caps.spent(self._shared.clock.wall()).usd_today,
+                "base_url": status["base_url"],
+                "down_s": status["down_s"],
+                "last_error": status["last_error"],
+            }
+        ]
 
     def _money(self) -> dict[str, Any]:
         """Return prices, spending and caps; without a server nothing is scarce, and there is no price."""

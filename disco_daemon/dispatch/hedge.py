@@ -38,6 +38,7 @@ class HedgeAllowance:
         self.share = share
         self.n_offered = 0  # tokens of all prompts
         self.n_sent = 0  # tokens of those that were sent a second time
+        self.n_hedges = 0  # requests that were
         self._left = 0.0  # tokens
 
     def offer(self, length: int) -> None:
@@ -56,6 +57,7 @@ class HedgeAllowance:
             raise ValueError(msg)
         self._left -= length
         self.n_sent += length
+        self.n_hedges += 1
 
     @property
     def used(self) -> float:

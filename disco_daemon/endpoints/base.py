@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,6 +24,11 @@ from ..types import (
     Usage,
 )
 from .hedge import Hedge
+
+# What a device knows of a request: the token ids or the text of its rendered prompt and the answer so far. None: it
+# cannot say now.
+Tokens = Callable[[GenerationRequest], Awaitable[tuple[int, ...] | None]]
+Render = Callable[[GenerationRequest], Awaitable[str | None]]
 
 
 class Resumption(Enum):

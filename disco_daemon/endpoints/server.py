@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ from ..types import (
     n_choices,
 )
 from . import model_facts
-from .base import Controls, Resumption
+from .base import Controls, Render, Resumption, Tokens
 from .bill import Bill, finds
 from .chunks import Reader
 from .continuation import CHAT, RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
@@ -57,11 +57,6 @@ log = logging.getLogger("disco.server")
 # What was wrong when a server has no list of models, or none that can be read.
 TELLS_NOTHING = ("not_found", "refused", "unauthorized", "forbidden", "redirected", "garbage", "endless")
 
-# What the device knows of a request: the token ids or the text of its rendered prompt and the answer so far. None:
-# it cannot say now.
-Tokens = Callable[[GenerationRequest], Awaitable[tuple[int, ...] | None]]
-Render = Callable[[GenerationRequest], Awaitable[str | None]]
-
 
 class Server:
     """`Endpoint` over a `ServerClient`."""
@@ -80,9 +75,8 @@ class Server:
         self.side = side
         self._clock = clock or SystemClock()
         self._errors = ServerErrors(side, config.base_url, config.api_key, self._clock)
-        self.model = config.model
         self.known_since = self._clock.wall()
-        self.config = config
+        self.config, self.model = config, config.model
         self.last_error: str | None = None
         self.n_parameters: int | None = None  # of its model, once its catalogue has told
         self.n_failures = 0
@@ -91,8 +85,7 @@ class Server:
         self._thoughts = Thoughts(config.first_token_timeout_s, config.token_timeout_s, config.thinking_timeout_s)
         self._doubted = False  # whether a bill of this server has been doubted in the log
         self.adapters: dict[str, str] = {}  # a server has models, and its own names for them
-        self._tokens = tokens
-        self._render = render
+        self._tokens, self._render = tokens, render
         self._way = Way.from_setting(config.continuation, config.base_url)
         self.profile: Profile | None = None
         self._client: ServerClient | None = None
@@ -135,11 +128,18 @@ class Server:
         return last_words(request.answer_so_far) or None if self._way.method == "instruct" else None
 
     async def start(self) -> None:
-        """Make the client; nothing is sent."""
-        config, told = self.config, self._errors.told
-        self._client = ServerClient(config.base_url, config.api_key, confined=self._confined, told=told)
-        if self._confined:
+        """Make the client; nothing but the name is asked for."""
+        self.open()
+        if self._confined and self.config.shared is None:
             await self._look()
+
+    def open(self) -> None:
+        """Make the client, at once; nothing is sent."""
+        config, told = self.config, self._errors.told
+        if config.shared is not None:
+            self._client = config.shared().beside(told)
+        else:
+            self._client = ServerClient(config.base_url, config.api_key, confined=self._confined, told=told)
 
     async def _look(self) -> None:
         """Resolve the name, so that `disco status` shows at once if the server is not asked because of it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import os
 import ssl
 import zlib
@@ -61,7 +62,7 @@ class ServerClient:
 
         What is for this machine, or a key by plain http, never goes through a proxy.
         """
-        self._told = told
+        self._told, self._is_owner = told, True
         self._base_url = base_url.rstrip("/")
         host = hostname(base_url)
         self._proxy, self._proxy_headers = (None, {}) if confined or is_loopback(host) else _proxy(base_url)
@@ -80,8 +81,16 @@ class ServerClient:
             timeout=ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         )
 
+    def beside(self, told: Callable[[Mapping[str, str]], None]) -> ServerClient:
+        """Return a client over the same connections, for another model: it closes none of them."""
+        other = copy.copy(self)
+        other._told, other._is_owner = told, False
+        return other
+
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, unless they are another one's."""
+        if not self._is_owner:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._session.close()

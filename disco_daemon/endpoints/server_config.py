@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..types import UNKNOWN, Capabilities
+
+if TYPE_CHECKING:
+    from .server_client import ServerClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +30,4 @@ class ServerConfig:
     insecure: bool = False  # the key may go to any host by plain http
     chosen: Capabilities = UNKNOWN
     listed: Capabilities = UNKNOWN
+    shared: Callable[[], ServerClient] | None = None  # whose connections its other models use as well

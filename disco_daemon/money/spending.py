@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 from ..errors import EndpointError
 from ..types import Attempt, GenerationRequest, Side, finite, n_choices
@@ -76,10 +77,26 @@ class Spending:
         self.stops_billing = stops_billing
         self.speeds = speeds
         self._context = context
+        self._elsewhere: WeakSet[Spending] = WeakSet()
         self._power = Power()
         self._base = Prices(price.input, price.output, watts, usd_per_kwh, price.cached_input)
         self.prices = self._base
         self._reprice()
+
+    def at(self, price: Price, *, stops_billing: bool) -> Spending:
+        """Return the same account at another server's prices: caps, rate and energy are these, now and later."""
+        other = Spending(
+            price,
+            self.caps,
+            usd_per_kwh=self.usd_per_kwh,
+            watts=self._base.device_watts,
+            speeds=self.speeds,
+            context=self._context,
+            stops_billing=stops_billing,
+        )
+        other._follow(self)
+        self._elsewhere.add(other)
+        return other
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -114,6 +131,19 @@ class Spending:
         floor = DEFAULT_FLOOR if self._floor is None else self._floor
         rate = effective(self.usd_per_kwh, self._power, floor)
         self.prices = replace(self._base, usd_per_kwh=rate)
+        for other in self._elsewhere:
+            other._follow(self)
+
+    def _follow(self, of: Spending) -> None:
+        """Take over all that is not the server's price."""
+        self.usd_per_kwh, self.speeds, self._floor, self._power = of.usd_per_kwh, of.speeds, of._floor, of._power
+        self._base = replace(
+            of._base,
+            server_input_usd_per_mtok=self.price.input,
+            server_output_usd_per_mtok=self.price.output,
+            server_cached_usd_per_mtok=self.price.cached_input,
+        )
+        self.prices = replace(self._base, usd_per_kwh=of.prices.usd_per_kwh)
 
     # --- questions ---------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class DiscoOutcome(msgspec.Struct):
     split: Json | None = None
     stopped: Literal["repetition"] | None = None
     rule: str | None = None
+    server: str | None = None
 
 
 class CompletionUsage(msgspec.Struct):

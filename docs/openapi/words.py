@@ -61,6 +61,8 @@ WORDS: dict[str, dict[str, str]] = {
         "rule": "the rule of the user's that decided who may answer, by its name: docs/howto/rules.md",
         "stopped": "`repetition` of an answer that was ended since it said the same again and again; it has the "
         "reason to finish of one that reached its limit",
+        "server": "of several servers the one that gave the first token, by its name in the settings; each of "
+        "`endpoints` names its own",
     },
 }
 HEADERS = {

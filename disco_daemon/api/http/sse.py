@@ -144,6 +144,10 @@ class StreamSink:
         if self._winner is not None:
             self._pending += self._shape.note(text)
 
+    def mix(self) -> None:
+        """Tell no token ids from here on."""
+        self._ids.joint = True
+
     async def flush(self) -> None:
         """Write the tokens taken so far; wait while the client's socket is full. Raises ReaderGone."""
         if self._pending:
@@ -236,6 +240,10 @@ class BodySink:
 
     def note(self, text: str) -> None:
         """Ignore a remark: a body has no comments, and its `disco` object has the handoffs."""
+
+    def mix(self) -> None:
+        """Tell no token ids."""
+        self._ids.joint = True
 
     async def flush(self) -> None:
         """Do nothing: a body is sent when the answer is whole."""

@@ -25,5 +25,6 @@ async def _infill(request: web.Request) -> web.StreamResponse:
     asked, extra = parse(decoded(await received(request)))
     model = named(request, asked.model)
     generation = replace(to_generation(asked, extra, new_id(), model.sides), adapter=model.adapter, local=model.local)
+    generation = replace(generation, servers=model.servers)
     shape = InfillShape(generation.request_id, created(request), asked.model)
     return await answer(request, asked, generation, shape)

@@ -241,7 +241,7 @@ async def probed(books: Books, monkeypatch: pytest.MonkeyPatch, usage: Usage) ->
 
     monkeypatch.setattr(prober, "probe", probe)
     found = books.runtime.parts.prober
-    assert found is not None
+    assert isinstance(found, prober.Prober)
     await asyncio.wait_for(found._probe(), WAIT_S)
 
 

@@ -1,0 +1,184 @@
+"""The server side of one answer where there are several servers: the one that is asked now, and who comes after it.
+
+The state table and the plan know one server. Which of several that is, is chosen when the answer begins and again when
+the chosen one has failed; each is asked once at most for one answer, and each start is booked at its own price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..endpoints.base import Controls, Endpoint, Resumption
+from ..errors import EndpointError
+from ..money.spending import Spending
+from ..types import (
+    Attempt,
+    Capabilities,
+    CaughtUp,
+    Continuation,
+    Finish,
+    GenerationRequest,
+    Paused,
+    PromptLength,
+    Readiness,
+    Relation,
+    Side,
+    Token,
+    Usage,
+)
+
+MAX_AT_FAULT = 2  # servers that say that the request is at fault: it is, then, whatever a third one would say
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerMember:
+    """One model of one server, `SERVER/MODEL`: what answers there, at which price, and how good that model is.
+
+    `passes_wishes`: it routes to others itself, and gets what the client says of `provider`.
+    """
+
+    server: str
+    key: str
+    endpoint: Endpoint
+    spending: Spending
+    relation: Callable[[], Relation]
+    passes_wishes: bool = False
+
+
+Choose = Callable[[Sequence[ServerMember]], ServerMember | None]  # of those that are left, the best one to be asked now
+
+
+class AnswerServer:
+    """`Endpoint` of the server side for one answer, made of several.
+
+    All mutable state: the member that is asked `now`, those that are `left`, and whether that one has failed here.
+    """
+
+    side = Side.SERVER
+    can_hold = False
+    adapters: Mapping[str, str] = {}
+
+    def __init__(
+        self,
+        first: ServerMember,
+        others: Sequence[ServerMember],
+        choose: Choose,
+        failed: Callable[[ServerMember], None] = lambda member: None,
+    ) -> None:
+        """`failed` is told of each member that fails, when it does."""
+        self.now, self.left = first, [one for one in others if one is not first]
+        self.model, self.known_since = first.endpoint.model, first.endpoint.known_since
+        self._choose, self._told = choose, failed
+        self._has_failed = False
+        self._n_at_fault = 0
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the one that would be asked now has not failed for this answer."""
+        return not self._has_failed
+
+    def leave(self, error: EndpointError, *, begun: bool = False) -> bool:
+        """Let another member be asked from now on; False where none is left that may be.
+
+        With an answer `begun` only one that may go on with it.
+        """
+        self._has_failed = True
+        if not error.your_fault:
+            self._told(self.now)
+        self._n_at_fault += error.your_fault
+        if self._n_at_fault >= MAX_AT_FAULT:
+            return False
+        able = [one for one in self.left if not begun or one.endpoint.continuation is not Continuation.NONE]
+        tried = [one for one in able if begun and one.endpoint.continuation is not Continuation.UNTRIED]
+        found = self._choose(tried or able)
+        if found is None:
+            return False
+        self.left.remove(found)
+        self.now, self._has_failed = found, False
+        self.model, self.known_since = found.endpoint.model, found.endpoint.known_since
+        return True
+
+    # --- Endpoint: what the one says that is asked now ----------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return self.now.endpoint.capabilities
+
+    @property
+    def continuation(self) -> Continuation:
+        """How well it continues a partial answer."""
+        return self.now.endpoint.continuation
+
+    @property
+    def resumption(self) -> Resumption:
+        """How sure it is to go on exactly."""
+        return self.now.endpoint.resumption
+
+    def refuses(self, request: GenerationRequest) -> str | None:
+        """Why it can never serve such a request; or None."""
+        return self.now.endpoint.refuses(request)
+
+    def overlap_of(self, request: GenerationRequest) -> str | None:
+        """The text that it will repeat before it continues."""
+        return self.now.endpoint.overlap_of(request)
+
+    def may_serve(self) -> bool:
+        """Whether trying it makes sense."""
+        return self.now.endpoint.may_serve()
+
+    def readiness(self) -> Readiness:
+        """The state that a request started now would meet."""
+        return self.now.endpoint.readiness()
+
+    async def count(self, request: GenerationRequest) -> PromptLength | None:
+        """Unknown: servers do not tell before they bill."""
+        del request
+        return None
+
+    def generate(
+        self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
+    ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
+        """Stream one answer of it."""
+        if "provider" in request.extra and not self.now.passes_wishes:  # said to whoever routes: most servers refuse it
+            rest = {name: value for name, value in request.extra.items() if name != "provider"}
+            request = replace(request, extra=rest)
+        return self.now.endpoint.generate(request, usage, controls)
+
+    def status(self) -> dict[str, Any]:
+        """Its part of `disco status`."""
+        return self.now.endpoint.status()
+
+    async def start(self) -> None:
+        """Nothing to begin: whoever has the members opens and closes them."""
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+def as_one_server(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
+    """Return the starts as whoever plans with one server meets them.
+
+    A member that failed before its first token, and in whose place another one was asked, is a part of that one's
+    time: the server side has not failed, it took longer.
+    """
+    found: list[Attempt] = []
+    began: float | None = None
+    for at, one in enumerate(attempts):
+        rest = attempts[at + 1 :]
+        if one.server is None or one.continued or one.hedge is not None:
+            found.append(one)
+        elif one.error is not None and one.censored and any(_is_in_its_place(other, one) for other in rest):
+            began = one.started_s if began is None else began
+        else:
+            late_s = 0.0 if began is None else one.started_s - began
+            found.append(replace(one, started_s=one.started_s - late_s, ttft_s=one.ttft_s + late_s))
+            began = None
+    return tuple(found)
+
+
+def _is_in_its_place(other: Attempt, failed: Attempt) -> bool:
+    is_first = not other.continued and other.hedge is None
+    return other.server is not None and is_first and other.started_s >= failed.started_s

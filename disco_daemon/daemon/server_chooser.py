@@ -1,0 +1,91 @@
+"""Chooses which of several servers answers a request: who is able and may be paid, and of them the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..conductor import AnswerContext
+from ..conductor.answer_server import ServerMember
+from ..conductor.cost_limit import CostLimit
+from ..dispatch.pool import Candidate, Pool
+from ..dispatch.server_wishes import Offer
+from ..money.spending import CostBound
+from ..types import GenerationRequest, PromptLength, Side, lacking, wanted
+
+CHARS_PER_TOKEN = 4  # English text; only what an answer would cost at one server beside another goes by it
+
+
+class MemberChooser:
+    """Chooses the member of one answer, and the next one after a failure."""
+
+    def __init__(
+        self, pool: Pool, base: AnswerContext, request: GenerationRequest, groups: Sequence[Sequence[ServerMember]]
+    ) -> None:
+        self._pool, self._base, self._request, self._groups = pool, base, request, groups
+        self._n_prompt = max(1, request.n_chars // CHARS_PER_TOKEN)
+        rest = base.planner.knowledge.outputs.expected_remaining(0, self._n_prompt)
+        most = request.sampling.max_tokens
+        self._n_answer = round(rest if most is None else min(rest, most))
+        limits, self._bound = base.spending.caps.limits, CostBound.of(request, self._n_prompt)
+        self._is_capped = limits.usd_per_day is not None or limits.usd_per_month is not None
+        self._needs = bool(wanted(request)) or request.prompt is not None
+
+    def first(self) -> ServerMember:
+        """Return the member that is asked first: the best that is able; where none is, the one that says why."""
+        for group in self._groups:
+            if able := [one for one in group if self._is_able(one)]:
+                return self._best(able)
+        return self._groups[0][0]
+
+    def next(self, left: Sequence[ServerMember]) -> ServerMember | None:
+        """Return the best of those that are left, able and not down, in the order of the groups; None where none is."""
+        for group in self._groups:
+            able = [one for one in group if one in left and self._is_able(one)]
+            named = {one.name: one for one in map(self._candidate, able) if not one.down_s > 0}
+            if named:
+                weighed = self._pool.weigh(list(named.values()))
+                best = min(weighed, key=lambda one: (one.cost_s is None, one.cost_s or 0.0)).name
+                return next(one for one in able if one.key == best)
+        return None
+
+    def failed(self, member: ServerMember) -> None:
+        """Note at once that a member gave no answer."""
+        self._pool.fail(member.key, self._base.clock.now())
+
+    def _best(self, able: Sequence[ServerMember]) -> ServerMember:
+        if len(able) == 1:
+            return able[0]
+        named = {one.key: one for one in able}
+        chosen = self._pool.choose(
+            [self._candidate(one) for one in able], self._base.clock.now(), self._n_prompt
+        )  # fmt: skip
+        return named[chosen.name]
+
+    def _candidate(self, one: ServerMember) -> Candidate:
+        price = one.spending.price
+        usd = price.cost_usd(self._n_prompt, self._n_answer) if price.known else None
+        return Candidate(one.key, usd, one.endpoint.readiness().down_s)
+
+    def _is_able(self, one: ServerMember) -> bool:
+        """Whether a member takes such a request, has room for it, and no cap or limit of the client closes it."""
+        endpoint, request = one.endpoint, self._request
+        if endpoint.refuses(request) is not None:
+            return False
+        able = endpoint.capabilities
+        if self._needs and lacking("server", able, request) is not None:
+            return False
+        if able.context_length is not None and able.context_length < self._n_prompt // 2:
+            return False
+        if request.max_cost_usd is not None:
+            length = PromptLength(self._n_prompt, counted=False)
+            if not CostLimit(request, one.spending).allows(request, length, 0, ()):
+                return False
+        if not self._is_capped:
+            return True
+        return one.spending.check(Side.SERVER, self._bound, self._base.clock.wall()) is None
+
+
+def offer_of(member: ServerMember) -> Offer:
+    """Return what a client's wishes are held against."""
+    price = member.spending.price
+    return Offer(member.server, member.key, (price.input, price.output) if price.known else None)

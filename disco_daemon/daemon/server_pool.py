@@ -1,0 +1,356 @@
+"""Several servers as the one server side: which models they have, which of them answers a request, and what is learned.
+
+A model of a server, `SERVER/MODEL`, is a member: an endpoint with its own errors, capabilities and prices. Those that
+answer `disco` are made at once; any other one when it is first asked for, so that hundreds of models cost nothing. A
+daemon without `[[servers]]` loads none of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from ..conductor import AnswerContext
+from ..conductor.answer_server import AnswerServer, ServerMember
+from ..config.layers import KeyRefusedError, server_api_key
+from ..config.schema import Config, NamedServer, ServerSettings
+from ..config.servers import alone, of_model, servers_of
+from ..dispatch.migrate import Costs
+from ..dispatch.mover import CostMover, Mover, Stay
+from ..dispatch.planner import Planner
+from ..dispatch.pool import Candidate, Pool
+from ..dispatch.server_wishes import ServerWishes
+from ..endpoints.base import Endpoint
+from ..endpoints.server import Server
+from ..endpoints.server_client import ServerClient
+from ..errors import DiscoError, RequestError
+from ..money.catalog import Catalog
+from ..money.spending import Spending
+from ..store import History
+from ..system.net import hostname, is_plain, without_credentials
+from ..types import (
+    EQUAL,
+    Capabilities,
+    GenerationRequest,
+    Relation,
+    Side,
+    together,
+)
+from ..types.outcome import Attempt, Outcome
+from .endpoints import make_server
+from .grading import Grading
+from .money import price_of
+from .server_chooser import MemberChooser, offer_of
+from .server_lists import ServerLists
+from .several_servers import NOBODY, SeveralServers
+
+log = logging.getLogger("disco.servers")
+
+MOST_NAMED = 256  # models asked for by name that are kept, the latest; each has some kB, and is made in 0.1 ms
+SAVE_EVERY = 20  # answers; a crash forgets no more of what was learned
+LEARNED = "servers"  # the name under which the history keeps that
+
+
+class ServerPool(SeveralServers):
+    """`Endpoint` of the server side, and its members. `make_planner` makes one for models asked for by name."""
+
+    def __init__(
+        self,
+        config: Config,
+        device: Endpoint | None,
+        *,
+        catalog: Catalog,
+        spending: Spending,
+        history: History,
+        clock: Any,
+        is_private: Callable[[], bool],
+        make_planner: Callable[[], Planner],
+        before: ServerPool | None = None,
+    ) -> None:
+        self._config, self._device, self._catalog, self._spending = config, device, catalog, spending
+        self._history, self._clock, self._make_planner = history, clock, make_planner
+        self._servers = servers_of(config)
+        self._keys = {name: _key_of(alone(config, settings)) for name, settings in self._servers.items()}
+        self._clients: dict[str, ServerClient] = {}
+        self._named: OrderedDict[str, ServerMember] = OrderedDict()
+        self._is_open = False
+        self._apart: tuple[Planner, Mover] | None = None
+        self._day, self._usd_today = date.min, dict[str, float]()
+        self._n_recorded = 0
+        self._n_asked, self._n_hedges = Counter[str](), Counter[str]()
+        self._cards: list[dict[str, Any]] | None = None
+        self.choice: Pool = Pool() if before is None else before.choice
+        self.known_since = clock.wall()
+        addresses = {
+            name: (settings.base_url, key)
+            for name, settings in self._servers.items()
+            if (key := self._keys[name]) is not None and not _models_of(settings)
+        }
+        self.lists = ServerLists(addresses, self._client, clock, is_private, self._listed)
+        if before is not None:
+            self.lists.take_over(before.lists)
+        self.own = {
+            key: self._make(name, settings.model)
+            for name, settings in self._servers.items()
+            if settings.model and (key := f"{name}/{settings.model}")
+        }
+        self.model = "" if self._first is None else self._first.model
+        self._mapped: dict[str, tuple[str, ...]] = {}
+        for name, settings in self._servers.items():
+            if isinstance(settings, NamedServer):
+                for asked, model in settings.map.items():
+                    self._mapped[asked] = (*self._mapped.get(asked, ()), f"{name}/{model}")
+        for key, member in self.own.items():
+            model = member.endpoint.model
+            if model not in self._mapped:
+                same = tuple(k for k, other in self.own.items() if other.endpoint.model == model)
+                self._mapped[model] = same or (key,)
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    def member(self, key: str) -> ServerMember:
+        """Return a member, made now if it was not asked for lately. Raises RequestError where its server is gone."""
+        if (found := self.own.get(key) or self._named.get(key)) is not None:
+            if key in self._named:
+                self._named.move_to_end(key)
+            return found
+        name, _, model = key.partition("/")
+        if name not in self._servers:  # since its name was looked up, the settings have changed
+            msg = f"The server '{name}' is no longer in the settings: GET /v1/models lists all models."
+            raise RequestError(msg, status=404, param="model", code="model_not_found")
+        member = self._named[key] = self._make(name, model)
+        while len(self._named) > MOST_NAMED:
+            self._named.popitem(last=False)
+        return member
+
+    def _make(self, name: str, model: str) -> ServerMember:
+        settings = of_model(self._servers[name], model)
+        seen = alone(self._config, settings)
+        price = price_of(seen, self._catalog)
+        told = self.lists.of(name).get(model)
+        listed = price.capabilities if told is None else told.over(price.capabilities)
+        endpoint = make_server(seen, self._clock, self._device, listed, lambda: self._client(name))
+        if isinstance(endpoint, Server) and self._is_open:
+            endpoint.open()
+        spending = self._spending.at(price, stops_billing=self._catalog.stops_billing(settings.base_url))
+        sides = {Side.SERVER: endpoint} | ({} if self._device is None else {Side.DEVICE: self._device})
+        relation: Callable[[], Relation] = Grading(seen, sides) if model == self._servers[name].model else _equal
+        routes = hostname(settings.base_url).endswith("openrouter.ai")
+        return ServerMember(name, f"{name}/{model}", endpoint, spending, relation, passes_wishes=routes)
+
+    def _client(self, name: str) -> ServerClient:
+        if (found := self._clients.get(name)) is None:
+            settings, key = self._servers[name], self._keys[name] or ""
+            confined = bool(key) and is_plain(settings.base_url) and not settings.insecure
+            found = self._clients[name] = ServerClient(settings.base_url, key, confined=confined)
+        return found
+
+    # --- Servers ------------------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> tuple[str, ...]:
+        """Return the models that a name stands for: `SERVER/MODEL`, one in their maps, or what answers `disco`."""
+        server, _, asked = name.partition("/")
+        if asked and (settings := self._servers.get(server)) is not None:
+            names = settings.map if isinstance(settings, NamedServer) else {}
+            model = names.get(asked, asked)
+            offered = _models_of(settings)
+            if offered and model not in offered and asked not in names:
+                return ()
+            return (f"{server}/{model}",)
+        return self._mapped.get(name, ())
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Return the documents of all models that the servers offer; made anew when a list has changed."""
+        if self._cards is None:
+            self._cards = self._made_cards()
+        return self._cards
+
+    async def _listed(self) -> None:
+        """Make the documents anew, beside the loop: of thousands of models that takes too long for it."""
+        self._cards = await asyncio.to_thread(self._made_cards)
+
+    def _made_cards(self) -> list[dict[str, Any]]:
+        names = [
+            f"{name}/{model}"
+            for name, settings in self._servers.items()
+            for model in _models_of(settings) or self.lists.of(name) or ([settings.model] if settings.model else [])
+        ]
+        return [dict(self.card(name)) for name in (*names, *self._mapped)]
+
+    def card(self, name: str) -> Mapping[str, Any]:
+        """Return what is known of the model behind a name that `find` knows."""
+        keys = self.find(name)
+        able = together(self._able(key) for key in keys)
+        lengths = {"context_length": able.context_length, "max_output": able.max_output}
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(self.known_since),
+            "owned_by": " ".join(dict.fromkeys(key.partition("/")[0] for key in keys)),
+            **{name: length for name, length in lengths.items() if length is not None},
+            "capabilities": able.to_json(),
+        }
+
+    def _able(self, key: str) -> Capabilities:
+        if (made := self.own.get(key) or self._named.get(key)) is not None:
+            return made.endpoint.capabilities
+        name, _, model = key.partition("/")
+        return self.lists.of(name).get(model, Capabilities())
+
+    def context(self, base: AnswerContext, request: GenerationRequest) -> AnswerContext:
+        """Return the context of one answer, with the server chosen that is asked first. Raises RequestError."""
+        if base.private or request.private or Side.SERVER not in request.allowed:
+            return base
+        members = [self.member(key) for key in request.servers] or list(self.own.values())
+        groups = [members] if members else []
+        may_fall_back = True
+        if (provider := request.extra.get("provider")) is not None:
+            wishes = ServerWishes.of(provider)
+            groups, may_fall_back = wishes.narrow(members, offer_of), wishes.allow_fallbacks
+        if not groups:
+            why = "no server fits what 'provider' says" if members else NOBODY
+            if Side.DEVICE in request.allowed and Side.DEVICE in base.endpoints:
+                return replace(base, endpoints={Side.DEVICE: base.endpoints[Side.DEVICE]})
+            raise RequestError(f"{why[:1].upper()}{why[1:]}.", param="provider" if members else "model")
+        chooser = MemberChooser(self.choice, base, request, groups)
+        first = chooser.first()
+        others = [one for group in groups for one in group] if may_fall_back else []
+        choice = AnswerServer(first, others, chooser.next, chooser.failed)
+        if request.servers:
+            planner, mover = self._planner_apart(base)
+            return replace(
+                base, endpoints={Side.SERVER: choice}, spending=first.spending, planner=planner, mover=mover,
+                relation=_equal,
+            )  # fmt: skip
+        endpoints = {**base.endpoints, Side.SERVER: choice}
+        return replace(base, endpoints=endpoints, spending=first.spending, relation=first.relation)
+
+    def _planner_apart(self, base: AnswerContext) -> tuple[Planner, Mover]:
+        """Return what plans for models that are asked for by name: of their times the race is to learn nothing."""
+        if self._apart is None:
+            planner, spending = self._make_planner(), base.spending
+            costs = CostMover(planner, lambda *tps: Costs(**spending.prices.per_token(*tps)))
+            self._apart = planner, Stay(costs)
+        return self._apart
+
+    def record(self, context: AnswerContext, outcome: Outcome) -> bool:
+        """Learn from one answer of these servers; whether it was one of models that were asked for by name alone."""
+        for attempt in outcome.attempts:
+            if attempt.server is not None:
+                self._learn(attempt)
+        self._n_recorded += 1
+        if self._n_recorded % SAVE_EVERY == 0:
+            self.save()
+        is_apart = self._apart is not None and context.planner is self._apart[0]
+        if is_apart:
+            self._history.record(outcome)
+        return is_apart
+
+    def _learn(self, attempt: Attempt) -> None:
+        today = date.fromtimestamp(self._clock.wall())  # noqa: DTZ012 - the user's own day is wanted
+        if today != self._day:
+            self._day, self._usd_today = today, {}
+        key = f"{attempt.server}/{attempt.model}"
+        self._n_asked[key] += 1
+        self._n_hedges[key] += attempt.hedge is not None
+        self._usd_today[key] = self._usd_today.get(key, 0.0) + attempt.bill_usd
+        is_said = attempt.error is not None and attempt.censored  # by `MemberChooser.failed`, when it happened
+        if not (is_said or attempt.continued or attempt.disturbed) and attempt.ttft_s > 0:
+            self.choice.observe(key, attempt.ttft_s, self._clock.now(), attempt.censored)
+
+    # --- what is kept -------------------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Go on with the times that an earlier daemon has learned; blocks on disk."""
+        try:
+            if (state := self._history.learned(LEARNED)) is not None:
+                self.choice.learned(state)
+        except (DiscoError, ValueError) as e:
+            log.warning("starting without what was learned of servers: %s", e)
+
+    def save(self) -> None:
+        """Hand what was learned to the history's writer."""
+        self._history.save_learned(LEARNED, self._clock.wall(), self.choice.to_json())
+
+    async def run(self) -> None:
+        """Keep the lists of models up to date, until cancelled."""
+        await self.lists.run()
+
+    async def stop(self) -> None:
+        """End a question for one: when this returns, nothing more is sent."""
+        await self.lists.stop()
+
+    def settings_of(self, member: ServerMember) -> Config:
+        """Return the settings as if a member were the only server."""
+        return alone(self._config, of_model(self._servers[member.server], member.endpoint.model))
+
+    def documents(self) -> list[dict[str, Any]]:
+        """Return the `servers` of `disco status --json`: those that answer `disco`, then those asked for by name."""
+        return [
+            self._document(key, one)
+            for key, one in (*self.own.items(), *self._named.items())
+        ]  # fmt: skip
+
+    def _document(self, key: str, member: ServerMember) -> dict[str, Any]:
+        status = member.endpoint.status()
+        (weighed,) = self.choice.weigh([Candidate(key)])
+        n_all = self._n_asked.total()
+        return {
+            "name": member.server,
+            "model": member.endpoint.model,
+            "state": status["state"],
+            "breaker": status.get("breaker"),
+            "ttft_p50_s": weighed.p50_s,
+            "ttft_p99_s": weighed.p99_s,
+            "share": self._n_asked[key] / n_all if n_all else 0.0,
+            "hedges": self._n_hedges[key],
+            "usd_today": self._usd_today.get(key, 0.0),
+            "base_url": without_credentials(self._servers[member.server].base_url),
+            "down_s": status["down_s"],
+            "last_error": status["last_error"],
+            "in_pool": key in self.own,
+        }
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Ask again for all that was refused."""
+        for one in (*self.own.values(), *self._named.values()):
+            if isinstance(one.endpoint, Server):
+                one.endpoint.forget()
+
+    async def start(self) -> None:
+        """Open the members that answer `disco`; nothing is sent."""
+        self._is_open = True
+        for one in self.own.values():
+            await one.endpoint.start()
+
+    async def close(self) -> None:
+        """Close all connections, and save what was learned."""
+        self.save()
+        for one in (*self.own.values(), *self._named.values()):
+            await one.endpoint.close()
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.close()
+
+
+def _key_of(config: Config) -> str | None:
+    """Return the key of the one server of these settings; None where it may not go there, and the server is off."""
+    try:
+        return server_api_key(config)
+    except KeyRefusedError:
+        return None
+
+
+def _models_of(settings: ServerSettings) -> tuple[str, ...]:
+    return settings.models if isinstance(settings, NamedServer) else ()
+
+
+def _equal() -> Relation:
+    return EQUAL

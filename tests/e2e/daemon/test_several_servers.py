@@ -1,0 +1,132 @@
+"""Several servers behind one daemon: real ones on loopback, each with a key of its own and a meter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError
+
+from disco_daemon.bench.script import Exchange
+from tests.fixtures.daemon import DaemonProcess, ask, running
+from tests.fixtures.provider import Provider
+from tests.fixtures.upstream import Upstream
+
+PRICE = {"input_usd_per_mtok": 1.0, "output_usd_per_mtok": 2.0}
+ASKED = "one two three four five six seven eight"  # the script's answer says these words again
+WHOLE = " ".join(ASKED.split()[:8]) + " "
+
+
+def key(folder: Path, secret: str) -> str:
+    """A file with a key that is its name, too."""
+    path = folder / secret
+    path.write_text(secret)
+    path.chmod(0o600)
+    return str(path)
+
+
+def entry(name: str, url: str, **more: Any) -> dict[str, Any]:
+    plain = {"name": name, "base_url": url, "model": "loopback", "probe": False, **PRICE}
+    return plain | {"continuation": "continue_final_message"} | more
+
+
+def cost(exchange: Exchange, price: Mapping[str, float]) -> float:
+    """What a server's own meter says of one request, $."""
+    used, put, out = exchange.usage(), price["input_usd_per_mtok"], price["output_usd_per_mtok"]
+    return (used["prompt_tokens"] * put + used["completion_tokens"] * out) / 1e6
+
+
+async def cards(daemon: DaemonProcess) -> dict[str, dict[str, Any]]:
+    async with daemon.session.get(f"{daemon.url}/models") as response:
+        return {card["id"]: card for card in (await response.json())["data"]}
+
+
+async def test_a_model_is_asked_for_by_name_at_its_server_with_its_key(tmp_path: Path) -> None:
+    async with Provider("key-of-a", ["small", "owner/large"]) as a, Provider("key-of-b", ["small"]) as b:
+        servers = [
+            entry("a", a.url, model="", api_key_file=key(tmp_path, "key-of-a"), map={"gpt-4o": "owner/large"}),
+            entry("b", b.url, model="small", api_key_file=key(tmp_path, "key-of-b"), models=["small"]),
+        ]
+        more: dict[str, Any] = {"api": {"aliases": {"claude-*": "a/small"}}}
+        async with running(tmp_path / "d", device=False, servers=servers, settings=more) as daemon:
+            await daemon.until(lambda state: len(state["servers"]) == 1)
+            for name, server, model in (
+                ("a/small", a, "small"), ("a/owner/large", a, "owner/large"), ("gpt-4o", a, "owner/large"),
+                ("claude-opus", a, "small"), ("b/small", b, "small"), ("small", b, "small"), ("disco", b, "small"),
+            ):  # fmt: skip
+                before = {id(one): one.n_requests for one in (a, b)}
+                heard = await ask(daemon, ASKED, model=name, max_tokens=4)
+                assert heard.text == "one two three four ", name
+                assert server.exchanges[-1].body["model"] == model
+                assert {id(one): one.n_requests - before[id(one)] for one in (a, b)} == {
+                    id(one): int(one is server) for one in (a, b)
+                }
+                assert heard.disco["server"] == ("a" if server is a else "b")
+            with pytest.raises(APIStatusError) as refused:
+                await ask(daemon, ASKED, model="b/large")
+            assert refused.value.status_code == 404
+            # Each key went to its own server, and to nobody else.
+            assert set(a.seen) == {"key-of-a"}
+            assert set(b.seen) == {"key-of-b"}
+            # What it tells is listed; what the settings name, without asking.
+            async with daemon.session.get(f"{daemon.url}/models") as response:
+                assert response.status == 200
+            found = await cards(daemon)
+            assert {"a/small", "a/owner/large", "gpt-4o", "b/small", "small", "claude-*"} <= found.keys()
+            assert found["a/owner/large"]["owned_by"] == "a"
+            rows = await daemon.recorded(7)
+            assert [row["server"] for row in reversed(rows)] == ["a", "a", "a", "a", "b", "b", "b"]
+
+
+async def chat(daemon: DaemonProcess, **more: Any) -> dict[str, Any]:
+    """One whole answer, with fields that OpenAI does not have."""
+    body = {"model": "disco", "messages": [{"role": "user", "content": ASKED}], **more}
+    async with daemon.session.post(f"{daemon.url}/chat/completions", json=body) as response:
+        found: dict[str, Any] = await response.json()
+        return found | {"status": response.status}
+
+
+def text_of(answer: Mapping[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+async def test_one_that_fails_is_skipped_and_one_that_breaks_off_goes_on_elsewhere(tmp_path: Path) -> None:
+    """No word is lost or doubled, and the ledger is what the servers' meters say."""
+    dear = {"input_usd_per_mtok": 3.0, "output_usd_per_mtok": 6.0}
+    first_a: dict[str, Any] = {"order": ["a", "b"]}
+    async with Upstream(tokens=8) as a, Upstream(tokens=8) as b:
+        servers = [entry("a", a.url), entry("b", b.url, **dear)]
+        async with running(tmp_path / "d", device=False, servers=servers) as daemon:
+            with a.status(500), b.status(503):
+                assert (await chat(daemon))["status"] >= 500
+            assert (len(a.exchanges), len(b.exchanges)) == (1, 1)
+            # The client's wish says who begins; who fails is not billed, and the other one is asked at once.
+            with a.status(500):
+                answers = [await chat(daemon, provider=first_a) for _ in range(3)]
+            assert [text_of(one) for one in answers] == [WHOLE] * 3
+            assert all(one["disco"]["server"] == "b" for one in answers)
+            assert "provider" not in b.exchanges[-1].body  # said to whoever routes
+            n_asked = len(b.exchanges)
+            with a.status(500):
+                alone = await chat(daemon, provider={"order": ["a"], "allow_fallbacks": False})
+            assert alone["status"] >= 500
+            # One that is dearer than the client allows is not asked.
+            cheap = [await chat(daemon, provider={"max_price": {"prompt": 2}}) for _ in range(3)]
+            assert [one["disco"]["server"] for one in cheap] == ["a"] * 3
+            assert len(b.exchanges) == n_asked
+            # Cut after three words, the answer goes on at the other one.
+            with a.cut_after(3):
+                moved = await chat(daemon, provider=first_a)
+            assert text_of(moved) == WHOLE
+            assert moved["disco"]["handoffs"] == 1
+            assert [one["server"] for one in moved["disco"]["endpoints"].values()] == ["a", "b"]
+            await daemon.recorded(9)
+            told = {one["name"]: one for one in (await daemon.state())["servers"]}
+            assert told["b"]["usd_today"] == pytest.approx(sum(cost(one, dear) for one in b.exchanges if one.chunks))
+            assert told["a"]["usd_today"] >= sum(cost(one, PRICE) for one in a.exchanges if one.chunks == 8)
+            assert sum(one["share"] for one in told.values()) == pytest.approx(1)
+            assert set(told["a"]) >= {
+                "name", "model", "state", "breaker", "ttft_p50_s", "ttft_p99_s", "share", "hedges", "usd_today",
+            }  # fmt: skip
