@@ -46,7 +46,8 @@ def _show(state: dict[str, Any]) -> None:
     device = state["endpoints"].get("device", {})
     server = state["endpoints"].get("server", {})
     parts = (
-        _stand_in(state), _endpoints(state, shutil.get_terminal_size().columns), _grades(state), _refused(server),
+        _stand_in(state), _endpoints(state, shutil.get_terminal_size().columns), _breakers(state), _grades(state),
+        _refused(server),
         _split(state), _fleet(device), _engine(device), _adapters(device), _models(state), _speed(state),
         _estimators(state["learned"], state["endpoints"]), _money(state["money"]), _energy(state["energy"]),
         _history(state),
@@ -84,6 +85,14 @@ def _endpoints(state: dict[str, Any], width: int) -> list[str]:
         folded = textwrap.wrap(failure, max(20, width - len(head))) or ["-"]
         lines += [head + folded[0], *(" " * len(head) + more for more in folded[1:])]
     return lines
+
+
+def _breakers(state: dict[str, Any]) -> list[str]:
+    """Print why a server is left alone, and until when; nothing where none is."""
+    from ..client.side_health import breaker_words
+
+    found = (breaker_words(endpoint, f"the {side}") for side, endpoint in state["endpoints"].items())
+    return [f"{'' if i else 'breaker':13}{words}" for i, words in enumerate(filter(None, found))]
 
 
 def _grades(state: dict[str, Any]) -> list[str]:

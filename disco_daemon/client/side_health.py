@@ -116,6 +116,21 @@ def side_health(endpoint: Json, *, is_private: bool = False, is_capped: bool = F
     return SideHealth(model, words, is_well=is_well, key="" if is_well or words == "restarting" else "F5")
 
 
+def breaker_words(endpoint: Json, name: str = "the server") -> str:
+    """Return why `name` is left alone, and until when, from its part of the daemon's state; else ""."""
+    breaker = endpoint.get("breaker") or {}
+    why, until_s = reason_words(breaker.get("why")), breaker.get("until_s")
+    match breaker.get("state"):
+        case "half_open":
+            return f"half open ({why}): one request at a time tries {name}, the others go elsewhere"
+        case "open" if until_s is None:
+            return f"open ({why}): {name} is asked again when its settings change, or after `disco config reload`"
+        case "open":
+            until = datetime.fromtimestamp(float(until_s or 0.0)).astimezone()
+            return f"open ({why}): {name} is left alone until {until:%H:%M:%S}"
+    return ""
+
+
 def fallback_words(record: Json) -> str:
     """Return why this machine wrote an answer that a server was to write, from the answer's `disco` object; else ""."""
     server, tokens = (record.get("endpoints") or {}).get("server") or {}, record.get("tokens") or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .. import __version__
@@ -15,6 +15,8 @@ from ..api.ollama.ollama_models import DeviceFile
 from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
+from ..endpoints.base import Endpoint, Guarded
+from ..endpoints.breaker import BreakerState
 from ..endpoints.device import Device
 from ..errors import ConfigError, EndpointError
 from ..link.trust.roles import Role
@@ -29,6 +31,7 @@ from .runtime import Runtime
 from .server_setup import ServerSetup
 
 CHOOSE_DEVICE = {"device.base_url", "device.enabled", "device.model"}  # what says which model is the device's
+OPENNESS = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 LOAD_S = 600.0  # that a fetched model has to get into memory, from a slow disk too
 
 
@@ -268,12 +271,19 @@ class StateDocuments(Documents):
             version=__version__,
             in_flight=len(runtime.conductor.in_flight),
             may_serve={side: endpoint.may_serve() for side, endpoint in parts.endpoints.items()},
+            breakers={name: OPENNESS[state] for name, state in _breakers(parts.endpoints.values())},
             budget=_budget(parts.planner),
             caps={name: _use(cap["limit"], cap["spent"], cap["reserved"]) for name, cap in caps.items()},
             usd_per_kwh=parts.spending.prices.usd_per_kwh,
             rows_dropped=shared.history.dropped,
             device=parts.device.health(),
         )
+
+
+def _breakers(endpoints: Iterable[Endpoint]) -> Iterator[tuple[str, BreakerState]]:
+    for endpoint in endpoints:
+        if isinstance(endpoint, Guarded):
+            yield from endpoint.breakers().items()
 
 
 def _budget(planner: Planner) -> Budget:

@@ -23,6 +23,7 @@ from ..types import (
     Token,
     Usage,
 )
+from .breaker import BreakerState
 from .hedge import Hedge
 
 # What a device knows of a request: the token ids or the text of its rendered prompt and the answer so far. None: it
@@ -99,6 +100,15 @@ class Forgetful(Protocol):
 
     def forget(self) -> None:
         """Ask again for all that was refused."""
+        ...
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """An endpoint that is left alone while it fails."""
+
+    def breakers(self) -> Mapping[str, BreakerState]:
+        """Return the state of each server's breaker, by the server's name."""
         ...
 
 

@@ -158,15 +158,16 @@ class Breaker:
         was_trial = self._end(call)
         if was_trial is None:
             return
-        likely = 1.0 if silent_s is None else self._likely_wait(silent_s)
-        if was_trial:  # it has shown nothing: the next one is for later, and only a stall makes that longer
-            self._n_failed -= likely > UNLIKELY
-            self._open(self._why, now, late=self._breaks_late)
+        likely = None if silent_s is None else self._likely_stall(silent_s)
+        if was_trial:
+            if likely is not None:
+                self._open("stalled", now, late=self._breaks_late)
+            # Else it has shown nothing, as where it has lost a race: the next request is the trial.
         elif not self._is_open and silent_s is not None:
-            if likely <= UNLIKELY:  # no part of the record, or an outage would soon look like it
-                self._weigh(likely, "stalled", now, late=False)
-            else:
+            if likely is None:
                 self._waits.append((silent_s, False))
+            else:  # no part of the record, or an outage would soon look like it
+                self._weigh(likely, "stalled", now, late=False)
 
     # --- what a server says of itself --------------------------------------------------------------------------------
 
@@ -200,13 +201,14 @@ class Breaker:
         """The share of failures that its record makes likely."""
         return min(max(self._failed / self._asked, LIKELY[0]), LIKELY[1])
 
-    def _likely_wait(self, waited_s: float) -> float:
-        """Return how likely it takes longer than this to a first token, by its record."""
+    def _likely_stall(self, waited_s: float) -> float | None:
+        """Return how likely a first token takes longer than this, by the record; None where that is no stall."""
         n = len(self._waits)
         if n < 1 / UNLIKELY:
-            return self._likely if waited_s >= STALL_S else 1.0
+            return self._likely if waited_s >= STALL_S else None
         waits, seen = zip(*self._waits, strict=True)
-        return max(float(kaplan_meier(waits, seen).at(waited_s)), 1 / (n + 1), LIKELY[0])
+        likely = max(float(kaplan_meier(waits, seen).at(waited_s)), 1 / (n + 1), LIKELY[0])
+        return likely if likely <= UNLIKELY else None
 
     def _remember(self, *, failed: bool) -> None:
         self._failed, self._asked = self._failed + failed, self._asked + 1

@@ -34,6 +34,7 @@ from ..types import (
 from . import model_facts
 from .base import Controls, Render, Resumption, Tokens
 from .bill import Bill, finds
+from .breaker import BreakerState
 from .chunks import Reader
 from .continuation import CHAT, RAW_DEFAULT, Ask, Profile, Way, chat, completion, last_words, profile_name, resumption
 from .gaps import fill, refuses_gap
@@ -224,6 +225,10 @@ class Server:
         """Nothing to load; down for as long as its breaker says, and asked once only for a day after a 429."""
         n_ctx = self.capabilities.context_length
         return Readiness(down_s=self._errors.down_s, n_ctx=n_ctx, hedgeable=self._errors.hedgeable)
+
+    def breakers(self) -> dict[str, BreakerState]:
+        """Return the state of its breaker, by its side's name."""
+        return {self.side.value: self._errors.breaker.state(self._clock.now())}
 
     async def count(self, request: GenerationRequest) -> PromptLength | None:
         """Unknown: servers do not tell before they bill."""

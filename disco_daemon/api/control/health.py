@@ -31,11 +31,15 @@ class CapUse:
 
 @dataclass(frozen=True, slots=True)
 class HealthSnapshot:
-    """All figures that are looked up, not counted. `usd_per_kwh` is the exchange rate in force."""
+    """All figures that are looked up, not counted. `usd_per_kwh` is the exchange rate in force.
+
+    `breakers` are how far each server's is open: 0, a half while one request at a time tries the server, 1.
+    """
 
     version: str
     in_flight: int
     may_serve: Mapping[Side, bool]
+    breakers: Mapping[str, float]
     budget: Budget
     caps: Mapping[str, CapUse]
     usd_per_kwh: float
@@ -76,6 +80,8 @@ def _daemon(now: HealthSnapshot) -> Iterator[Metric]:
     yield _gauge("disco_answers_in_flight", "Answers being made now.", now.in_flight)
     up = {side.value: float(serves) for side, serves in now.may_serve.items()}
     yield _gauges("disco_endpoint_up", "Whether an endpoint can be asked.", "endpoint", up)
+    told = "Whether a server is left alone, 1; 0.5 while one request at a time tries it again."
+    yield _gauges("disco_breaker_open", told, "endpoint", now.breakers)
     told = "Answers missing in the history: the disk did not keep up, or refused."
     yield CounterMetricFamily("disco_history_rows_dropped", told, now.rows_dropped)
 

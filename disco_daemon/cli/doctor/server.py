@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...client.side_health import sides_of
+from ...client.side_health import breaker_words, sides_of
 from ...config.layers import KeyRefusedError, server_api_key
 from ...config.schema import Api, Config, ServerSettings
 from ...endpoints.continuation import Profile, Way
@@ -56,13 +56,17 @@ def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Fin
 
 
 def answers(daemon: Mapping[str, Any] | None) -> Finding | None:
-    """Return how the running daemon's last question to the server failed; None if none has since it answered."""
+    """Return how the running daemon's last question to the server failed, why it is left alone; None if it is well."""
     found = sides_of(daemon or {}).get("server")
-    if found is None or found.since is None:
+    side = ((daemon or {}).get("endpoints") or {}).get("server") or {}
+    breaker = breaker_words(side)
+    if found is None or (found.since is None and not breaker):
         return None
-    said = str((daemon or {})["endpoints"]["server"].get("last_error") or "")
     mend = "`disco setup` sets it up anew" if found.key else "it is asked again by itself"
-    return warn("answers", f"{found.lasting}: {said}".rstrip(": "), mend)
+    if found.since is None:
+        return warn("answers", breaker, mend)
+    said = f"{found.lasting}: {side.get('last_error') or ''}".rstrip(": ")
+    return warn("answers", f"{said}. The breaker is {breaker}" if breaker else said, mend)
 
 
 def grades(config: Config) -> Finding:

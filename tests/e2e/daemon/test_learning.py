@@ -131,6 +131,32 @@ async def test_a_server_that_asks_to_be_left_alone_is(tmp_path: Path) -> None:
         assert len(upstream.exchanges) == n_asked
 
 
+async def test_a_server_that_fails_is_left_alone_and_is_back_when_it_answers(tmp_path: Path) -> None:
+    async with Upstream() as upstream, optimal(tmp_path, upstream) as daemon:
+        await daemon.device_ready()
+        with upstream.status(500):
+            for _ in range(3):
+                heard = await ask(daemon, "Say yes.", max_tokens=4)
+                assert heard.disco["winner"] == "device", "a failure is none of the answer"
+            server = (await daemon.state())["endpoints"]["server"]
+            assert (server["breaker"]["why"], server["down_s"] is not None) == ("server_error", True)
+        assert server["breaker"]["state"] in ("open", "half_open"), "the back-off may be over on a busy machine"
+        await daemon.until(lambda s: not s["endpoints"]["server"]["down_s"])
+        assert (await ask(daemon, "Say yes.", model="disco/server", max_tokens=4)).disco["winner"] == "server"
+        assert (await daemon.state())["endpoints"]["server"]["breaker"]["state"] == "closed"
+        with upstream.status(401):
+            await ask(daemon, "Say yes.", max_tokens=4)
+            n_asked = len(upstream.exchanges)
+            heard = await ask(daemon, "Say yes.", max_tokens=4)
+            assert (list(heard.disco["endpoints"]), len(upstream.exchanges)) == (["device"], n_asked)
+        state = await daemon.state()
+        assert state["endpoints"]["server"]["breaker"] == {"state": "open", "why": "unauthorized", "until_s": None}
+        async with daemon.controls.post(f"{daemon.root}/disco/v1/reload") as reply:
+            assert reply.status == 200
+        heard = await ask(daemon, "Say yes.", max_tokens=4)
+        assert "server" in heard.disco["endpoints"]
+
+
 async def test_times_across_a_stop_of_the_daemon_are_not_learned_from(tmp_path: Path) -> None:
     async with Upstream() as upstream, optimal(tmp_path, upstream) as daemon:
         await daemon.device_ready()

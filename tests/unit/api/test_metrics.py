@@ -63,6 +63,7 @@ HEALTH = HealthSnapshot(
     version="1.2.3",
     in_flight=4,
     may_serve={Side.DEVICE: True, Side.SERVER: False},
+    breakers={"server": 0.5},
     budget=Budget(Side.SERVER, 0.5, 0.45, 0.25),
     caps={"usd_per_day": CapUse(0.75, 0.125)},
     usd_per_kwh=0.3,
@@ -197,6 +198,7 @@ def test_how_things_are_is_looked_up_at_each_scrape() -> None:
         ("disco_answers_in_flight",): 4,
         ("disco_endpoint_up", "device"): 1,
         ("disco_endpoint_up", "server"): 0,
+        ("disco_breaker_open", "server"): 0.5,
         ("disco_budget_allowed_ratio", "server"): 0.5,
         ("disco_budget_used_ratio", "server"): 0.25,
         ("disco_cap_spent_ratio", "usd_per_day"): 0.75,
@@ -295,6 +297,7 @@ def test_every_metric_is_documented_with_its_type_and_labels_and_no_other() -> N
 def test_the_units_are_prometheus_base_units() -> None:
     allowed = ("_seconds", "_ratio", "_total", "_joules_total", "_usd_total", "_info", "_usd_per_kwh")
     counts = {"disco_answers_in_flight", "disco_endpoint_up", "disco_engine_up", "disco_engine_answers",
+              "disco_breaker_open",
               "disco_engine_cells", "disco_engine_cells_used", "disco_split_up",
                   "disco_fleet_hosts", "disco_fleet_layers_away"}  # fmt: skip
     assert [name for name in documented() if not name.endswith(allowed) and name not in counts] == []

@@ -427,4 +427,9 @@ def test_how_the_running_daemons_last_question_failed_is_found() -> None:
     assert ill.found.startswith("key refused since ")
     assert ill.found.endswith("with 401")
     assert server.answers({"endpoints": {"server": side | {"failing": None}}}) is None
+    shut = side | {"failing": None, "down_s": 9.0, "breaker": {"state": "open", "why": "rate_limited", "until_s": 0.0}}
+    left = server.answers({"endpoints": {"server": shut}})
+    assert left is not None
+    assert left.found.startswith("open (rate-limited): the server is left alone until ")
+    assert left.mend == "it is asked again by itself"
     assert server.answers({"endpoints": {}}) is server.answers(None) is None

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from disco_daemon.cli.status import (  # fmt: skip
+    _breakers,
     _endpoints,
     _energy,
     _engine,
@@ -140,6 +141,17 @@ def test_a_failure_is_told_with_its_hour_until_the_server_answers() -> None:
     ill, well = (_endpoints({"endpoints": {"server": one}}, 80)[1] for one in (failing, server | {"failing": None}))
     assert re.fullmatch(r"server +m +key refused since \d\d:\d\d +it said 401", ill)
     assert re.fullmatch(r"server +m +ready +-", well)
+
+
+def test_a_breaker_that_is_open_says_why_and_a_closed_one_nothing() -> None:
+    shut = {"breaker": {"state": "open", "why": "unauthorized", "until_s": None}}
+    assert _breakers({"endpoints": {"device": {}, "server": {"breaker": {"state": "closed"}}}}) == []
+    assert _breakers({"endpoints": {"device": {}, "server": shut}}) == [
+        (
+            "breaker      open (key refused): the server is asked again when its settings change, "
+            "or after `disco config reload`"
+        )
+    ]
 
 
 def test_a_narrow_terminal_and_an_empty_failure_still_give_rows() -> None:

@@ -155,10 +155,12 @@ def test_a_server_that_breaks_off_in_mid_answer_has_to_give_a_whole_one() -> Non
 def test_a_trial_that_is_cancelled_leaves_the_next_one_its_place() -> None:
     asked = Asked()
     asked.fails(3)
-    first = asked.down_s
     asked.heal_time()
-    asked.breaker.leave(asked.breaker.begin(asked.at), None, asked.at)
-    assert asked.down_s == first, "nothing is known: it waits as long as before"
+    for silent_s in (None, 0.1, 5.0):
+        asked.breaker.leave(asked.breaker.begin(asked.at), silent_s, asked.at)
+        assert (asked.state(), asked.down_s) == (BreakerState.HALF_OPEN, 0), "a race that is lost says nothing"
+    asked.is_left(STALL_S)
+    assert asked.down_s > FIRST_S, "a stall does"
     asked.heal_time()
     asked.answers()
     assert asked.state() is BreakerState.CLOSED

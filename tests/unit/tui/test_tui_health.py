@@ -14,6 +14,7 @@ from disco_daemon.client.side_health import (  # fmt: skip
     REASONS,
     STATES,
     SideHealth,
+    breaker_words,
     fallback_words,
     short_model,
     side_health,
@@ -87,6 +88,21 @@ def test_whatever_is_wrong_the_line_fits(
 def test_each_illness_has_its_words_and_the_key_that_mends_it(endpoint: Any, words: str, key: str) -> None:
     found = side_health(endpoint)
     assert (found.words, found.key) == (words, key)
+
+
+def test_why_a_server_is_left_alone_and_until_when_is_said() -> None:
+    at = f"{datetime.fromtimestamp(60.0).astimezone():%H:%M:%S}"
+    said = {
+        ("closed", None, None): "",
+        ("open", "rate_limited", 60.0): f"open (rate-limited): the server is left alone until {at}",
+        ("open", "unauthorized", None): "open (key refused): the server is asked again when its settings change, "
+        "or after `disco config reload`",
+        ("half_open", "stalled", None): "half open (went silent): one request at a time tries the server, "
+        "the others go elsewhere",
+    }
+    for (is_in, why, until_s), words in said.items():
+        assert breaker_words({"breaker": {"state": is_in, "why": why, "until_s": until_s}}) == words
+    assert breaker_words({}) == ""
 
 
 def test_a_cap_and_privacy_close_the_side_that_they_are_about() -> None:
