@@ -101,6 +101,8 @@ def _unknown_use(use: str, config: Config) -> str:
     if use in _SIDES:
         word = {"disco": "plan"}.get(use, use.removeprefix(_OWN))
         return f"use = {use!r}: for a side say '{word}'"
+    if any(use in one.map or use == one.model for one in config.servers):
+        return ""
     servers = list(servers_of(config)) if config.servers else []
     if "/" in use and use.partition("/")[0] in servers:
         return ""

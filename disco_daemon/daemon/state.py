@@ -75,6 +75,7 @@ class StateDocuments(Documents):
             "uptime_s": round(shared.clock.now() - self._started, 1),
             "policy": parts.planner.policy.name,
             "private": shared.privacy.on,
+            "policy_set": runtime.config.policy.set,
             "grades": parts.context.relation().to_json(),
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
             "servers": self._servers(),

@@ -145,6 +145,37 @@ async def test_regenerate_and_undo(daemon: Dictated) -> None:
         await until(pilot, lambda: "First." in screen_text(app))
 
 
+async def test_an_answer_is_redone_by_the_server_and_the_daemon_is_told_which(daemon: Dictated) -> None:
+    daemon.state = STATE | {"policy_set": "balanced"}
+    async with shown(daemon.root) as (app, pilot):
+        await exchange(app, pilot, daemon, "Why?", "First.")
+        await until(pilot, lambda: app.conversations.state is not None)
+        app.conversations.set_model("disco/device")
+        await pilot.press("alt+r")
+        await until(pilot, lambda: len(daemon.asked) == 2)
+        assert (daemon.asked[1]["model"], daemon.asked[1]["disco"]["redo_of"]) == ("disco", "req-1")
+        daemon.say("Second.", "server")
+        daemon.end()
+        await answered(app, pilot)
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: len(daemon.asked) == 3)
+        assert (daemon.asked[2]["model"], daemon.asked[2]["disco"]["regenerates"]) == ("disco/device", "req-1")
+        daemon.say("Third.")
+        daemon.end()
+        await answered(app, pilot)
+        assert said(app) == [("user", "Why?"), ("assistant", "Third.")]
+
+
+async def test_nothing_is_redone_where_no_server_may_be_asked(daemon: Dictated) -> None:
+    daemon.state = STATE | {"policy_set": "private", "private": True}
+    async with shown(daemon.root) as (app, pilot):
+        await exchange(app, pilot, daemon, "Why?", "First.")
+        await until(pilot, lambda: app.conversations.state is not None)
+        await pilot.press("alt+r")
+        await until(pilot, lambda: "Nothing leaves" in screen_text(app))
+        assert len(daemon.asked) == 1
+
+
 async def test_continue_goes_on_with_the_same_answer(daemon: Dictated) -> None:
     async with shown(daemon.root) as (app, pilot):
         await ask(app, pilot, daemon, "Count.")

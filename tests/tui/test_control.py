@@ -191,6 +191,19 @@ async def test_what_was_changed_is_undone_after_one_has_left_and_come_back() -> 
         await until(pilot, lambda: "nothing to undo" in text_of(app, "#banner"))
 
 
+async def test_a_ready_made_set_is_chosen_and_undone() -> None:
+    async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
+        await loaded(app, pilot)
+        sets = app.screen.query_one("#set", Select)
+        assert sets.value == "balanced"
+        assert daemon.changes == [], "what is shown at first is no choice"
+        sets.value = "frugal"
+        await until(pilot, lambda: daemon.changes == [{"policy.set": "frugal"}])
+        await pilot.press("ctrl+z")
+        await until(pilot, lambda: daemon.changes[-1] == {"policy.set": "balanced"})
+        await until(pilot, lambda: sets.value == "balanced")
+
+
 async def test_an_undo_that_the_daemon_does_not_take_can_be_tried_again() -> None:
     async with playing() as daemon, on_stage(daemon.root, ControlScreen()) as (app, pilot):
         await loaded(app, pilot)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 from disco_daemon.client.amounts import dollars, figure
@@ -72,3 +74,16 @@ def _figures(disco: Mapping[str, Any]) -> list[str]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def save(wanted: Path, text: str) -> Path:
+    """Write a new file and return its path, with a number in its name where one exists. Raises OSError."""
+    wanted = wanted.expanduser()
+    for path in chain([wanted], (wanted.with_name(f"{wanted.stem}-{n}{wanted.suffix}") for n in count(2))):
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError  # `count` never ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -25,6 +26,11 @@ def presets() -> list[PacePreset]:
         PacePreset(entry["name"], round(entry.get("pace_tps") or 1 / entry["seconds_per_token"], 2))
         for entry in tomllib.loads(text)["reader"]
     ]
+
+
+def pace_options(readers: Sequence[PacePreset]) -> list[tuple[str, int]]:
+    """Return the presets as choices, each with its place."""
+    return [(f"{reader.name}: {reader.pace_tps:g} token/s", i) for i, reader in enumerate(readers)]
 
 
 class ReadingPlace:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from disco_daemon.client.amounts import dollars, figure
@@ -13,13 +15,14 @@ from .model import Money, Prediction
 from .scale import Scale, seconds
 
 RATE_KEY, BUDGET_KEY, PACE_KEY = "device.usd_per_kwh", "policy.budget", "delivery.pace_tps"
-PRIVATE_KEY = "policy.private"
+PRIVATE_KEY, SET_KEY = "policy.private", "policy.set"
 
 RATE_WORDS = "Exchange rate: what a kWh of this machine's energy is worth to you, $/kWh"
 BUDGET_WORDS = "Budget b: the share of all prompt tokens that the scarcer side may process"
 PACE_WORDS = "Reading pace, token/s: measures QoE; Alt+P in the chat fades words ahead of it"
 CAP_WORDS = "Caps: a side that has reached one gives way to the other; empty = none"
 PRIVATE_WORDS = "Never leave this machine: all answers are made here, no server is asked"
+SET_WORDS = "Set: ready-made settings and rules; what you set yourself goes before it"
 TOO_LITTLE = "What-if: too little history yet to say what another setting would do"
 # Setting, name on the screen, and how many units of the field are one of the setting.
 CAPS: tuple[tuple[str, str, float], ...] = (
@@ -57,6 +60,12 @@ TAILS: Mapping[str, Tail] = {
 }  # fmt: skip
 # The setting of each slider, by the slider's id.
 SLIDERS: Mapping[str, str] = {"rate": RATE_KEY, "budget": BUDGET_KEY} | {t.name: t.key for t in TAILS.values()}
+
+
+def set_options() -> list[tuple[str, str]]:
+    """Return the ready-made sets as choices: what each is, and its name."""
+    text = (files("disco_daemon.profiles") / "policy_sets.toml").read_text("utf-8")
+    return [(f"{name}: {one['about']}", name) for name, one in tomllib.loads(text).items()]
 
 
 def no_tail(policy: str) -> str:

@@ -15,8 +15,16 @@ from ..data.store import Store, StoreError
 from ..draw.entry import Entry
 from ..draw.theme import ALONE
 
-WISH = {"sides": True}  # who wrote each word; the delivery is what the user has set: as fast as it comes, by default
+WISH: Mapping[str, Any] = {
+    "sides": True
+}  # who wrote each word; the delivery is what the user has set: as fast as it comes, by default
 ApiMessage = dict[str, Any]
+
+
+def in_place_of(state: Mapping[str, Any] | None, answer: Entry | None, act: str) -> Mapping[str, Any]:
+    """Return the wish for an answer in place of another one; `act` is its field. Older daemons know of none."""
+    earlier = ((answer.disco if answer is not None else None) or {}).get("request_id")
+    return {act: earlier} if earlier and "policy_set" in (state or {}) else {}
 
 
 def messages_of(said: Iterable[tuple[str, str]], system: str, summary: str = "") -> Iterator[ApiMessage]:
@@ -41,6 +49,7 @@ async def stream_answer(
     touched: Callable[[], object],
     ready: Callable[[], Awaitable[None]],
     max_tokens: int | None = None,
+    wish: Mapping[str, Any] | None = None,
 ) -> None:
     """Stream an answer into `entry`, or continue it if it has words; afterwards it has an end, whatever happened.
 
@@ -56,7 +65,7 @@ async def stream_answer(
     ending: tuple[str, Mapping[str, Any] | None] = ("cancelled", None)
     try:
         await ready()
-        async with aclosing(link.chat(messages, model=model, disco=WISH, **more)) as pieces:
+        async with aclosing(link.chat(messages, model=model, disco={**WISH, **(wish or {})}, **more)) as pieces:
             async for piece in pieces:
                 side = ALONE if piece.alone else None if piece.side is None else str(piece.side)
                 if piece.text:

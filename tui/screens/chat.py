@@ -54,6 +54,7 @@ class ChatScreen(Screen[None]):
         Binding("ctrl+b", "list", "List", show=False, priority=True, tooltip="Show or hide the conversations"),
         Binding("ctrl+f", "search", "Search", show=False, priority=True, tooltip="Search in all conversations"),
         Binding("ctrl+r", "again", "Again", show=False, priority=True, tooltip="Regenerate the answer"),
+        Binding("alt+r", "redo", "Redo", show=False, priority=True, tooltip="Have the server answer it again"),
         Binding("ctrl+y", "copy", "Copy", show=False, priority=True, tooltip="Copy the answer, or code in it"),
         Binding("ctrl+t", "timeline", "Timeline", priority=True, tooltip="Show how the answer came about"),
         Binding(
@@ -295,7 +296,16 @@ class ChatScreen(Screen[None]):
         self._focus(self.query_one(Prompt))
         self.show_line()
 
-    def action_again(self) -> None:
+    def action_redo(self) -> None:
+        """Have the server answer the question of an answer again."""
+        if self.conversations.alone:
+            self.say("There is no server to ask: F5 sets one up.")
+        elif (self.conversations.state or {}).get("private"):
+            self.say("Nothing leaves this machine now (F3), so no server is asked.")
+        else:
+            self.action_again(by_server=True)
+
+    def action_again(self, *, by_server: bool = False) -> None:
         answer = self._chosen_entry("assistant")
         if self.conversations.running is not None:
             self.say("An answer is running: Escape stops it.")
@@ -303,7 +313,7 @@ class ChatScreen(Screen[None]):
             self.say("There is no answer yet.")
         else:
             with self.errors_shown():
-                self.conversations.again(answer)
+                self.conversations.again(answer, by_server=by_server)
                 self._reshow()
 
     def action_compact(self) -> None:
@@ -469,7 +479,7 @@ KEYS: list[tuple[str, str]] = [
     ("Enter, Ctrl+J", "send; begin a new line (Shift+Enter, too, where the terminal can tell)"),
     ("Up, Down", "what you asked before, from the first and last line of the input"),
     ("Escape", "stop the answer; give up editing; leave the search"),
-    ("Ctrl+R, Ctrl+G", "regenerate the answer; continue it"),
+    ("Ctrl+R, Alt+R, Ctrl+G", "regenerate the answer; have the server answer it; continue it"),
     ("Ctrl+Up", "edit a question and ask from there again; once more: the question before"),
     ("Ctrl+O", "attach a text file to the next question"),
     ("Alt+C", "shorten the conversation: a summary goes out for older turns; Ctrl+Z undoes it"),

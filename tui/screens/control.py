@@ -1,4 +1,4 @@
-"""The control panel: exchange rate, budget, tail, pace, caps and privacy. One key undoes a change.
+"""The control panel: exchange rate, budget, tail, pace, caps, set and privacy. One key undoes a change.
 
 While a slider moves, the panel asks the daemon what the latest value would do, on the user's own history. When the
 slider has stood still for a moment, the change goes to the daemon, which writes it to its settings.
@@ -22,7 +22,7 @@ from disco_daemon.client.once import NOT_RUNNING, REFUSED_KEY, DaemonError
 
 from ..data.debounce import Debounce
 from ..data.model import DaemonApi, HostApp, Money, Prediction
-from ..data.readers import PacePreset, presets
+from ..data.readers import PacePreset, pace_options, presets
 from ..data.scale import BUDGET, RATE, factor_of, in_force
 from ..data.sliders import (
     BUDGET_WORDS,
@@ -33,6 +33,8 @@ from ..data.sliders import (
     PRIVATE_KEY,
     PRIVATE_WORDS,
     RATE_WORDS,
+    SET_KEY,
+    SET_WORDS,
     SLIDERS,
     TAILS,
     Tail,
@@ -41,12 +43,13 @@ from ..data.sliders import (
     number,
     prediction_words,
     regime,
+    set_options,
     slider_words,
     stand_in_words,
 )
 from ..widgets.slider import Slider
 from ..widgets.toggle import Toggle
-from ..widgets.words import PlainLabel, PlainStatic
+from ..widgets.words import PlainLabel, PlainStatic, block
 
 T = TypeVar("T")
 
@@ -99,17 +102,12 @@ class ControlScreen(Screen[None]):
         """Lay out the sliders by importance, with the prediction between them, always in view."""
         yield PlainLabel("", id="banner")
         with VerticalScroll(can_focus=False):
-            with Vertical(classes="block"):
-                yield PlainLabel(RATE_WORDS, classes="words")
-                yield Slider(RATE, 0.3, plain=self._plain, id="rate")
-                yield PlainStatic(id="effect")
-                (grades := PlainStatic(id="grades")).display = False  # until one side is a stand-in
-                yield grades
-            with Vertical(classes="block"):
-                yield PlainLabel(BUDGET_WORDS, classes="words")
-                with Horizontal(classes="slider"):
-                    yield Slider(BUDGET, 0.5, plain=self._plain, id="budget")
-                    yield PlainLabel("", id="budget-value", classes="value")
+            (grades := PlainStatic(id="grades")).display = False  # until one side is a stand-in
+            rate = Slider(RATE, 0.3, plain=self._plain, id="rate")
+            yield block(RATE_WORDS, rate, PlainStatic(id="effect"), grades)
+            budget = Slider(BUDGET, 0.5, plain=self._plain, id="budget")
+            shown = PlainLabel("", id="budget-value", classes="value")
+            yield block(BUDGET_WORDS, Horizontal(budget, shown, classes="slider"))
             for tail in TAILS.values():
                 with Vertical(classes="block tail", id=f"{tail.name}-block"):
                     yield PlainLabel(tail.words, classes="words")
@@ -123,22 +121,18 @@ class ControlScreen(Screen[None]):
         yield Footer()
 
     def _compose_rest(self) -> ComposeResult:
-        with Vertical(classes="block"):
-            yield PlainLabel(PACE_WORDS, classes="words")
-            with Horizontal(classes="row"):
-                yield Input(type="number", compact=True, id="pace", placeholder="token/s")
-                yield Select[int](self._options(), prompt="presets: reading and listening", compact=True, id="reader")
-        with Vertical(classes="block"):
-            yield PlainLabel(CAP_WORDS, classes="words")
-            with Horizontal(classes="caps"):
-                for key, name, _ in CAPS:
-                    with Vertical(classes="cap"):
-                        yield PlainLabel(name)
-                        yield Input(type="number", compact=True, id=field_id(key), placeholder="none")
+        presets_of = Select[int](
+            pace_options(self._readers), prompt="presets: reading and listening", compact=True, id="reader"
+        )
+        pace = Input(type="number", compact=True, id="pace", placeholder="token/s")
+        yield block(PACE_WORDS, Horizontal(pace, presets_of, classes="row"))
+        caps = [
+            (name, Input(type="number", compact=True, id=field_id(key), placeholder="none")) for key, name, _ in CAPS
+        ]
+        fields = [Vertical(PlainLabel(name), field, classes="cap") for name, field in caps]
+        yield block(CAP_WORDS, Horizontal(*fields, classes="caps"))
+        yield block(SET_WORDS, Select[str](set_options(), allow_blank=False, compact=True, id="set"))
         yield Toggle(PRIVATE_WORDS, id="private")
-
-    def _options(self) -> list[tuple[str, int]]:
-        return [(f"{reader.name}: {reader.pace_tps:g} token/s", i) for i, reader in enumerate(self._readers)]
 
     def on_mount(self) -> None:
         """Ask for all settings, and for the state from now on."""
@@ -227,6 +221,7 @@ class ControlScreen(Screen[None]):
             self.query_one(f"#{name}", Slider).show(self._get(key))
         self.query_one("#private", Toggle).show(self._get(PRIVATE_KEY))
         with self.prevent(Input.Changed, Input.Submitted, Select.Changed):
+            self.query_one("#set", Select).value = self._settings["policy"].get("set", "balanced")
             self._fill("pace", f"{self._get(PACE_KEY):g}")
             for key, _, unit in CAPS:
                 value = self._get(key)
@@ -310,6 +305,12 @@ class ControlScreen(Screen[None]):
     def _apply_toggle(self, event: Toggle.Turned) -> None:
         self._show_effect()
         self._change(PRIVATE_KEY, event.value)
+
+    @on(Select.Changed, "#set")
+    def _chose_set(self, event: Select.Changed) -> None:
+        now = {SET_KEY: self._policy.get("set", event.value), **self._sending, **self._pending}[SET_KEY]
+        if event.value == event.select.value != now:  # the first message is of what it shows before it knows
+            self._change(SET_KEY, event.value)
 
     @on(Select.Changed, "#reader")
     def _chose_reader(self, event: Select.Changed) -> None:

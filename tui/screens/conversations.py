@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, count
-from pathlib import Path
+from itertools import chain
 from time import monotonic
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..draw.entry import SUMMARY, Entry
 from ..draw.message_cache import MessageCache
 from ..widgets.prompt import REMEMBERED
 from ..widgets.sidebar import UNTITLED
-from .answer_stream import ApiMessage, messages_of, stream_answer
+from .answer_stream import ApiMessage, in_place_of, messages_of, stream_answer
 
 DEFAULT_MODEL = "disco"
 READ_AT_ONCE = 100  # messages
@@ -191,7 +190,7 @@ class Conversations:
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def ask(self, text: str) -> tuple[Entry, Entry]:
+    def ask(self, text: str, wish: Mapping[str, Any] | None = None) -> tuple[Entry, Entry]:
         """Ask a question; return its entry and that of the answer, which begins to stream."""
         files = "".join(f"{file.text}\n\n" for file in self.attached)
         self.attached = []
@@ -200,12 +199,16 @@ class Conversations:
         self._put_away(question)
         self.entries.append(question)
         self._reread()  # its first question is its title
-        return question, self._answer()
+        return question, self._answer(wish)
 
-    def again(self, answer: Entry) -> Entry | None:
-        """Drop an answer and what follows, and ask for another one; a summary that alone follows stays."""
+    def again(self, answer: Entry, *, by_server: bool = False) -> Entry | None:
+        """Drop an answer and what follows, and ask for another one; a summary that alone follows stays.
+
+        The server is to make it, if it may, where that is wanted.
+        """
         if answer not in self.entries or answer.role != "assistant":
             return None
+        wish = in_place_of(self.state, answer, "redo_of" if by_server else "regenerates")
         behind = self.entries[self.entries.index(answer) + 1 :]
         summary = behind[0].text if len(behind) == 1 and behind[0].is_usable_summary else ""
         self._cut(answer)
@@ -215,12 +218,14 @@ class Conversations:
             self.store.finish(kept.turn, "stop", None)
             self._put_away(kept)
             self.entries.append(kept)
-        return self._answer() if self.entries else None
+        model = DEFAULT_MODEL if by_server and self.model.startswith(f"{DEFAULT_MODEL}/") else ""
+        return self._answer(wish, model) if self.entries else None
 
     def edit(self, question: Entry, text: str) -> tuple[Entry, Entry]:
         """Drop a question and what follows, and ask another one in its place."""
+        answer = next((e for e in self.entries[self.entries.index(question) :] if e.role == "assistant"), None)
         self._cut(question)
-        return self.ask(text)
+        return self.ask(text, in_place_of(self.state, answer, "edits"))
 
     def go_on(self, answer: Entry) -> bool:
         """Continue the last answer where it ended; return False if it is not the last, or has no words."""
@@ -343,17 +348,18 @@ class Conversations:
             for entry in some:
                 yield entry.role, entry.text if entry.is_loaded else texts.get(entry.turn, "")
 
-    def _answer(self) -> Entry:
+    def _answer(self, wish: Mapping[str, Any] | None = None, model: str = "") -> Entry:
         answer = Entry(0, "assistant", live=True)
         messages = self._messages()
         answer.turn = self.store.add(self._stored_conversation().id, "assistant", "", self._last_turn())
         self.entries.append(answer)
-        self._stream(answer, messages)
+        self._stream(answer, messages, model, wish=wish)
         return answer
 
     def _stream(
-        self, answer: Entry, messages: Iterator[ApiMessage], model: str = "", max_tokens: int | None = None
-    ) -> None:
+        self, answer: Entry, messages: Iterator[ApiMessage], model: str = "", max_tokens: int | None = None,
+        wish: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Begin to stream an answer, by the conversation's model if no other one is named."""
         conversation, model = self._stored_conversation().id, model or self.model
         answer.live = True
@@ -373,6 +379,7 @@ class Conversations:
         streaming = stream_answer(
             self.link, self.store, answer, messages,
             model=model, touched=lambda: self.post(AnswerGrew(answer)), ready=self.ready, max_tokens=max_tokens,
+            wish=wish,
         )  # fmt: skip
         task = asyncio.create_task(streaming, name=f"answer {answer.turn}")
         self._answering[conversation] = RunningAnswer(answer, task, model)
@@ -382,16 +389,3 @@ class Conversations:
 def _last_question(entries: list[Entry]) -> int:
     """Return where the last question stands; 0 where there is none."""
     return next((i for i in reversed(range(len(entries))) if entries[i].role == "user"), 0)
-
-
-def save(wanted: Path, text: str) -> Path:
-    """Write a new file and return its path, with a number in its name where one exists. Raises OSError."""
-    wanted = wanted.expanduser()
-    for path in chain([wanted], (wanted.with_name(f"{wanted.stem}-{n}{wanted.suffix}") for n in count(2))):
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError  # `count` never ends

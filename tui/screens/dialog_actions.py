@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 from disco_daemon.client.once import DaemonError
 
 from ..data.attach import MAX_BYTES, AttachError, as_attachment
-from ..data.export import to_json, to_markdown
+from ..data.export import save, to_json, to_markdown
 from ..draw.entry import Entry
 from ..draw.theme import fit
-from .conversations import Attachment, Conversations, save
+from .conversations import Attachment, Conversations
 from .dialogs import ChoiceDialog, LineDialog, TextDialog
 
 if TYPE_CHECKING:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from textual.containers import Vertical
+from textual.widget import Widget
 from textual.widgets import Label, Static
 
 from ..draw.theme import fit
@@ -30,3 +32,8 @@ class PlainLabel(PlainStatic, Label):
 
 def _safe(content: Any) -> Any:
     return fit(content) if isinstance(content, str) else content
+
+
+def block(words: str, *widgets: Widget) -> Vertical:
+    """Return widgets below the words that say what they are for."""
+    return Vertical(PlainLabel(words, classes="words"), *widgets, classes="block")
