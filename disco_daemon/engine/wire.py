@@ -503,7 +503,7 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """The engine is still reading a long prompt, and does not hang."""
+    """The engine does not hang: it is still reading a long prompt, or waits for a host that gets on."""
 
 
 class Stats(Message, frozen=True, kw_only=True):

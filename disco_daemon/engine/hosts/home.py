@@ -66,8 +66,8 @@ class HomeLlama(HomeCells):
         self._sized = msgspec.structs.replace(load, n_ctx=self.n_ctx, n_cells=self.n_cells)
         self._ends_bytes = self.bytes_per_token
         folders = tuple(sorted({str(Path(path).parent) for path in ends.paths}))
-        self._pool = HostPool(open_host, folders, self.n_embd, self._sized, self.hosts)
-        self._spares = Spares(self._pool.load_of, load.keep_home)
+        self._pool = HostPool(open_host, folders, self.n_embd, self._sized, self.hosts, self._beat)
+        self._spares = Spares(self._pool.load_of, load.keep_home, self._beat)
         try:
             self._first = self._first_of(abort)
             self._ends_bytes += self._first.bytes_per_token

@@ -42,6 +42,11 @@ from .transit_times import WayTimes
 
 SILENT_S = 3.5  # a host that gives no sign of life for so long is gone
 START_S = 30.0  # in which a new process has to give its first sign: a busy machine takes seconds to start one
+LOAD_S = 300.0  # for which a host may load layers, as an engine its model: many of them, from a cold disk
+# For which it may get on with what was asked of it, and nothing of that come: 32,000 rows again, at 50 in a second.
+GETS_ON_S = 640.0
+# Of the time between two signs: a host that had a processor for less of it was held up, by others or by the disk.
+HELD_UP_SHARE = 0.5
 ASK_S = 1.0  # of silence, until it is asked for one
 LOOK_S = 0.01  # at least, between two looks at a silence
 READ_BYTES = 1 << 17  # at a time; a socket holds hardly more
@@ -58,9 +63,18 @@ class HostLink:
     segment, True if its states can be cut by layers, or the reason why there is none. A host that says what it was not
     asked has gone. What one says that `is_lent` by another machine is no fact of this one: neither that it shares
     memory, nor how long it took for rows; and its cells are checked before llama.cpp has them.
+
+    Whoever waits for it has no time to say so: `beat` is called while it starts or loads, and whenever it got on.
     """
 
-    def __init__(self, sock: socket.socket, folders: Sequence[str], n_embd: int, epoch: int) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        folders: Sequence[str],
+        n_embd: int,
+        epoch: int,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         """Begin with the host behind the socket, which opens files in these folders only."""
         # What is sent to a host that has stopped fills the socket: that is silence, too.
         self._socket, self._n_embd = HostSocket(sock, epoch, SILENT_S), n_embd
@@ -79,9 +93,13 @@ class HostLink:
         self.confined = tuple[str, ...]()  # the rights that it has given up
         self._n_copies, self._silent_since, self._asked_at, self._looked_at = 0, 0.0, 0.0, 0.0
         self._has_spoken = False  # one of another machine has by now: before that it is not offered
+        self._beat, self._sign = beat, SignOfLife()
+        self._came_at = self._signed_at = time.monotonic()  # when what was asked for came last, and a sign
+        self._begins_until = self._came_at + START_S  # until then it may start, or load
         self._begin(BeginHost(folders=tuple(folders)))
         self.wait(lambda: self._has_spoken, START_S)
         self.wait(lambda: self.pid != 0)
+        self._begins_until = 0.0
 
     def fileno(self) -> int:
         """Return the socket's number, for select."""
@@ -127,6 +145,7 @@ class HostLink:
     def load(self, segment: int, load: Load, moves_states: bool | None = None) -> None:
         """Let it load a segment in the background; `loaded` has it then. `moves_states`: if that is known already."""
         self._asked.load(segment, load.layers)
+        self._begins_until = time.monotonic() + LOAD_S
         self._knows_form = self._knows_form or moves_states is True
         self.tell(LoadSegment(segment=segment, load=load, moves_states=moves_states))
 
@@ -142,6 +161,7 @@ class HostLink:
         """Send a flight's rows to a segment."""
         message = ComputeRows(segment=segment, flight=flight, places=tuple(places), answered=answered)
         if answered:
+            self._begin_owing()
             self._asked.flights[segment, flight] = SentFlight(len(places), time.perf_counter())
         self.tell(message, np.ascontiguousarray(rows, np.float32).data.cast("B"))
 
@@ -158,6 +178,7 @@ class HostLink:
         With a `memory` it goes there, if the host shares memory.
         """
         self._n_copies += 1
+        self._begin_owing()
         message = SaveCells(segment=segment, copy=self._n_copies, seq=seq, start=span[0], end=span[1], layers=layers)
         self._asked.save(self._n_copies, segment, span, layers)
         if memory is not None and self.shares_memory:
@@ -181,6 +202,33 @@ class HostLink:
     def close(self) -> None:
         """End the connection, and with it the host."""
         self._socket.sock.close()
+
+    # --- whether it gets on -----------------------------------------------------------------------------------------
+
+    def _begin_owing(self) -> None:
+        if self._asked.is_empty:
+            self._came_at = time.monotonic()
+
+    def _show_begin(self) -> None:
+        """Let it be known that it starts or loads."""
+        if time.monotonic() < self._begins_until:
+            self._beat()
+
+    def _hear_sign(self, sign: SignOfLife) -> None:
+        """Let it be known that it has carried out more, or was held up at that, as an engine may be (`engine.hang`).
+
+        One that says so and sends nothing is believed for a while.
+        """
+        now = time.monotonic()
+        had_s, could_s = sign.cpu_s - self._sign.cpu_s, now - self._signed_at
+        gets_on = sign.n_done > self._sign.n_done or 0 < had_s < HELD_UP_SHARE * could_s
+        if gets_on and now - self._came_at < GETS_ON_S:
+            self._beat()
+        self._sign, self._signed_at = sign, now
+
+    def _has_come(self) -> None:
+        self._came_at = time.monotonic()
+        self._beat()
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -213,6 +261,7 @@ class HostLink:
         if now - self._asked_at >= ASK_S:
             self._asked_at = now
             self.tell(AskSign())
+        self._show_begin()
 
     def read(self) -> None:
         """Take what has come; call it when there is something."""
@@ -227,6 +276,7 @@ class HostLink:
                 body, behind, epoch = found
                 if epoch == self._socket.epoch:
                     self._heard(body, behind)
+            self._show_begin()
         except (BadFrameError, UnaskedError, OSError) as e:
             raise HostGoneError(str(e)) from e
 
@@ -236,6 +286,8 @@ class HostLink:
 
     def _heard(self, body: bytes, behind: bytes) -> None:
         message = decode_from_host(body)
+        if not isinstance(message, SignOfLife):
+            self._has_come()
         match message:
             case RowsComputed():
                 self._take_rows(message, behind)
@@ -243,11 +295,9 @@ class HostLink:
                 if (asked := self._asked.cells(message, len(behind))).is_wanted:
                     self.saved[copy] = self._cells(asked, message.n_shared, behind)
             case SegmentLoaded(segment=segment, moves_states=moves_states):
-                self._asked.loaded(segment)
-                self.loaded[segment] = moves_states
+                self._loaded(segment, moves_states)
             case SegmentRefused(segment=segment, reason=reason):
-                self._asked.loaded(segment)
-                self.loaded[segment] = one_line(reason)
+                self._loaded(segment, one_line(reason))
             case HostReady():
                 if self.pid:
                     raise HostGoneError("it says once more that it is ready")
@@ -255,7 +305,13 @@ class HostLink:
                 self.shares_memory = message.shares_memory and not self.is_lent
                 self.confined = message.confined
             case SignOfLife():
-                pass
+                self._hear_sign(message)
+
+    def _loaded(self, segment: int, found: bool | str) -> None:
+        self._asked.loaded(segment)
+        self.loaded[segment] = found
+        if not self._asked.is_loading:
+            self._begins_until = 0.0
 
     def _cells(self, asked: AskedCells, n_shared: int, behind: bytes) -> SavedCells:
         if asked.slot is not None:

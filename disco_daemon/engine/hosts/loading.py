@@ -27,7 +27,7 @@ class InBackground(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make: Callable[[], T] = make
-        self._lock = threading.Lock()
+        self._lock, self._has_ended = threading.Lock(), threading.Event()
         self._found: T | None = None
         self._error = ""
         self._is_unwanted = False
@@ -35,15 +35,25 @@ class InBackground(Generic[T]):
 
     def _run(self) -> None:
         try:
-            found = self._make()
+            self._keep(self._make())
         except (ModelError, HostGoneError) as e:
             self._error = str(e) or type(e).__name__
-            return
+        except BaseException:  # whatever it was, nobody may wait for what never comes; it is raised again
+            self._error = "it could not be made"
+            raise
+        finally:
+            self._has_ended.set()
+
+    def _keep(self, found: T) -> None:
         with self._lock:
             if not self._is_unwanted:
                 self._found = found
                 return
         found.close()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it is there, or will never be; for so long at most."""
+        self._has_ended.wait(timeout_s)
 
     def take(self) -> T | None:
         """Return it if it is there. Raises BrokenOffError if it will never be."""
@@ -80,6 +90,10 @@ class HomeLoading:
         """Begin to load it, or return it if it is there. Raises BrokenOffError."""
         found = self.begin().take()
         return None if found is None else HomeSegment(found)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it is there, or will never be; for so long at most."""
+        self.begin().wait(timeout_s)
 
     def undo(self) -> None:
         """Free it, also if it comes only now."""

@@ -30,6 +30,8 @@ N_BUILD = 500  # characters of what a host says it computes by; instruction sets
 N_RIGHT = 200  # characters of a right that a host has given up
 N_RIGHTS = 50  # of those: there are some ten
 N_REASON = 500  # characters of why a segment was not loaded
+MAX_DONE = 1 << 53  # orders that a host has carried out: at a thousand a second in 285,000 years
+MAX_CPU_S = 1e10  # of a processor: 300 years
 SENT_AT_ONCE = 1 << 16  # bytes; less is copied behind its message, which is cheaper than another system call
 
 
@@ -206,7 +208,13 @@ class AskSign(HostMessage, frozen=True, kw_only=True):
 
 
 class SignOfLife(HostMessage, frozen=True, kw_only=True):
-    """Yes."""
+    """Yes; and how far it is, by which home knows whether it gets on.
+
+    So many orders are carried out, and what computes has had a processor for `cpu_s`; 0 where no system tells.
+    """
+
+    n_done: Annotated[int, msgspec.Meta(ge=0, le=MAX_DONE)] = 0
+    cpu_s: Annotated[float, msgspec.Meta(ge=0.0, le=MAX_CPU_S)] = 0.0
 
 
 ToHost = (

@@ -63,6 +63,16 @@ class AskedOfHost:
     _layers: dict[int, LayerRange | None] = field(default_factory=dict)  # of all segments that were ordered
     _loading: set[int] = field(default_factory=set)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether neither rows nor cells are awaited."""
+        return not (self.flights or self.copies)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a segment is awaited."""
+        return bool(self._loading)
+
     def load(self, segment: int, layers: Sequence[int] | None) -> None:
         """A segment is ordered."""
         self._layers[segment] = LayerRange(*layers) if layers else None

@@ -33,6 +33,7 @@ class HostPool:
     n_embd: int
     load: Load
     hosts: dict[int, RemoteHost]
+    beat: Callable[[], None] = lambda: None  # called while home waits for a host that gets on
     _n_segments: int = 0
     _tried: dict[str, bool] = field(default_factory=dict)  # by build: whether cells can be cut by layers
     _at_work: SequencesAtWork = field(default_factory=SequencesAtWork)
@@ -81,7 +82,7 @@ class HostPool:
     def _host(self, number: int) -> RemoteHost:
         if (host := self.hosts.get(number)) is None:
             opener = self.open_host if callable(self.open_host) else self.open_host[number]
-            host = RemoteHost(number, opener, self.folders, self.n_embd, tried=self._tried)
+            host = RemoteHost(number, opener, self.folders, self.n_embd, tried=self._tried, beat=self.beat)
             self.hosts[number] = host
         return host
 

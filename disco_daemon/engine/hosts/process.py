@@ -112,6 +112,7 @@ class Host:
     _released: set[int] = field(default_factory=set)  # while they are loaded
     _memories: dict[int, int] = field(default_factory=dict)  # descriptors by the number of the memory
     _moves_states: bool | None = None  # of this model and build; tried out with the first segment
+    n_done: int = 0  # orders that are carried out; the reader tells it
 
     def run(self) -> None:
         """Carry out what comes, for ever. Raises ModelError, OSError."""
@@ -132,6 +133,7 @@ class Host:
                     self._take_over(order)
                 else:
                     self._use_threads(order.n_threads)
+                self.n_done += 1
                 continue
             (message, behind), came_at = order
             if isinstance(message, ComputeRows):
@@ -144,6 +146,7 @@ class Host:
             self._compute(waiting)
             waiting = []
             self._obey(message, behind)
+            self.n_done += 1
         self._compute(waiting)
 
     def _compute(self, flights: Sequence[tuple[ComputeRows, bytes, CameAt]]) -> None:
@@ -165,6 +168,7 @@ class Host:
                 )
                 self.home.send(message, computed[at : at + n].tobytes())
             at += n
+        self.n_done += len(flights)
 
     def _obey(self, message: ToHost, behind: bytes) -> None:
         match message:
@@ -267,6 +271,15 @@ def _receive(sock: socket.socket, descriptors: deque[int]) -> bytes:
     return data
 
 
+def _computed_s() -> float:
+    """Return how long the main thread, which computes, has had a processor, s; 0 where the system does not say."""
+    if sys.platform == "darwin":
+        return 0.0
+    ident = threading.main_thread().ident
+    assert ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(ident))
+
+
 def serve(home: HostSocket, lent: LentHost | None = None) -> None:
     """Begin as home says first, then compute until it goes away. Raises BadFrameError, ModelError, OSError."""
     home.send(SignOfLife())  # all is imported: from now on silence is no slow start
@@ -297,7 +310,7 @@ def serve(home: HostSocket, lent: LentHost | None = None) -> None:
             for order in stream:
                 match order[0]:
                     case AskSign():
-                        home.send_if_free(SignOfLife())
+                        home.send_if_free(SignOfLife(n_done=host.n_done, cpu_s=_computed_s()))
                     case TakeMemory(memory=memory):
                         host.take_memory(memory, descriptors.popleft())
                     case LoadSegment():

@@ -42,6 +42,7 @@ class RemoteHost:
     link: HostLink | None = None
     moves_states: bool = True  # what sequences have can be cut by layers, as far as is known
     tried: dict[str, bool] = field(default_factory=dict)  # what our processes of a build have said of that, for all
+    beat: Callable[[], None] = lambda: None  # called while home waits for it, and it gets on
     n_lost: int = 0
     n_lost_in_a_row: int = 0  # since it last sent rows
     replaced_s: float = 0.0  # that it took to replace the latest process that was lost
@@ -75,7 +76,7 @@ class RemoteHost:
         except OSError as e:
             raise HostGoneError(f"no process of a host can be started: {e}") from e
         try:
-            return HostLink(sock, self.folders, self.n_embd, epoch=self.n_lost + 1)
+            return HostLink(sock, self.folders, self.n_embd, epoch=self.n_lost + 1, beat=self.beat)
         except HostGoneError:
             sock.close()
             raise
@@ -191,6 +192,7 @@ class RemoteSegment:
                 case PutAgain(owner, start, end, saved):
                     put = PutCells(segment=self.number, owners=(owner,), start=start, end=end)
                     link.tell(put, bytes_of(saved))
+            self.host.beat()  # a slow line has taken it
         for flight, sent in self.air.items():
             link.send(self.number, flight, *sent)
 

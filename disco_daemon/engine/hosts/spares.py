@@ -7,17 +7,18 @@ as another host would. So losing every host costs speed and no answer.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ...types import LayerRange
 from ..llama.refusals import ModelError
 from ..llama.rows import Row
-from ..llama.segment import SegmentModel
 from ..wire import Load
 from .ends import Ends
 from .kept_rows import PutAgain, RowsAgain, ShareAgain
 from .legs import HomeSegment, Leg
+from .link import ASK_S, LOAD_S
 from .loading import BrokenOffError, HomeLoading
 from .remote import RemoteHost, RemoteSegment
 
@@ -31,6 +32,7 @@ class Spares:
 
     load: Callable[[LayerRange, str], Load]
     wanted: bool
+    beat: Callable[[], None] = lambda: None  # called while one is loaded, or gets its cells
     _paths: dict[LayerRange, str] = field(default_factory=dict)  # of all ranges that there ever were
     _found: dict[LayerRange, HomeLoading] = field(default_factory=dict)
 
@@ -51,15 +53,16 @@ class Spares:
 
     def take(self, layers: LayerRange) -> HomeSegment:
         """Return the copy of a leg, which is used from now on. Raises ModelError if there is no memory for it."""
-        loading = self._found.pop(layers, None)
+        loading = self._found.pop(layers, None) or HomeLoading(self.load(layers, self._paths[layers]), layers)
+        until = time.monotonic() + LOAD_S
         try:
-            if loading is not None and (found := loading.progress()) is not None:
-                return found
+            while (found := loading.progress()) is None:
+                loading.wait(ASK_S)
+                if time.monotonic() < until:
+                    self.beat()
         except BrokenOffError as e:
             raise ModelError(str(e)) from e
-        if loading is not None:
-            loading.undo()  # it is not there yet: whoever waits for it would rather have it at once
-        return HomeSegment(SegmentModel(self.load(layers, self._paths[layers]), layers))
+        return found
 
     def close(self) -> None:
         """Free all."""
@@ -76,7 +79,7 @@ class Spares:
             for lost in [one for one in leg.replicas if isinstance(one, RemoteSegment) and one.host is host]:
                 try:
                     spare = self.take(leg.layers)
-                    _put_cells(lost, spare)
+                    self._put_cells(lost, spare)
                 except ModelError as e:
                     os.write(2, f"home cannot take {lost} over: {e}\n".encode())
                     return False
@@ -89,18 +92,18 @@ class Spares:
         host.n_lost_in_a_row = 0
         return True
 
-
-def _put_cells(lost: RemoteSegment, spare: HomeSegment) -> None:
-    """Give a copy the cells of a lost segment. Raises ModelError."""
-    for step in lost.kept.replay(lost.air):
-        match step:
-            case RowsAgain(places, rows):
-                given: list[Row] = [(0, position, seq, False) for position, seq in places]
-                spare.model.run(given, rows)
-            case ShareAgain(source, seq, n):
-                spare.share(source, seq, n)
-            case PutAgain(owner, start, end, saved):
-                spare.put((owner,), start, end, saved)
+    def _put_cells(self, lost: RemoteSegment, spare: HomeSegment) -> None:
+        """Give a copy the cells of a lost segment. Raises ModelError."""
+        for step in lost.kept.replay(lost.air):
+            match step:
+                case RowsAgain(places, rows):
+                    given: list[Row] = [(0, position, seq, False) for position, seq in places]
+                    spare.model.run(given, rows)
+                case ShareAgain(source, seq, n):
+                    spare.share(source, seq, n)
+                case PutAgain(owner, start, end, saved):
+                    spare.put((owner,), start, end, saved)
+            self.beat()
 
 
 def _free(loading: HomeLoading) -> None:

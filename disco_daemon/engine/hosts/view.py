@@ -19,6 +19,10 @@ class HomeView(Llama):
     _legs: list[Leg]
     hosts: dict[int, RemoteHost]
 
+    def _beat(self) -> None:
+        """Tell, once there is somebody who listens, that this does not hang: it waits for what gets on."""
+        self.vocabulary.beat()
+
     @property
     def moves_states(self) -> bool:
         """Whether cells can be cut by layers, as far as hosts have told."""

@@ -197,7 +197,8 @@ def test_two_at_once_do_not_clash(sandbox: Sandbox, other_installer: subprocess.
 
 
 @pytest.mark.timeout(2 * INSTALL_TIMEOUT_S)
-def test_with_a_prefix_from_a_killed_run_to_nothing(sandbox: Sandbox) -> None:
+def test_with_a_prefix_from_a_killed_run_to_nothing_and_the_same_for_a_user(sandbox: Sandbox) -> None:
+    """Its packages are installed once, which takes all the time: a user's folder leads to the prefix."""
     prefix = sandbox.folder / "it's a prefix"  # every use has to quote it
     base = prefix / "share" / "disco"
     command = prefix / "bin" / "disco"
@@ -241,6 +242,9 @@ def test_with_a_prefix_from_a_killed_run_to_nothing(sandbox: Sandbox) -> None:
         assert "installing packages" not in second.stdout
     assert min(took_s) < FAST_S
 
+    if sys.platform != "darwin":  # the folders there are those of Linux
+        for_a_user_a_new_login_shell_finds_disco(sandbox, prefix)
+
     removed = sandbox.run("--prefix", str(prefix), "--uninstall")
     assert removed.returncode == 0, removed.stderr
     assert str(base / "models") in removed.stdout
@@ -252,14 +256,22 @@ def test_with_a_prefix_from_a_killed_run_to_nothing(sandbox: Sandbox) -> None:
     assert list(prefix.iterdir()) == []
 
 
-@pytest.mark.timeout(2 * INSTALL_TIMEOUT_S)
-@pytest.mark.skipif(sys.platform == "darwin", reason="the folders below are those of Linux")
-def test_for_a_user_a_new_login_shell_finds_disco(sandbox: Sandbox) -> None:
+def for_a_user_a_new_login_shell_finds_disco(sandbox: Sandbox, prefix: Path) -> None:
+    """Install without a prefix, where the packages are there already, and uninstall; all in `prefix` is as before."""
+    base, other = prefix / "share" / "disco", sandbox.home
+    kept = prefix.parent / "kept"
+    subprocess.run(["cp", "-al", str(prefix), str(kept)], check=True)
+    sandbox.home = sandbox.folder / "user"
+    sandbox.home.mkdir()
+    (sandbox.home / ".local").symlink_to(prefix)
+    sandbox.env["HOME"] = str(sandbox.home)
     bashrc = sandbox.home / ".bashrc"
     bashrc.write_text("alias ll='ls -l'")  # no newline at the end
-    installed = sandbox.run()
-    assert installed.returncode == 0, installed.stderr
-    assert sandbox.run().returncode == 0
+    (base / "models" / DEFAULT_MODEL).unlink()
+    for _ in range(2):
+        installed = sandbox.run()
+        assert installed.returncode == 0, installed.stderr
+        assert (base / "models" / DEFAULT_MODEL).is_file()
     for name in (".profile", ".bashrc"):
         assert (sandbox.home / name).read_text().count("added by disco install.sh") == 1
     assert bashrc.read_text().startswith("alias ll='ls -l'\n")
@@ -269,9 +281,18 @@ def test_for_a_user_a_new_login_shell_finds_disco(sandbox: Sandbox) -> None:
     assert found.stdout.startswith("disco "), found.stderr
 
     assert sandbox.run("--uninstall").returncode == 0
-    data = ".local/share/disco/models/"
-    left = [name for name in files(sandbox.home) if not name.startswith((data, ".rustup/"))]
-    assert left == [".bashrc"]
+    assert [name for name in files(prefix) if not name.startswith("share/disco/models/")] == []
+    assert files(prefix)
+    assert _left(sandbox.home) == [".bashrc"]
     assert bashrc.read_text() == "alias ll='ls -l'\n"
     assert sandbox.run("--uninstall", "--purge").returncode == 0
-    assert [name for name in files(sandbox.home) if not name.startswith(".rustup/")] == [".bashrc"]
+    assert files(prefix) == []
+    assert _left(sandbox.home) == [".bashrc"]
+
+    shutil.rmtree(prefix)
+    kept.rename(prefix)
+    sandbox.home, sandbox.env["HOME"] = other, str(other)
+
+
+def _left(home: Path) -> list[str]:
+    return [name for name in files(home) if not name.startswith((".rustup/", ".local"))]

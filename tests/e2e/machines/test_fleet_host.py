@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,11 +22,13 @@ from disco_daemon.engine.door import LentSocket
 from disco_daemon.engine.hosts.home import HomeLlama
 from disco_daemon.engine.hosts.messages import (
     FROM_HOST,
+    AskSign,
     CellsSaved,
     FromHost,
     HostReady,
     RowsComputed,
     SegmentLoaded,
+    SignOfLife,
     decode_from_host,
 )
 from disco_daemon.engine.llama.model import AbortFlag, Llama
@@ -86,9 +89,35 @@ def test_a_host_that_is_lost_costs_no_token(home: HomeLlama, expected: dict[str,
         if step in (3, 20, 41)[: 3 if how == signal.SIGKILL else 1]:
             os.kill(home.host_pids[0], how)
 
-    assert core.run(kill) == expected
+    beats = list[int]()
+    home.vocabulary.beat = lambda: beats.append(len(beats))
+    try:
+        assert core.run(kill) == expected
+    finally:
+        home.vocabulary.beat = lambda: None
+    assert beats, (
+        "who waits for home hears that it does not hang: a new host may take long to get as far as the lost one"
+    )
     assert home.n_lost - lost == (3 if how == signal.SIGKILL else 1)
     assert home.kept_bytes > 0
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="no other thread's time is told there")
+def test_a_host_says_how_far_it_is(home: HomeLlama) -> None:
+    core = Core(home, FleetHome)
+    core.ask("0", PROMPTS[0], n=4)
+    core.run()
+    link, signs = home.hosts[0].link, list[SignOfLife]()
+    assert link is not None
+
+    def heard(sign: SignOfLife) -> None:
+        signs.append(sign)
+
+    link._hear_sign = heard  # type: ignore[method-assign]
+    link.tell(AskSign())
+    link.wait(lambda: bool(signs))
+    assert signs[0].n_done >= 5, "a prompt and the tokens behind it"
+    assert signs[0].cpu_s > 0
 
 
 def test_answers_that_come_go_and_share_do_not_change_others(home: HomeLlama, expected: dict[str, str]) -> None:

@@ -58,6 +58,8 @@ def test_every_host_may_be_lost_and_layers_go_to_others_again(tmp_path: Path) ->
         remote = core.batcher.remote
         assert isinstance(remote, FleetHome)
         ask_all(core)
+        beats = list[int]()
+        home.vocabulary.beat = lambda: beats.append(len(beats))
 
         def lose(step: int) -> None:
             door.is_shut = True
@@ -66,6 +68,7 @@ def test_every_host_may_be_lost_and_layers_go_to_others_again(tmp_path: Path) ->
 
         assert core.run(lose) == expected
         assert [at for _, at in home.cut] == [(HERE,), (HERE,)]
+        assert beats, "who waits for home hears that it does not hang while it takes a long text over"
 
         core.said.clear()
         ask_all(core)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from disco_daemon.engine import wire
 from disco_daemon.engine.hosts import link
 from disco_daemon.engine.hosts.link import HostGoneError, HostLink
 from disco_daemon.engine.hosts.messages import (
@@ -20,12 +21,15 @@ from disco_daemon.engine.hosts.messages import (
     HostReady,
     HostSocket,
     RowsComputed,
+    SegmentLoaded,
+    SegmentRefused,
     SignOfLife,
     decode_from_host,
 )
 from disco_daemon.system.frames import HEADER, BadFrameError, FrameBuffer
 
 N_EMBD = 4
+PATIENCE_S = 20.0  # for another thread, and less than a start may take
 
 
 @pytest.fixture
@@ -35,12 +39,14 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def linked(ends: tuple[socket.socket, socket.socket], epoch: int = 1) -> tuple[HostLink, HostSocket]:
+def linked(
+    ends: tuple[socket.socket, socket.socket], epoch: int = 1, beat: Callable[[], None] = lambda: None
+) -> tuple[HostLink, HostSocket]:
     """A link to a host whose part the test plays."""
     ours, theirs = ends
     host = HostSocket(theirs, epoch)
     host.send(HostReady(build="b", pid=7))
-    return HostLink(ours, ["/"], N_EMBD, epoch), host
+    return HostLink(ours, ["/"], N_EMBD, epoch, beat), host
 
 
 def rows(n: int, number: float = 1.0) -> bytes:
@@ -243,6 +249,92 @@ def test_a_new_host_has_longer_to_say_something(
     home = HostLink(ours, ["/"], N_EMBD, 1)
     thread.join()
     assert home.pid == 7
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which passes when the test says so."""
+    found = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: found[0])
+    return found
+
+
+def test_home_shows_that_it_does_not_hang_while_a_host_gets_on(
+    ends: tuple[socket.socket, socket.socket], now: list[float]
+) -> None:
+    beats = list[float]()
+    home, host = linked(ends, beat=lambda: beats.append(now[0]))
+    fly(home, 0, 1)
+    beats.clear()
+
+    def sign(n_done: int, after_s: float, cpu_s: float = 0.0) -> bool:
+        now[0] += after_s
+        host.send(SignOfLife(n_done=n_done, cpu_s=cpu_s))
+        home.read()
+        return beats[-1:] == [now[0]]
+
+    assert sign(3, 1.0)
+    assert not sign(3, 1.0), "its reader answers, and nothing is computed: that is a hang"
+    assert sign(4, link.GETS_ON_S - 3.0)
+    assert not sign(5, 2.0), "one that says so and sends nothing is not believed for ever"
+    host.send(RowsComputed(segment=0, flight=1, n_batch=1, took_s=0.1), rows(1))
+    home.read()
+    assert sign(6, 1.0)
+    now[0] += 2 * link.GETS_ON_S
+    fly(home, 0, 2)
+    assert sign(7, 1.0), "it owed nothing meanwhile"
+    assert sign(7, 1.0, 0.1), "it had a tenth of a processor, and no order takes no time"
+    assert not sign(7, 1.0, 0.1)
+    assert not sign(7, 1.0, 1.05), "it had a whole one, and carried out nothing: as an engine it hangs at some time"
+
+
+def test_home_shows_that_it_does_not_hang_while_a_host_loads(
+    ends: tuple[socket.socket, socket.socket], now: list[float]
+) -> None:
+    beats = list[float]()
+    home, host = linked(ends, beat=lambda: beats.append(now[0]))
+    beats.clear()
+    home.look()
+    assert not beats, "it has begun, and has nothing to do"
+    for segment in (1, 2):
+        home.load(segment, wire.Load(model_path="/a", n_ctx=64, n_threads=1, layers=(3, 5, 9)))
+    now[0] += link.LOAD_S - 1.0
+    home.begin_wait()
+    home.look()
+    host.send(SegmentLoaded(segment=1, moves_states=True))
+    home.read()
+    home.look()
+    assert beats == [now[0]] * len(beats)
+    assert len(beats) >= 3
+    beats.clear()
+    host.send(SegmentRefused(segment=2, reason="no"))
+    home.read()
+    beats.clear()
+    home.look()
+    assert not beats
+    home.load(3, wire.Load(model_path="/a", n_ctx=64, n_threads=1, layers=(3, 5, 9)))
+    now[0] += link.LOAD_S + 1.0
+    home.begin_wait()
+    home.look()
+    assert not beats, "no loading takes so long"
+
+
+def test_home_shows_that_it_does_not_hang_while_a_host_starts(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    monkeypatch.setattr(link, "ASK_S", 0.01)
+    host, beaten = HostSocket(theirs, 1), threading.Event()
+
+    def start_slowly() -> None:
+        beaten.wait(PATIENCE_S)
+        host.send(HostReady(build="b", pid=7))
+
+    thread = threading.Thread(target=start_slowly)
+    thread.start()
+    HostLink(ours, ["/"], N_EMBD, 1, beaten.set)
+    thread.join()
+    assert beaten.is_set()
 
 
 class CountedSocket(socket.socket):
