@@ -18,7 +18,7 @@ import pytest
 from disco_daemon.bench import child
 from disco_daemon.models.default import default_model_path
 from tests.fixtures import forked
-from tests.fixtures.daemon import PATIENCE_S
+from tests.fixtures.daemon import PATIENCE_S, running
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no other system's daemons are forked")
 SERVER = {"DISCO_SERVER_BASE_URL": "http://127.0.0.1:9/v1", "DISCO_SERVER_MODEL": "a"}
@@ -131,6 +131,20 @@ async def test_a_fork_holds_no_descriptor_of_another_one(tmp_path: Path) -> None
         assert of_server == psutil.Process(a.pid).ppid() != os.getpid()
         assert not ends_of(a.pid) & ends_of(b.pid)
         assert not (ends_of(a.pid) | ends_of(b.pid)) & ends_of(of_server)
+
+
+@pytest.mark.skipif(not default_model_path().exists(), reason="the default model is not fetched")
+async def test_a_daemon_as_most_tests_start_it_is_a_fork_and_its_engine_is_one_of_it(tmp_path: Path) -> None:
+    """What is asked for beside the daemon, such as a variable more, must not make all of them true starts unseen."""
+    async with running(tmp_path) as daemon:
+        await daemon.device_ready()
+        pid = (await daemon.state())["pid"]
+        [engine] = [one for one in psutil.Process(pid).children() if forked.PARTS[0] in one.cmdline()]
+        server = psutil.Process(pid).parent()
+        assert server is not None
+        assert server.pid == forked.server().pid
+        environ = Path(f"/proc/{engine.pid}/environ").read_bytes()
+        assert environ == Path(f"/proc/{server.pid}/environ").read_bytes(), "an exec would have brought its own"
 
 
 async def test_no_module_reads_at_its_import_what_may_be_another_in_a_fork() -> None:
