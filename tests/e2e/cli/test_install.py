@@ -197,7 +197,7 @@ def test_two_at_once_do_not_clash(sandbox: Sandbox, other_installer: subprocess.
 
 
 @pytest.mark.timeout(2 * INSTALL_TIMEOUT_S)
-def test_with_a_prefix_from_a_killed_run_to_nothing_and_the_same_for_a_user(sandbox: Sandbox) -> None:
+def test_with_a_prefix_from_a_killed_run_to_nothing(sandbox: Sandbox) -> None:
     """Its packages are installed once, which takes all the time: a user's folder leads to the prefix."""
     prefix = sandbox.folder / "it's a prefix"  # every use has to quote it
     base = prefix / "share" / "disco"
