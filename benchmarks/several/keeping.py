@@ -13,7 +13,10 @@ from disco_daemon.scheduler.residency import ModelUse, coming_back, leaving_for
 
 from .days import Model, Request
 
-LOOK_S = 5.0  # between two looks whether a model comes back, as the daemon does it
+LOOK_S = 5.0  # between two looks whether a model comes back, as the daemon does it, beside ends of answers
+LOAD_W = (
+    15.0  # what a laptop draws above rest while it reads a file and lays its weights out: a guess, the same for all
+)
 SETTLED_S = 300.0  # where nothing came back, only this long before the next request is looked at again, to save time
 
 
@@ -101,7 +104,10 @@ class Foresight:
 
 @dataclass(slots=True)
 class Played:
-    """What a rule came to: requests, cold starts, s waited for loads, loads that nobody waited for, the most memory."""
+    """What a rule came to: requests, cold starts, s waited for loads, loads that nobody waited for, the most memory.
+
+    `loading_s` is how long it loaded in all, also ahead; at LOAD_W that is its energy.
+    """
 
     name: str
     requests: int = 0
@@ -109,20 +115,29 @@ class Played:
     waited_s: float = 0.0
     ahead: int = 0
     most_bytes: int = 0
+    loading_s: float = 0.0
+
+    @property
+    def load_j(self) -> float:
+        """The energy of all loads, J."""
+        return self.loading_s * LOAD_W
 
     def plus(self, other: Played) -> Played:
         """Return both together."""
         sums = (self.requests + other.requests, self.cold + other.cold, self.waited_s + other.waited_s)
-        return Played(self.name, *sums, self.ahead + other.ahead, max(self.most_bytes, other.most_bytes))
+        most, loading_s = max(self.most_bytes, other.most_bytes), self.loading_s + other.loading_s
+        return Played(self.name, *sums, self.ahead + other.ahead, most, loading_s)
 
 
 def play(rule: Rule, models: Sequence[Model], requests: Sequence[Request], limit: int, count_from: float) -> Played:
     """Return what happened to the requests from `count_from` on; those before fill memory and teach the rule."""
     memory = _Memory(rule, models, limit)
-    played, looked_at = Played(rule.name), 0.0
+    played, looked_at, loaded_before = Played(rule.name), 0.0, 0.0
     for one in requests:
-        while rule.brings_back and looked_at + LOOK_S < one.at:
-            looked_at = max(looked_at + LOOK_S, one.at - SETTLED_S if memory.is_settled else 0.0)
+        if one.at < count_from:
+            loaded_before = memory.loading_s
+        while rule.brings_back and (then := memory.next_look(looked_at)) < one.at:
+            looked_at = max(then, one.at - SETTLED_S if memory.is_settled else 0.0)
             played.ahead += memory.bring_back(looked_at) and looked_at >= count_from
         rule.observe(one.model, one.at)
         is_cold = one.model not in memory.here
@@ -131,7 +146,7 @@ def play(rule: Rule, models: Sequence[Model], requests: Sequence[Request], limit
             played.requests += 1
             played.cold += is_cold
             played.waited_s += begins - one.at
-    played.most_bytes = memory.most_bytes
+    played.most_bytes, played.loading_s = memory.most_bytes, memory.loading_s - loaded_before
     return played
 
 
@@ -143,7 +158,7 @@ class _Memory:
         self._ready_at: dict[str, float] = {}
         self._busy_to: dict[str, float] = {}
         self._left: set[str] = set()
-        self.most_bytes, self.is_settled = 0, False
+        self.most_bytes, self.loading_s, self.is_settled = 0, 0.0, False
 
     @property
     def here(self) -> Collection[str]:
@@ -162,13 +177,18 @@ class _Memory:
         self._busy_to[one.model] = max(self._busy_to.get(one.model, 0.0), begins + one.takes_s)
         return begins
 
+    def next_look(self, at: float) -> float:
+        """Return when it is looked again whether a model comes back: when an answer ends, and every LOOK_S."""
+        return min([at + LOOK_S, *(to for to in self._busy_to.values() if to > at)])
+
     def bring_back(self, at: float) -> bool:
-        """Load a model that pays, if none answers; return whether one did."""
-        if any(to > at for to in self._busy_to.values()):
+        """Load a model that pays; return whether one did. One is loaded at a time, as the daemon's one task does it."""
+        if any(to > at for to in self._ready_at.values()):
             self.is_settled = False
             return False
-        found = coming_back(self._uses(at), self._limit)
-        self.is_settled = found is None
+        beside = any(to > at for to in self._busy_to.values())
+        found = coming_back(self._uses(at), self._limit, beside=beside)
+        self.is_settled = found is None and not beside
         if found is not None:
             self._swap(found.name, found.leaving, at)
         return found is not None
@@ -178,6 +198,7 @@ class _Memory:
             del self._ready_at[other]
             self._left.add(other)
         self._ready_at[name] = at + self._models[name].load_s
+        self.loading_s += self._models[name].load_s
         self.most_bytes = max(self.most_bytes, sum(self._models[m].n_bytes for m in self._ready_at))
 
     def _uses(self, at: float) -> list[ModelUse]:

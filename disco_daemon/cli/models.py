@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..plain import reason_of
 from .models_compare import add_arguments, compare
+from .models_named import name_it, names_by_file, require_free, require_unnamed, states, words
 from .models_offer import asked_at_terminal, recommend, spec_of
 from .terminal import direct, progress
 
@@ -55,6 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "without one, what fits is shown, and at a terminal you are asked",
     )  # fmt: skip
     pull.add_argument("--use", action="store_true", help="and make it the device's model")
+    pull.add_argument("--name", metavar="NAME", help="and make it one more model of this machine, `disco/NAME`")
     remove = _add(actions, "rm", _rm, "remove a model that disco has fetched, with its segments and exits")
     remove.add_argument("model", metavar="MODEL", help="as for `use`")
     remove.add_argument("--yes", action="store_true", help="do not ask")
@@ -85,13 +87,18 @@ def _list(args: argparse.Namespace) -> int:
         found.append(places.FoundModel(str(in_use), in_use, "device.model"))
     shown = [(one, examine(one.path, quick=True)) for one in found]
     shown = [(one, file) for one, file in shown if is_model(file)]
+    named = names_by_file()
+    now = states() if named else {}
     if args.json:
-        models = [_as_json(one, file, in_use) for one, file in shown]
+        models = [
+            _as_json(one, file, in_use) | {"named": {n: now.get(n) for n in named.get(one.path.resolve(), ())}}
+            for one, file in shown
+        ]
         print(json.dumps({"folder": str(models_dir()), "models": models}))
     elif not shown:
         print(f"no models in {models_dir()}: `disco models fetch` gets the default one")
     else:
-        _print_rows([_row(one, file, in_use) for one, file in shown])
+        _print_rows([_row(one, file, in_use, words(named.get(one.path.resolve(), ()), now)) for one, file in shown])
     return 0
 
 
@@ -126,8 +133,9 @@ def _as_json(found: FoundModel, file: ModelFile, in_use: Path | None) -> dict[st
     }
 
 
-def _row(found: FoundModel, file: ModelFile, in_use: Path | None) -> tuple[str, ...]:
-    state = f"cannot be used: it {file.problem}" if file.problem else "in use" if found.path == in_use else ""
+def _row(found: FoundModel, file: ModelFile, in_use: Path | None, named: str) -> tuple[str, ...]:
+    used = ", ".join(filter(None, ["in use" if found.path == in_use else "", named]))
+    state = f"cannot be used: it {file.problem}" if file.problem else used
     size = f"{file.n_bytes / 1e6:.0f} MB"
     return found.name, size, _packing(file) or "?", file.header.architecture or "?", found.source, state
 
@@ -229,6 +237,7 @@ def _rm(args: argparse.Namespace) -> int:
     if path == _in_use() and args.model != DEFAULT:
         msg = f"{path} is the device's model: `disco models use` another one first"
         raise ConfigError(msg)
+    require_unnamed(path)
     return remove(args, path)
 
 
@@ -431,6 +440,8 @@ def _pull(args: argparse.Namespace) -> int:
     from ..models.quants import NO_PIN
     from ..onboarding.saving import Choice
 
+    if args.name is not None:
+        require_free(args.name)
     here = None if args.spec is None else _path_of(args.spec)
     if here is not None and not here.is_file():
         here = None
@@ -439,7 +450,7 @@ def _pull(args: argparse.Namespace) -> int:
         if (chosen := asked_at_terminal() if args.spec is None else spec_of(args.spec)) is None:
             return 0
         spec, pin = chosen
-    to_use = args.use or args.spec is None
+    to_use = args.use or (args.spec is None and args.name is None)
     if to_use:  # what cannot be used is not fetched
         _first_steps().plan(Choice(local=""))
     bar = ProgressBar(direct(sys.stderr))
@@ -455,9 +466,14 @@ def _pull(args: argparse.Namespace) -> int:
         raise
     finally:
         bar.end()
+    said = None if args.name is None else name_it(path, args.name)
     if to_use:
+        if said:
+            progress(said)
         return _print_use(args, path, _make_it_the_devices(path))
-    if args.json:
+    if said and not args.json:
+        print(said)
+    elif args.json:
         print(json.dumps({"path": str(path)}))
     else:
         print(path)

@@ -127,6 +127,11 @@ class ResidentModel:
         return engine.state.value
 
     @property
+    def is_expected(self) -> bool:
+        """Whether it is known to be asked for, and may come into free memory; not if it could not be loaded."""
+        return self.failed_at is None and self.use.is_known
+
+    @property
     def is_here(self) -> bool:
         """Whether it has memory, or is about to: also one whose process has not ended yet."""
         engine = self.device.engine

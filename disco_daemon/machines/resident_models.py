@@ -50,8 +50,8 @@ class ResidentModels:
     """Owns the engines of all named models, and the task that loads and closes them.
 
     `taken` says how many bytes are the device's of the race, and what of them it has now; `busy` whether anything is
-    answered. Nothing is in memory before somebody asks for it. The task lives until `close`: whatever goes wrong
-    with a model is logged, and that model's.
+    answered. Nothing is in memory before somebody has asked for it, now or in an earlier life of the daemon. The task
+    lives until `close`: whatever goes wrong with a model is logged, and that model's.
     """
 
     def __init__(self, clock: Clock, taken: Callable[[], tuple[int, ProcessMemory]], busy: Callable[[], bool]) -> None:
@@ -130,8 +130,8 @@ class ResidentModels:
             if not model.n_held:
                 if model in self._wanted:  # whoever wanted it has left before it had a place
                     self._wanted.remove(model)
-                if self._wanted or self._removed:
-                    self._news.set()
+                if self._wanted or self._removed or any(m.has_left for m in self._models.values()):
+                    self._news.set()  # also for one that comes back in its place at once
 
     def document(self) -> list[dict[str, Any]]:
         """Return the `models` of `disco status --json`; `last_used_s` is how long ago, s."""
@@ -165,8 +165,8 @@ class ResidentModels:
                 await self._look_later()
 
     async def _look_later(self) -> None:
-        """Wait for news, or for the time to look at memory again; with no model loaded there is nothing to look at."""
-        left = any(m.has_left for m in self._models.values())
+        """Wait for news, or for the time to look at memory again: while a model is loaded, or may come by itself."""
+        left = any(m.has_left or m.is_expected for m in self._models.values())
         idle = [m for m in self._removed if not m.n_held]  # their engines have not ended in their time
         busy = self._wanted or left or idle or any(m.is_here for m in self._models.values())
         try:
@@ -196,7 +196,7 @@ class ResidentModels:
             log.warning("memory gets short: %s left", ", ".join(over))
             await self._swap(Swap("", over))
             return True
-        if self._wanted or self._busy() or (back := coming_back(uses, limit)) is None:
+        if self._wanted or (back := coming_back(uses, limit, beside=self._busy())) is None:
             return False
         await self._swap(back)
         return True
@@ -217,7 +217,8 @@ class ResidentModels:
             return
         if coming in self._wanted:  # since it was decided on, too
             self._wanted.remove(coming)
-        log.info("model %s is loaded%s", swap.name, f" in place of {', '.join(swap.leaving)}" if swap.leaving else "")
+        ahead, place = "" if is_wanted else " ahead", f" in place of {', '.join(swap.leaving)}" if swap.leaving else ""
+        log.info("model %s is loaded%s%s", swap.name, ahead, place)
         coming.has_left, coming.failed_at, engine = False, None, coming.device.engine
         try:
             await coming.device.start()
@@ -281,6 +282,7 @@ class ResidentModels:
             ModelUse(
                 name, model.n_bytes, max(LOAD_GUESS_S / 10, model.device.load_s), model.use.per_hour(wall),
                 model.is_here, model.n_held > 0 or model.device.engine.in_flight > 0 or model.is_ending, model.has_left,
+                model.is_expected,
             )
             for name, model in self._models.items()
         ]  # fmt: skip

@@ -37,6 +37,11 @@ class ExpectedUse:
         self._last = -math.inf
         self._watched_to = began_at
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it was ever asked for."""
+        return self._last > -math.inf or any(self._bursts)
+
     def observe(self, at: float) -> None:
         """Take a request."""
         self._watch(at)

@@ -2,8 +2,9 @@
 
 A model in memory saves its load at each request for it, so a byte of it saves `rate x load time / memory` an hour. When
 a model needs room, those leave first that save least by that, never one that answers. A model that left for another
-comes back by itself once nobody answers, if within an hour that will save more waiting than its load takes. Memory is
-in bytes, times in s, rates in requests an hour.
+comes back by itself: where nobody answers, if within an hour that will save more waiting than its load takes; beside
+answers of models that stay, if within a minute it saves more than the load delays them. One that is expected, and was
+not here yet, comes into free memory only. Memory is in bytes, times in s, rates in requests an hour.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 COMES_BACK_H = 1.0  # hours within which a load that nobody waits for has to pay
+BESIDE_H = 1 / 60  # the same beside answers: they mostly have ended within a minute, and then it costs nobody anything
+DELAYS = 0.25  # s by which a second of loading delays answers: it reads a file, and lays weights out in one thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class ModelUse:
     is_here: bool = False
     is_busy: bool = False
     has_left: bool = False  # it was here, and left for another one
+    is_expected: bool = False  # it was not here yet, and is known to be asked for
 
     @property
     def saves(self) -> float:
@@ -79,14 +83,21 @@ def next_to_load(wanted: Sequence[str], models: Sequence[ModelUse], limit: int) 
     return None
 
 
-def coming_back(models: Sequence[ModelUse], limit: int) -> Swap | None:
-    """Return the model that comes back because that saves most, if it pays; None if none does."""
+def coming_back(models: Sequence[ModelUse], limit: int, *, beside: bool = False) -> Swap | None:
+    """Return the model that comes because that saves most, if it pays; None if none does.
+
+    `beside`: somebody answers.
+    """
     best, gain = None, 0.0
     by_name = {m.name: m for m in models}
     for model in models:
-        if model.is_here or not model.has_left or (leaving := leaving_for(model.n_bytes, models, limit)) is None:
+        if model.is_here or not (model.has_left or model.is_expected):
             continue
-        saved = (model.saves - sum(by_name[name].saves for name in leaving)) * COMES_BACK_H - model.load_s
+        leaving = leaving_for(model.n_bytes, models, limit)
+        if leaving is None or (leaving and not model.has_left):
+            continue
+        per_hour = model.saves - sum(by_name[name].saves for name in leaving)
+        saved = per_hour * (BESIDE_H if beside else COMES_BACK_H) - model.load_s * (DELAYS if beside else 1.0)
         if saved > gain:
             best, gain = Swap(model.name, leaving), saved
     return best

@@ -89,6 +89,8 @@ def a_model(machine: Machine, name: str, n_bytes: int, fault: str = "") -> Resid
 class Rate:
     """A model that is expected so often, whatever it is asked."""
 
+    is_known = False
+
     def __init__(self, per_hour: float) -> None:
         self._per_hour = per_hour
 

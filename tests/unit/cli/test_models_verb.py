@@ -82,7 +82,7 @@ def test_the_list_tells_what_they_are_and_which_one_is_in_use(home: Path, capsys
     assert default == {
         "name": models.DEFAULT_MODEL, "path": str(home / "ours" / models.DEFAULT_MODEL), "source": "disco",
         "size_bytes": (home / "ours" / models.DEFAULT_MODEL).stat().st_size, "architecture": "llama",
-        "quantization": "Q8_0", "default": True, "in_use": True, "problem": None,
+        "quantization": "Q8_0", "default": True, "in_use": True, "problem": None, "named": {},
     }  # fmt: skip
     assert (other["source"], other["in_use"], other["quantization"]) == ("LM Studio", False, "Q8_0")
 
@@ -91,6 +91,32 @@ def test_the_flag_may_stand_before_the_action_too(capsys: pytest.CaptureFixture[
     for words in (["--json"], ["--json", "list"], ["list", "--json"]):
         assert disco(*words) == 0
         assert json.loads(capsys.readouterr().out)["models"] == []
+
+
+def test_named_models_are_shown_and_not_removed_while_they_are_named(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = model_file(home / "ours" / "tiny.gguf")
+    (home / "config.toml").write_text(f"""# mine
+[[models]]
+name = "coder"
+model = "{path}"
+
+[[models]]
+name = "gone"
+model = "/nowhere/x.gguf"
+""")
+    assert disco("list") == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith("disco/coder")
+    assert told(capsys, "list")["models"][0]["named"] == {"coder": None}, "no daemon runs that could say how it is"
+    with pytest.raises(
+        ConfigError, match=r"is the file of disco/coder: take it out of \[\[models\]\] in .*config.toml"
+    ):
+        disco("rm", "tiny", "--yes")
+    assert path.exists()
+    (home / "config.toml").write_text("")
+    assert disco("rm", "tiny", "--yes") == 0
+    assert not path.exists()
 
 
 def test_a_model_somewhere_else_is_listed_while_it_is_in_use(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,6 +398,24 @@ def test_pull_and_use_in_one(home: Path, server: HubServer, capsys: pytest.Captu
     assert in_config() == str(home / "ours" / "tiny-Q8_0.gguf")
     capsys.readouterr()
     assert told(capsys, "pull", server.repo.name) == {"path": in_config()}
+
+
+def test_pull_names_a_model_in_one_go_and_no_name_twice(
+    home: Path, server: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "config.toml").write_text("[device]\nn_ctx = 1000 # short\n")
+    assert disco("pull", server.repo.name, "--name", "coder") == 0
+    path = home / "ours" / "tiny-Q8_0.gguf"
+    assert f"disco/coder is {path}" in capsys.readouterr().out
+    [named] = config.load().models
+    assert (named.name, named.model) == ("coder", str(path))
+    assert "n_ctx = 1000 # short" in (home / "config.toml").read_text()
+    assert config.load().device.model == ""
+    n_asked = len(server.repo.asked)
+    for wrong, why in (("coder", "has a model called coder already"), ("No Name", "is no name of a model")):
+        with pytest.raises(ConfigError, match=why):
+            disco("pull", server.repo.name, "--name", wrong)
+    assert len(server.repo.asked) == n_asked, "nothing was fetched"
 
 
 OFFER: dict[str, Any] = {
