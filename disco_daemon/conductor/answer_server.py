@@ -7,10 +7,12 @@ the chosen one has failed; each is asked once at most for one answer, and each s
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..endpoints.base import Controls, Endpoint, Resumption
+from ..endpoints.hedge import Hedge, ServerEvents
 from ..errors import EndpointError
 from ..money.spending import Spending
 from ..types import (
@@ -47,6 +49,15 @@ class ServerMember:
     passes_wishes: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class OtherServer:
+    """Who is asked as well after a silence of `after_s`, s; `take` says whether that may be now, and counts it."""
+
+    member: ServerMember
+    after_s: float
+    take: Callable[[], bool]
+
+
 Choose = Callable[[Sequence[ServerMember]], ServerMember | None]  # of those that are left, the best one to be asked now
 
 
@@ -66,13 +77,41 @@ class AnswerServer:
         others: Sequence[ServerMember],
         choose: Choose,
         failed: Callable[[ServerMember], None] = lambda member: None,
+        hedge: OtherServer | None = None,
     ) -> None:
-        """`failed` is told of each member that fails, when it does."""
+        """`failed` is told of each member that fails, when it does; with a `hedge` another one may be asked as well."""
         self.now, self.left = first, [one for one in others if one is not first]
         self.model, self.known_since = first.endpoint.model, first.endpoint.known_since
         self._choose, self._told = choose, failed
         self._has_failed = False
         self._n_at_fault = 0
+        self._hedge, self._sent = hedge, None if hedge is None else hedge.member
+        self._asked_twice: Hedge | None = None
+
+    @property
+    def hedge(self) -> OtherServer | None:
+        """Who may be asked as well, before anybody has failed."""
+        return self._hedge
+
+    def ask_twice(self, hedge: Hedge) -> None:
+        """Take the order by which the other one may be asked as well; its account says what comes of it."""
+        self._asked_twice = hedge
+
+    def _look_back(self) -> None:
+        """Take what became of a second request: who won is who is asked now, and who failed is told of."""
+        hedge, other = self._asked_twice, self._sent
+        self._hedge = self._asked_twice = None
+        if hedge is None or other is None or hedge.sent_at is None:
+            return
+        self.left = [one for one in self.left if one is not other]
+        if hedge.won:
+            self._become(other)
+        elif hedge.second.error is not None:
+            self._told(other)
+
+    def _become(self, member: ServerMember) -> None:
+        self.now, self._has_failed = member, False
+        self.model, self.known_since = member.endpoint.model, member.endpoint.known_since
 
     @property
     def is_fresh(self) -> bool:
@@ -84,6 +123,7 @@ class AnswerServer:
 
         With an answer `begun` only one that may go on with it.
         """
+        self._look_back()
         self._has_failed = True
         if not error.your_fault:
             self._told(self.now)
@@ -96,8 +136,7 @@ class AnswerServer:
         if found is None:
             return False
         self.left.remove(found)
-        self.now, self._has_failed = found, False
-        self.model, self.known_since = found.endpoint.model, found.endpoint.known_since
+        self._become(found)
         return True
 
     # --- Endpoint: what the one says that is asked now ----------------------------------------------------------------
@@ -141,11 +180,11 @@ class AnswerServer:
     def generate(
         self, request: GenerationRequest, usage: Usage, controls: Controls | None = None
     ) -> AsyncGenerator[Token | CaughtUp | Paused | Finish, None]:
-        """Stream one answer of it."""
-        if "provider" in request.extra and not self.now.passes_wishes:  # said to whoever routes: most servers refuse it
-            rest = {name: value for name, value in request.extra.items() if name != "provider"}
-            request = replace(request, extra=rest)
-        return self.now.endpoint.generate(request, usage, controls)
+        """Stream one answer of it, or of the other one that is asked as well where it is silent."""
+        if controls is not None and controls.hedge is not None and self._sent is not None:
+            other = self._sent
+            controls.hedge.elsewhere = lambda own: _asked(other, request, own)
+        return self.now.endpoint.generate(_said_to(self.now, request), usage, controls)
 
     def status(self) -> dict[str, Any]:
         """Its part of `disco status`."""
@@ -156,6 +195,21 @@ class AnswerServer:
 
     async def close(self) -> None:
         """Nothing to end."""
+
+
+def _said_to(member: ServerMember, request: GenerationRequest) -> GenerationRequest:
+    """Return the request as a member gets it: whom to ask is said to whoever routes, and most servers refuse it."""
+    if "provider" not in request.extra or member.passes_wishes:
+        return request
+    return replace(request, extra={name: value for name, value in request.extra.items() if name != "provider"})
+
+
+async def _asked(member: ServerMember, request: GenerationRequest, usage: Usage) -> ServerEvents:
+    """Yield the events of a request to another member, which no hedge is for."""
+    async with aclosing(member.endpoint.generate(_said_to(member, request), usage)) as events:
+        async for event in events:
+            if isinstance(event, Token | Finish):
+                yield event
 
 
 def as_one_server(attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:

@@ -10,6 +10,7 @@ import msgspec
 
 from ..endpoints.bill import is_open_ended
 from ..errors import EndpointError
+from ..money.catalog import Price
 from ..money.cost_limit import BYTES_PER_TOKEN, billed, fit
 from ..money.spending import CostBound, Spending
 from ..types import GenerationRequest, PromptLength, Side
@@ -62,6 +63,26 @@ class CostLimit:
         if run.most_usd > self._left_usd(runs):
             return False
         run.hedge_most_usd = run.most_usd
+        return True
+
+    def admit_elsewhere(
+        self,
+        run: EndpointRun,
+        request: GenerationRequest,
+        length: PromptLength,
+        runs: Sequence[EndpointRun],
+        price: Price,
+    ) -> bool:
+        """Whether the request of a run may go to another server as well, at its price; what that may cost is held."""
+        if self._max_usd is None:
+            return True
+        if not price.known:
+            return False
+        choices, n_prompt = CostBound.of(request, 0).choices, _most_prompt(request, length)
+        most_usd = billed(price, CostBound(n_prompt, run.limit, choices))
+        if most_usd > self._left_usd(runs):
+            return False
+        run.hedge_most_usd = most_usd
         return True
 
     def reached(self) -> EndpointError:

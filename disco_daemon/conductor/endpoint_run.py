@@ -9,6 +9,7 @@ from ..endpoints.base import Controls
 from ..errors import EndpointError
 from ..money.spending import Reservation, Spending
 from ..types import PromptLength, Readiness, Side, Usage
+from .answer_server import ServerMember
 
 # A server that failed like this has not begun, and bills nothing; any other failure may come after the prefill.
 UNBILLED = frozenset(
@@ -30,7 +31,7 @@ class EndpointRun:
     with `max_cost_usd` they may cost `most_usd` and `hedge_most_usd`, and `limit` tokens were sent along.
     Its last event came at `heard_at`, its last token at `last_at`; `paused` it lets the answer wait by itself, and has
     for `paused_s` in all. `held_up`: it had to wait for a slow reader. `server` is which of several it is of, whose
-    prices `spending` has.
+    prices `spending` has; `other` is the one that gets a second request.
     """
 
     side: Side
@@ -60,6 +61,7 @@ class EndpointRun:
     hedge_most_usd: float = 0.0
     server: str | None = None
     spending: Spending | None = None
+    other: ServerMember | None = None
 
     @property
     def turned_away(self) -> bool:

@@ -70,8 +70,12 @@ class Recorder:
 
     def _model_of(self, side: Side) -> str:
         """Return the model that made a side's first tokens: of several servers another one may be asked by now."""
-        begun = (run.model for run in self._runs.all if run.side is side and run.n_tokens)
-        return next(begun, self._context.endpoints[side].model)
+        begun = next((run for run in self._runs.all if run.side is side and run.n_tokens), None)
+        if begun is None:
+            return self._context.endpoints[side].model
+        hedge = begun.controls.hedge
+        is_other = hedge is not None and hedge.won and begun.other is not None
+        return begun.other.endpoint.model if is_other and begun.other is not None else begun.model
 
     def settle(self, planned: Planned, plan: Plan, reason: str | None, error: DiscoError | None) -> Outcome:
         """Settle budget and caps, and let the planner learn. `plan` is the one as far as it fits the request."""
@@ -187,6 +191,8 @@ def second_request(run: EndpointRun) -> EndpointRun | None:
     hedge = run.controls.hedge
     if hedge is None or hedge.sent_at is None:
         return None
+    if (other := run.other) is not None:
+        run = replace(run, model=other.endpoint.model, server=other.server, spending=other.spending)
     return replace(run, started=hedge.sent_at) if hedge.won else _lost(run, hedge.sent_at, hedge.second)
 
 

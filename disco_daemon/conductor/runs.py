@@ -15,7 +15,7 @@ from ..endpoints.hedge import Hedge
 from ..errors import EndpointError, release_frames
 from ..money.spending import CapRefusal, CostBound, capped
 from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Order, Paused, Side, Token
-from .answer_server import AnswerServer
+from .answer_server import AnswerServer, OtherServer
 from .context import AnswerContext
 from .cost_limit import CostLimit
 from .endpoint_run import EndpointRun, PromptSize
@@ -94,7 +94,12 @@ class EndpointRuns:
             return
         endpoint, controls = context.endpoints[side], Controls(held=effect.held)
         run = self._new_run(side, endpoint, effect.n_tokens, controls)
-        if side is Side.SERVER and planned.plan.hedge_s < math.inf and not run.n_before:
+        if isinstance(endpoint, AnswerServer):
+            if (other := endpoint.hedge) is not None and not run.n_before:
+                run.other = other.member
+                controls.hedge = Hedge(other.after_s, lambda: self._admit_other(run, other))
+                endpoint.ask_twice(controls.hedge)
+        elif side is Side.SERVER and planned.plan.hedge_s < math.inf and not run.n_before:
             controls.hedge = Hedge(planned.plan.hedge_s, lambda: self._admit_hedge(run, planned))
         self._current[side] = run
         if context.private and side is Side.SERVER:  # since the plan somebody has said that nothing leaves
@@ -134,6 +139,26 @@ class EndpointRuns:
         if isinstance(grant, CapRefusal):
             return False
         hedges.take(planned.length)
+        run.hedge_grant = grant
+        self._journal.hedged(run)
+        return True
+
+    def _admit_other(self, run: EndpointRun, other: OtherServer) -> bool:
+        """Whether another server may be asked as well, now that this one is silent; as `_admit_hedge`, at its price."""
+        context, member = self._context, other.member
+        if context.private or self.is_stale(run) or member.endpoint.readiness().down_s > 0:
+            return False
+        if not self._cost_limit.admit_elsewhere(
+            run, self._request, self._prompt.length, self.all, member.spending.price
+        ):
+            return False
+        if not other.take():
+            run.hedge_most_usd = 0.0
+            return False
+        wanted = CostBound.of(self._request, self._prompt.n_tokens)
+        grant = member.spending.reserve(run.side, wanted, context.clock.wall())
+        if isinstance(grant, CapRefusal):
+            return False
         run.hedge_grant = grant
         self._journal.hedged(run)
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..conductor import AnswerContext
-from ..conductor.answer_server import ServerMember
+from ..conductor.answer_server import OtherServer, ServerMember
 from ..conductor.cost_limit import CostLimit
 from ..dispatch.pool import Candidate, Pool
 from ..dispatch.server_wishes import Offer
@@ -21,6 +21,7 @@ class MemberChooser:
     def __init__(
         self, pool: Pool, base: AnswerContext, request: GenerationRequest, groups: Sequence[Sequence[ServerMember]]
     ) -> None:
+        self.hedge: OtherServer | None = None
         self._pool, self._base, self._request, self._groups = pool, base, request, groups
         self._n_prompt = max(1, request.n_chars // CHARS_PER_TOKEN)
         rest = base.planner.knowledge.outputs.expected_remaining(0, self._n_prompt)
@@ -53,12 +54,16 @@ class MemberChooser:
         self._pool.fail(member.key, self._base.clock.now())
 
     def _best(self, able: Sequence[ServerMember]) -> ServerMember:
+        """Choose one of several; `hedge` is then who is asked as well where that one is silent."""
         if len(able) == 1:
             return able[0]
         named = {one.key: one for one in able}
         chosen = self._pool.choose(
             [self._candidate(one) for one in able], self._base.clock.now(), self._n_prompt
         )  # fmt: skip
+        if chosen.hedge is not None and chosen.hedge[0] in named:
+            name, after_s = chosen.hedge
+            self.hedge = OtherServer(named[name], after_s, lambda: self._pool.take_hedge(name, self._n_prompt))
         return named[chosen.name]
 
     def _candidate(self, one: ServerMember) -> Candidate:

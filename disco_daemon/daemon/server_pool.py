@@ -220,7 +220,8 @@ class ServerPool(SeveralServers):
         chooser = MemberChooser(self.choice, base, request, groups)
         first = chooser.first()
         others = [one for group in groups for one in group] if may_fall_back else []
-        choice = AnswerServer(first, others, chooser.next, chooser.failed)
+        hedge = chooser.hedge if may_fall_back and self._config.policy.hedge > 0 else None
+        choice = AnswerServer(first, others, chooser.next, chooser.failed, hedge)
         if request.servers:
             planner, mover = self._planner_apart(base)
             return replace(

@@ -36,7 +36,8 @@ class Hedge:
     """An order to ask again after a silence of `after_s`, s, and the account of both, which the endpoint keeps.
 
     `admit` is asked then, and reserves what the second request may cost; without it nothing is sent. `sent_at` is when
-    that was, by the endpoint's clock, s. With `won` the answer is the second request's.
+    that was, by the endpoint's clock, s. With `won` the answer is the second request's, which goes `elsewhere` where
+    another server is to get it.
     """
 
     after_s: float
@@ -45,6 +46,7 @@ class Hedge:
     won: bool = False
     first: RequestAccount = field(default_factory=RequestAccount)
     second: RequestAccount = field(default_factory=RequestAccount)
+    elsewhere: Ask | None = None
 
 
 async def hedged(ask: Ask, usage: Usage, hedge: Hedge, clock: Clock) -> ServerEvents:
@@ -96,7 +98,8 @@ class _TwoRequests:
         await asyncio.wait([first.begun], timeout=hedge.after_s)
         if not first.begun.done() and hedge.admit():
             hedge.sent_at = self._clock.now()
-            self._requests.append(_Begun(self._ask(hedge.second.usage), hedge.second))
+            again = hedge.elsewhere or self._ask
+            self._requests.append(_Begun(again(hedge.second.usage), hedge.second))
         waiting = list(self._requests)
         while True:
             await asyncio.wait([one.begun for one in waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -130,3 +130,32 @@ async def test_one_that_fails_is_skipped_and_one_that_breaks_off_goes_on_elsewhe
             assert set(told["a"]) >= {
                 "name", "model", "state", "breaker", "ttft_p50_s", "ttft_p99_s", "share", "hedges", "usd_today",
             }  # fmt: skip
+
+
+async def test_a_silent_server_is_joined_by_another_one_and_who_is_first_answers(tmp_path: Path) -> None:
+    """Both are booked, each at its own price, and the loser is closed; a reload keeps what was learned."""
+    async with Upstream(tokens=8) as a, Upstream(tokens=8) as b:
+        servers = [entry("a", a.url), entry("b", b.url)]
+        async with running(tmp_path / "d", device=False, servers=servers) as daemon:
+            with b.delay(0.2):
+                for _ in range(40):
+                    assert text_of(await chat(daemon)) == WHOLE
+                n_a = len(a.exchanges)
+                assert n_a > len(b.exchanges)  # the quicker one
+            with a.hang():
+                answers: list[dict[str, Any]] = []
+                while not any(one["disco"]["server"] == "b" and len(a.exchanges) > n_a for one in answers):
+                    answers.append(await chat(daemon))
+            assert all(text_of(one) == WHOLE for one in answers)
+            joined = next(one["disco"]["endpoints"] for one in answers if len(one["disco"]["endpoints"]) > 1)
+            assert [(one["server"], one["hedge"]) for one in joined.values()] == [("a", None), ("b", "won")]
+            assert all(one["bill_usd"] > 0 for one in joined.values())
+            await a.wait_closed(n_a)
+            told = {one["name"]: one for one in (await daemon.state())["servers"]}
+            assert told["b"]["hedges"] >= 1
+            assert told["a"]["ttft_p50_s"] < told["b"]["ttft_p50_s"]
+            async with daemon.controls.post(f"{daemon.root}/disco/v1/reload") as response:
+                assert response.status == 200
+            again = {one["name"]: one for one in (await daemon.state())["servers"]}
+            assert again["a"]["ttft_p50_s"] == told["a"]["ttft_p50_s"]
+            assert text_of(await chat(daemon)) == WHOLE
