@@ -46,7 +46,8 @@ def _show(state: dict[str, Any]) -> None:
     device = state["endpoints"].get("device", {})
     server = state["endpoints"].get("server", {})
     parts = (
-        _stand_in(state), _endpoints(state, shutil.get_terminal_size().columns), _breakers(state), _grades(state),
+        _stand_in(state), _endpoints(state, shutil.get_terminal_size().columns), _breakers(state), _servers(state),
+        _grades(state),
         _refused(server),
         _split(state), _fleet(device), _engine(device), _adapters(device), _models(state), _speed(state),
         _estimators(state["learned"], state["endpoints"]), _money(state["money"]), _energy(state["energy"]),
@@ -93,6 +94,26 @@ def _breakers(state: dict[str, Any]) -> list[str]:
 
     found = (breaker_words(endpoint, f"the {side}") for side, endpoint in state["endpoints"].items())
     return [f"{'' if i else 'breaker':13}{words}" for i, words in enumerate(filter(None, found))]
+
+
+def _servers(state: dict[str, Any]) -> list[str]:
+    """Print what is known of each of several servers; nothing where there is one."""
+    from ..client.amounts import dollars
+    from ..client.side_health import breaker_words
+
+    found = state.get("servers") or []
+    if len(found) < 2:
+        return []
+    lines = []
+    for one in found:
+        name = f"{one['name']}/{one['model']}"
+        middle, last = one["ttft_p50_s"], one["ttft_p99_s"]
+        ttft = "not known yet" if middle is None else f"{middle:.2f} s, {last:.2f} s in 1 of 100"
+        hedges = f", {count_of(one['hedges'], 'second request')}" if one["hedges"] else ""
+        asked = f"{100 * one['share']:.0f} % of the requests{hedges}, {dollars(one['usd_today'])} today"
+        why = breaker_words(one, "it") or (one["state"] == "off" and "off") or ""
+        lines.append(one_line(f"{name}: first token {ttft}; {asked}{'; ' if why else ''}{why}", MAX_CELL))
+    return [f"{'' if i else 'servers':13}{line}" for i, line in enumerate(lines)]
 
 
 def _grades(state: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from ..api.control.metrics import Metrics
 from ..clock import Clock
 from ..conductor import AnswerContext, DeliveryDefaults, Privacy
 from ..conductor.traces import Traces
+from ..config.pricelist import load
 from ..config.schema import Config
 from ..config.servers import first_server, servers_of
 from ..dispatch.migrate import Costs
@@ -31,6 +32,7 @@ from ..machines.managed_device import Making, ManagedDevice, device_of
 from ..machines.split.exit_trainer import ExitTrainer
 from ..machines.split.hosted_range import make_exit_trainer
 from ..money.caps import CapLimits
+from ..money.catalog import Catalog
 from ..money.spending import Speeds, Spending
 from ..profiling.autotuner import Autotuner
 from ..profiling.saved import Measured
@@ -210,13 +212,14 @@ class Assembly:
         """
         shared = self.shared
         caps = None if before is None else before.spending.caps
-        spending = make_spending(first_server(config), shared.price_lists, shared.clock, caps)
+        catalog = load(shared.price_lists)
+        spending = make_spending(first_server(config), shared.price_lists, shared.clock, caps, catalog)
         endpoints = make_endpoints(
             first_server(config),
             Making(shared.clock, self.shape, shared.members, self.early),
             None if before is None else before.endpoints,
             listed=spending.price.capabilities,
-            several=partial(self._make_pool, config, spending, before) if config.servers else None,
+            several=partial(self._make_pool, config, catalog, spending, before) if config.servers else None,
         )
         device = device_of(endpoints)
         measured = kind_of(config).measured(config) if config.device.enabled else None
@@ -283,15 +286,16 @@ class Assembly:
             servers=cast("Servers", endpoints[Side.SERVER]) if config.servers else None,
         )
 
-    def _make_pool(self, config: Config, spending: Spending, before: Parts | None, device: Endpoint | None) -> Endpoint:
-        from ..config.pricelist import load
+    def _make_pool(
+        self, config: Config, catalog: Catalog, spending: Spending, before: Parts | None, device: Endpoint | None
+    ) -> Endpoint:
         from .server_pool import ServerPool  # a daemon of one server needs none of it
 
         shared, old = self.shared, None if before is None else before.context.servers
         return ServerPool(
             config,
             device,
-            catalog=load(shared.price_lists),
+            catalog=catalog,
             spending=spending,
             history=shared.history,
             clock=shared.clock,

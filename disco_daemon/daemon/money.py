@@ -35,13 +35,15 @@ LEDGER_DAYS = 62  # two months: the running one, and one in front of it for cloc
 PROBE = CostBound(200, max_tokens=200)  # what a probe may cost, tokens; it asks several times, in little pieces
 
 
-def make_spending(config: Config, own: Path, clock: Clock, caps: Caps | None = None) -> Spending:
+def make_spending(
+    config: Config, own: Path, clock: Clock, caps: Caps | None = None, catalog: Catalog | None = None
+) -> Spending:
     """Return the prices in force and the caps: `caps` in use, with what is spent of them, or new ones (see `restore`).
 
     Caps in use keep their limits until somebody sets those of the new settings. `own` is the folder of the user's own
-    price lists. Raises ConfigError.
+    price lists, `catalog` all of them if they are read already. Raises ConfigError.
     """
-    catalog = load(own)
+    catalog = catalog or load(own)
     price = price_of(config, catalog)
     if config.server.base_url and not price.known:
         log.warning("%s", catalog.advice(config.server.base_url, config.server.model, str(own / "mine.toml")))

@@ -51,7 +51,7 @@ from .several_servers import NOBODY, SeveralServers
 
 log = logging.getLogger("disco.servers")
 
-MOST_NAMED = 256  # models asked for by name that are kept, the latest; each has some kB, and is made in 0.1 ms
+MOST_NAMED = 256  # models asked for by name that are kept, the latest; each has some kB, and takes a millisecond
 SAVE_EVERY = 20  # answers; a crash forgets no more of what was learned
 LEARNED = "servers"  # the name under which the history keeps that
 
@@ -330,6 +330,7 @@ class ServerPool(SeveralServers):
         self._is_open = True
         for one in self.own.values():
             await one.endpoint.start()
+        await self._listed()
 
     async def close(self) -> None:
         """Close all connections, and save what was learned."""

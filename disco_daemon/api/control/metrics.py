@@ -74,6 +74,10 @@ class Metrics:
         self._hedges = self._counter(
             "disco_hedges", "Second requests to a silent server: won, lost to another one, or failed.", "result"
         )
+        self._server_attempts = self._counter(
+            "disco_server_attempts", "Starts at one of several servers, by its name.", "server", "error"
+        )
+        self._bill_of = self._counter("disco_server_bill_usd", "What one of several servers bills, $.", "server")
         self._attempt_ttft = self._histogram(
             "disco_attempt_ttft_seconds", "From an endpoint's start to its first token.", _TTFT_S
         )
@@ -168,6 +172,9 @@ class Metrics:
         self._of(self._tokens, side, "prompt").inc(attempt.usage.prompt_tokens)
         self._of(self._tokens, side, "completion").inc(attempt.usage.completion_tokens)
         self._of(self._attempts, side, self._word("attempt", attempt.error)).inc()
+        if attempt.server is not None:  # of which the settings name 33 at most
+            self._of(self._server_attempts, attempt.server, self._word("attempt", attempt.error)).inc()
+            self._of(self._bill_of, attempt.server).inc(attempt.bill_usd)
         if attempt.hedge is not None:
             self._of(self._hedges, attempt.hedge).inc()
         if attempt.censored:

@@ -67,6 +67,7 @@ def findings(*, offline: bool = False, online: bool = False) -> Iterator[Finding
     """Yield all findings in order, each when its check is done; `online` asks the server despite `policy.private`."""
     from ...config.layers import load
     from ...config.schema import Config
+    from ...config.servers import alone
     from ...errors import ConfigError
     from .server import OFFLINE, PRIVATE, read_key
 
@@ -76,14 +77,17 @@ def findings(*, offline: bool = False, online: bool = False) -> Iterator[Finding
     except ConfigError as e:
         error = str(e)
     key = read_key(config, os.environ)
-    own = (config.api.key, config.api.control_key, key.value)
+    keys = {one.name: read_key(alone(config, one), os.environ) for one in config.servers}
+    own = (config.api.key, config.api.control_key, key.value, *(one.value for one in keys.values()))
     hidden = _secrets(os.environ, *own)
     unasked = OFFLINE if offline else PRIVATE if config.policy.private and not online else ""
-    for finding in _checks(config, error, key, unasked=unasked):
+    for finding in _checks(config, error, key, keys, unasked=unasked):
         yield clean(finding, hidden, own)
 
 
-def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Iterator[Finding]:
+def _checks(
+    config: Config, error: str, key: FoundKey, keys: Mapping[str, FoundKey], *, unasked: str
+) -> Iterator[Finding]:
     from datetime import UTC, datetime
 
     from ...api.http.peers import tells_of_us
@@ -102,7 +106,10 @@ def _checks(config: Config, error: str, key: FoundKey, *, unasked: str) -> Itera
     yield listening.users(config.api, is_reported=tells_of_us())
     yield machine.service(spec_of(config))
     yield from machines.checks(config, listener.state, unasked)
-    skew_s = yield from _server(config, key, listener.state, unasked=unasked)
+    skew_s = None
+    if config.server.base_url or not config.servers:
+        skew_s = yield from _server(config, key, listener.state, unasked=unasked)
+    yield from _several(config, keys, unasked=unasked)
     yield from _power(config, on_gpu=on_gpu)
     yield machine.clock(datetime.now(UTC), _newest_price(), latest, skew_s)
 
@@ -217,6 +224,18 @@ def _server(
     if config.device.enabled:
         yield server.grades(config)
     return reply.skew_s
+
+
+def _several(config: Config, keys: Mapping[str, FoundKey], *, unasked: str) -> Iterator[Finding]:
+    """Yield the findings of each server of `[[servers]]`; of one without a model those that need none."""
+    from ...config.servers import alone
+
+    for one in config.servers:
+        for finding in _server(alone(config, one), keys[one.name], None, unasked=unasked):
+            if not one.model and finding.name in ("server model", "continuation", "price", "grades"):
+                continue
+            mend = f"{finding.mend} (in [[servers]] {one.name})" if finding.mend else ""
+            yield replace(finding, name=f"{one.name}: {finding.name}", mend=mend)
 
 
 def _probe_verdict(config: Config, daemon: dict[str, Any] | None) -> Profile | None:

@@ -38,11 +38,8 @@ AT_FAULT = EndpointError(Side.SERVER, "refused", "no such field", your_fault=Tru
 @given(st.integers(1, 6), st.booleans(), st.lists(st.sampled_from(list(Continuation)), min_size=6, max_size=6))
 def test_each_is_asked_once_at_most_and_none_that_cannot_go_on(n: int, begun: bool, ways: list[Continuation]) -> None:
     members = [member(f"s{i}", ways[i]) for i in range(n)]
-    server, asked, failed = (
-        AnswerServer(members[0], members, first_of, lambda one: failed.append(one)),
-        [members[0]],
-        [],
-    )  # type: ignore[var-annotated]
+    failed: list[ServerMember] = []
+    server, asked = AnswerServer(members[0], members, first_of, failed.append), [members[0]]
     while server.leave(DOWN, begun=begun):
         assert server.is_fresh
         assert server.model == server.now.endpoint.model

@@ -1,0 +1,125 @@
+"""Several servers by the daemon's own assembly: what a name stands for, whose prices count, and what is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from disco_daemon.api.names import ModelNames
+from disco_daemon.conductor import Conductor, Keeper
+from disco_daemon.config.schema import Config, NamedServer
+from disco_daemon.config.servers import first_server, of_model
+from disco_daemon.daemon.assembly import Parts
+from disco_daemon.daemon.server_pool import ServerPool
+from disco_daemon.errors import RequestError
+from disco_daemon.types import BOTH, GenerationRequest, Side
+from tests.unit.daemon.test_wiring import Scene, scene  # noqa: F401 - a fixture
+
+HELLO = ({"role": "user", "content": "hello"},)
+BOX = NamedServer(
+    name="box", base_url="http://127.0.0.1:9001/v1", model="large", input_usd_per_mtok=1.0, output_usd_per_mtok=2.0
+)
+ROUTER = NamedServer(
+    name="router", base_url="http://127.0.0.1:9002/v1", map={"gpt-4o": "openai/gpt-4o", "mine": "own/a"}
+)
+SHORT = NamedServer(name="short", base_url="http://127.0.0.1:9003/v1", models=("a", "b"), map={"mine": "a"})
+
+
+def pool_of(parts: Parts) -> ServerPool:
+    assert isinstance(parts.context.servers, ServerPool)
+    return parts.context.servers
+
+
+def several(scene: Scene, *servers: NamedServer, **more: Any) -> Parts:  # noqa: F811
+    return scene.parts(replace(scene.config(servers=servers), **more))
+
+
+def names_of(parts: Parts, aliases: dict[str, str]) -> ModelNames:
+    return ModelNames(Conductor(Keeper(parts.context), lambda *_: None, lambda _: None), aliases)
+
+
+def test_a_name_stands_for_a_model_of_one_server_or_of_those_that_map_it(scene: Scene) -> None:  # noqa: F811
+    names = names_of(several(scene, BOX, ROUTER, SHORT), {"claude-*": "router/x", "fast": "gpt-4o"})
+    for name, servers in {
+        "box/anything": ("box/anything",), "router/owner/deep/model": ("router/owner/deep/model",),
+        "server/other": ("server/other",), "short/b": ("short/b",), "short/mine": ("short/a",),
+        "gpt-4o": ("router/openai/gpt-4o",), "mine": ("router/own/a", "short/a"),
+        "large": ("server/large", "box/large"), "claude-opus": ("router/x",), "fast": ("router/openai/gpt-4o",),
+    }.items():  # fmt: skip
+        found = names.find(name)
+        assert (found.sides, found.servers) == (frozenset({Side.SERVER}), servers), name
+    assert (names.find("disco").sides, names.find("disco").servers) == (BOTH, ())
+    assert names.find("disco/server").servers == ()
+    for name in ("short/c", "nobody/x", "box/", "/x"):
+        with pytest.raises(RequestError):
+            names.find(name)
+
+
+def test_what_is_said_of_a_model_is_not_said_of_another_of_its_server() -> None:
+    assert first_server(Config(servers=(ROUTER, BOX))).server is BOX
+    assert (of_model(BOX, "large").input_usd_per_mtok, of_model(BOX, "small").input_usd_per_mtok) == (1.0, None)
+    plain = replace(BOX, model="", grade=70.0)
+    assert [of_model(plain, model).grade for model in ("a", "b")] == [70.0, 70.0]
+
+
+def test_each_model_has_its_own_price_and_all_have_one_account(scene: Scene) -> None:  # noqa: F811
+    parts = several(scene, BOX, ROUTER)
+    pool = pool_of(parts)
+    request = GenerationRequest("r", HELLO, allowed=frozenset({Side.SERVER}), servers=("box/large",))
+    context = pool.context(parts.context, request)
+    assert (context.spending.price.input, context.spending.price.output) == (1.0, 2.0)
+    assert context.spending.caps is parts.spending.caps
+    assert pool.member("box/small").spending.price.source != "your settings"  # said of its own model alone
+    parts.spending.set_rate(7.0)
+    assert context.spending.prices.usd_per_kwh == parts.spending.prices.usd_per_kwh
+    assert context.spending.prices.server_input_usd_per_mtok == 1.0
+    assert set(context.endpoints) == {Side.SERVER}
+    assert context.planner is not parts.planner  # of its times the race learns nothing
+
+
+def test_what_is_private_is_never_given_a_server(scene: Scene) -> None:  # noqa: F811
+    parts = several(scene, BOX)
+    pool, asked = pool_of(parts), GenerationRequest("r", HELLO)
+    assert pool.context(parts.context, asked).endpoints[Side.SERVER] is not pool
+    assert pool.context(parts.context, dataclasses.replace(asked, private=True)) is parts.context
+    scene.shared.privacy.on = True
+    assert pool.context(parts.context, asked) is parts.context
+
+
+def test_wishes_that_no_server_fits_leave_the_device(scene: Scene) -> None:  # noqa: F811
+    parts = several(scene, BOX)
+    wish = {"provider": {"ignore": ["box", "server"]}}
+    asked = GenerationRequest("r", HELLO, extra=wish)
+    assert set(pool_of(parts).context(parts.context, asked).endpoints) == {Side.DEVICE}
+    with pytest.raises(RequestError, match="provider"):
+        pool_of(parts).context(parts.context, dataclasses.replace(asked, allowed=frozenset({Side.SERVER})))
+
+
+def test_hundreds_of_models_keep_some_members_only(scene: Scene) -> None:  # noqa: F811
+    pool = pool_of(several(scene, BOX, ROUTER))
+    first = pool.member("router/0")
+    for n in range(400):
+        pool.member(f"router/{n}")
+    assert len(pool.documents()) <= 256 + 2
+    assert pool.member("router/399") is pool.member("router/399")
+    assert pool.member("router/0") is not first
+    assert pool.member("box/large") is pool.own["box/large"]
+
+
+def test_what_was_learned_outlives_a_daemon_and_a_change_of_the_settings(scene: Scene) -> None:  # noqa: F811
+    parts = several(scene, BOX)
+    pool = pool_of(parts)
+    for _ in range(5):
+        pool.choice.observe("box/large", 0.25, 0.0)
+    changed = scene.parts(replace(scene.config(servers=(BOX, ROUTER))), parts)
+    assert pool_of(changed).choice is pool.choice
+    pool.save()
+    scene.shared.history.flush(5.0)
+    again = pool_of(several(scene, BOX))
+    again.restore()
+    told = {one["name"]: one for one in again.documents()}
+    assert told["box"]["ttft_p50_s"] == pytest.approx(0.25, rel=0.2)
+    assert told["server"]["ttft_p50_s"] is None
