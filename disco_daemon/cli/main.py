@@ -32,6 +32,7 @@ def verbs() -> Mapping[str, Sequence[ModuleType]]:
         machines,
         models,
         plan,
+        prices,
         profiling,
         service,
         setup,
@@ -45,7 +46,7 @@ def verbs() -> Mapping[str, Sequence[ModuleType]]:
 
     return {
         "Ask": (chat, tui, launch, trace, plan),
-        "Set up": (setup, config, models),
+        "Set up": (setup, config, models, prices),
         "The daemon": (up, service, status, doctor),
         "Measure": (demo, tune, profiling, bench, whatif),
         "Several machines": (machines, split, fleet, exits),

@@ -48,7 +48,8 @@ class Price:
 
     `cached_input` is for prompt tokens that the server found in its cache. `known` is False for a stand-in: the dearest
     price known of each kind. `entry` is where it was found: `openai: gpt-4o-mini`. `capabilities` is what the list says
-    that the model can do.
+    that the model can do. `is_extra`: only a list that was fetched has this model; what nobody knows is not as dear as
+    the dearest of all the world's.
     """
 
     input: float
@@ -59,6 +60,7 @@ class Price:
     known: bool = True
     entry: str = ""
     capabilities: Capabilities = UNKNOWN
+    is_extra: bool = False
 
     def cost_usd(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
         """Cost of a request, $. `cached_tokens` are some of `prompt_tokens`, as OpenAI's `usage` counts them."""
@@ -130,7 +132,8 @@ class Catalog:
     @property
     def dearest(self) -> Price:
         """The stand-in for an unknown model: the highest price of each kind in any list that charges anything."""
-        real = [p for profile in self.profiles if not profile.reference for p in profile.models.values()]
+        lists = (profile for profile in self.profiles if not profile.reference)
+        real = [p for profile in lists for p in profile.models.values() if not p.is_extra]
         top = max((p.input for p in real), default=0.0)
         out = max((p.output for p in real), default=0.0)
         return Price(top, top, out, "the dearest prices known, for want of this one", known=False)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..endpoints.refusal_reason import MAX_SAID, error_of, named_wait_s
 from ..endpoints.retry import retry_after_s
+from ..errors import ConfigError
 from ..money.catalog import is_private
-from ..plain import reason_of
+from ..plain import one_line, reason_of
 from ..system.net import hostname, is_address, is_loopback, is_private_address, pointed_to
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 LOOKUP_TIMEOUT_S = 3.0  # of a name that a key would go to by plain http
 MODELS_TIMEOUT_S = 5.0  # a server's list of models, for `disco setup` and `disco doctor`
 ANSWER_TIMEOUT_S = 20.0  # until the first token; as server.first_token_timeout_s
+FETCH_TIMEOUT_S = 30.0  # a public list of some 300 kB, by a slow line too
 MAX_BYTES = 8 * 2**20  # of a list of models; the longest we know of has 1 MB
 MAX_ANSWER = 64 * 1024  # bytes read of an answer, or of an error; a token takes a few hundred
 MAX_TOKENS = 8  # of the answer that is asked for: next to nothing
@@ -91,6 +93,31 @@ def _headers(api_key: str) -> dict[str, str]:
 
 def _page(url: str, name: str) -> str:
     return f"{url.rstrip('/')}/{name}"
+
+
+def fetch_document(url: str, max_bytes: int) -> bytes:
+    """Return a public page, of which more than `max_bytes` is not read; no key goes along. Raises ConfigError."""
+    try:
+        http = _client(url, FETCH_TIMEOUT_S)
+        response, body = within(FETCH_TIMEOUT_S, lambda: _get_page(http, url, max_bytes))
+    except _late() as e:
+        raise ConfigError(f"{url}: no answer within {FETCH_TIMEOUT_S:g} s; try again, or give a file") from e
+    except _trouble() as e:
+        raise ConfigError(f"{url} cannot be fetched: {reason_of(e)}; try again, or give a file") from e
+    if response.status_code != 200:
+        to = f" and points to {one_line(elsewhere, 200)}" if (elsewhere := _elsewhere(response)) else ""
+        raise ConfigError(f"{url} answers {response.status_code}{to}; nothing was changed")
+    return body
+
+
+def _get_page(http: httpx2.Client, url: str, max_bytes: int) -> tuple[httpx2.Response, bytes]:
+    with http, http.stream("GET", url) as response:
+        body = b""
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > max_bytes:
+                break
+        return response, body
 
 
 # --- its models -------------------------------------------------------------------------------------------------------

@@ -271,7 +271,7 @@ def price(config: Config, catalog: Catalog, folder: Path) -> Finding:
     advice = catalog.advice(settings.base_url, settings.model, str(folder / "own.toml"))
     if advice is not None:
         found, _, mend = advice.partition(". Put into ")
-        return warn(name, found, f"put into {mend}")
+        return warn(name, f"{found} (`disco prices refresh` fetches a newer list)", f"put into {mend}")
     known = catalog.price(settings.base_url, settings.model)
     day = f", {known.as_of}" if known.as_of else ""
     dollars = f"${known.input:g} and ${known.output:g} per million input and output tokens"
