@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -13,12 +14,12 @@ import msgspec
 from aiohttp import web
 
 from ..conductor import Conductor, eligible, ignored_by, planned_quality, prompt_length
-from ..errors import DiscoError, ReaderGone, RequestError
-from ..types import Embedding, GenerationRequest, Given, Side, TextTask
+from ..errors import DiscoError, ReaderGone, RequestError, TooManyRequests
+from ..types import OWNER, Embedding, GenerationRequest, Given, Side, TextTask
 from .http import sse
 from .http.connections import body
 from .http.failures import error_shape, failure, json_response, unexpected
-from .http.guard import CONFIG
+from .http.guard import CONFIG, key_of
 from .names import ModelNames, NamedModel
 from .openai import openai_request
 from .openai.shapes import AnswerShape
@@ -53,7 +54,15 @@ CONDUCTOR = web.AppKey("conductor", Conductor)
 
 
 async def received(request: web.Request) -> bytes:
-    """Return a new request's body, in its turn. Raises RequestError."""
+    """Return a new request's body, in its turn. Raises RequestError, also where a key asks too often."""
+    if (key := key_of(request)) is not None:
+        wait_s = request.app[CONFIG].keys.admit(key, request.app[CONDUCTOR].context.clock.now())
+        if wait_s:
+            msg = (
+                f"The key '{key.name}' may make {key.terms.requests_per_minute} requests a minute: ask again in "
+                f"{math.ceil(wait_s)} s. `disco keys change {key.name}` on the machine of the daemon changes that."
+            )
+            raise TooManyRequests(msg, wait_s)
     found = await body(request)
     await request.app[TURNSTILE].enter()
     return found
@@ -76,7 +85,19 @@ def named(request: web.Request, model: str) -> NamedModel:
 
 def names(request: web.Request) -> ModelNames:
     """Return all names that models have now."""
-    return ModelNames(request.app[CONDUCTOR], request.app[CONFIG].aliases)
+    return ModelNames(request.app[CONDUCTOR], request.app[CONFIG].aliases, key_of(request))
+
+
+def asked_by(request: web.Request, generation: GenerationRequest) -> GenerationRequest:
+    """Return what a request asks as the key that it shows may have it answered. Raises RequestError."""
+    if (key := key_of(request)) is None:
+        return generation
+    if not key.terms.private:
+        return replace(generation, caller=key.caller)
+    if Side.DEVICE not in generation.allowed:
+        msg = f"What the key '{key.name}' asks stays on this machine, and this is for the server: use 'disco'."
+        raise RequestError(msg, status=403, param="model", code="private")
+    return replace(generation, caller=key.caller, allowed=frozenset({Side.DEVICE}), private=True)
 
 
 Shape = Callable[[str, int, str], AnswerShape]  # of an answer's id, its time, and the model as it was asked for
@@ -132,7 +153,8 @@ async def embed(
         raise RequestError(msg, param="model", code="unsupported_value")
     request_id, conductor = new_id(), request.app[CONDUCTOR]
     device = conductor.context_of(model.local).endpoints.get(Side.DEVICE)
-    async with aclosing(conductor.embed(texts, task, asked_model, request_id, model.local)) as found:
+    caller = OWNER if (key := key_of(request)) is None else key.caller
+    async with aclosing(conductor.embed(texts, task, asked_model, request_id, model.local, caller)) as found:
         async for embedding in found:
             vectors.add(embedding)
     headers = sse.headers(request_id, Side.DEVICE, model=device.model if device else None)
@@ -156,6 +178,7 @@ async def prompt_size(request: web.Request, raw: dict[str, Any]) -> tuple[int, b
     Raises RequestError or Unavailable if nobody could answer it.
     """
     _, generation = conversation(request, raw)
+    generation = asked_by(request, generation)
     with request.app[CONDUCTOR].held(generation.local) as context:
         generation, available = eligible(generation, context)
         length = await prompt_length(generation, available, context)
@@ -169,7 +192,8 @@ async def _ruled(request: web.Request, asked_model: str, generation: GenerationR
     assert conductor.rules is not None
     context = conductor.context_of(generation.local)
     generation, name = await conductor.rules.apply(generation, asked_model, request.headers, context)
-    return generation if not name else by_rule(generation, named(request, name))
+    every = ModelNames(conductor, request.app[CONFIG].aliases)  # a rule is the owner's, whatever a key may ask for
+    return generation if not name else by_rule(generation, every.find(name))
 
 
 def by_rule(generation: GenerationRequest, model: NamedModel) -> GenerationRequest:
@@ -195,6 +219,7 @@ async def answer(
 ) -> web.StreamResponse:
     """Answer a request, as a stream or as one body. Raises RequestError where a rule leaves nobody to answer it."""
     conductor, request_id = request.app[CONDUCTOR], generation.request_id
+    generation = asked_by(request, generation)
     if conductor.rules is not None:
         generation = await _ruled(request, asked.model, generation)
     context = conductor.context_of(generation.local)

@@ -10,7 +10,7 @@ from ..types import Delivery, Side
 from . import answering
 from .answering import CONDUCTOR, TURNSTILE, Turnstile, names, received
 from .anthropic import messages_routes
-from .control import documents, fleet_routes, machine_routes, openapi_route, server_routes, trace_route
+from .control import documents, fleet_routes, key_routes, machine_routes, openapi_route, server_routes, trace_route
 from .control.control_requests import parse_adjustment
 from .control.documents import Documents
 from .control.metrics import Metrics
@@ -54,6 +54,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     server_routes.add_routes(app)
     machine_routes.add_routes(app)
     fleet_routes.add_routes(app)
+    key_routes.add_routes(app)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
     app.router.add_get("/metrics", scraped)
     openapi_route.add_routes(app)

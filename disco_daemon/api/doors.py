@@ -3,7 +3,8 @@
 The *Unix socket* is the owner's: by the file system only this user can reach it (`socketfile`). Every route is served
 there, without a key. *TCP* is for callers, and any process of this machine can reach it: it serves answers and state. A
 *control*, a route that changes something or shows paths, prompts or places of keys, is served over TCP only with a key:
-`api.control_key`, or where that is not set, `api.key`.
+`api.control_key`, or where that is not set, `api.key`. A key with a name opens what callers get, at either door, and
+never a control; nor /metrics, which say what other keys have used.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from aiohttp import web
 from ..errors import RequestError
 from .control.scrape import Handler
 from .http.connections import peer_of
-from .http.guard import CONFIG, shows_key
+from .http.guard import CONFIG, key_of, shows_key
 from .http.peers import Whose
 
 
@@ -91,6 +92,11 @@ ROUTES: dict[tuple[str, str], At] = {
     ("GET", "/disco/v1/partner"): At.CONTROL,  # names the user's machines, and where they are
     ("POST", "/disco/v1/partner/pair"): At.CONTROL,
     ("POST", "/disco/v1/partner/revoke"): At.CONTROL,
+    ("GET", "/disco/v1/keys"): At.CONTROL,
+    ("POST", "/disco/v1/keys"): At.CONTROL,
+    ("POST", "/disco/v1/keys/change"): At.CONTROL,
+    ("POST", "/disco/v1/keys/revoke"): At.CONTROL,
+    ("GET", "/disco/v1/usage"): At.CONTROL,  # names those who have keys
 }
 
 
@@ -102,10 +108,13 @@ class UnixDoor:
 
 
 DOOR = web.AppKey("door", UnixDoor)
+METRICS = "/metrics"
 
 
 def may_control(request: web.Request) -> bool:
     """Whether a request may use the controls."""
+    if key_of(request) is not None:
+        return False
     if peer_of(request).whose is Whose.DOOR:
         return True
     config = request.app[CONFIG]
@@ -127,6 +136,9 @@ async def check_control(request: web.Request, handler: Handler) -> web.StreamRes
     """Refuse a control to everybody but the owner. Raises RequestError."""
     if at(request) is At.CONTROL and not may_control(request):
         raise RequestError(_where(request), status=403, code="control")
+    if request.path == METRICS and (key := key_of(request)) is not None:
+        msg = f"The key '{key.name}' does not open {METRICS}, which say what other keys have used; api.key does."
+        raise RequestError(msg, status=403, code="control")
     return await handler(request)
 
 
@@ -135,6 +147,8 @@ def _where(request: web.Request) -> str:
     config, path = request.app[CONFIG], request.app[DOOR].path
     name = "api.control_key" if config.control_key else "api.key"
     key = f"with {name} as the API key" if config.control_key or config.key else f"where {name} is set, with that key"
+    if (named := key_of(request)) is not None:
+        return f"{request.method} {request.path} is a control, which a key with a name ('{named.name}') does not open."
     here = f"at the Unix socket {path} (`disco` and its terminal UI use it), and " if path else ""
     return f"{request.method} {request.path} is a control: it is served {here}over TCP only {key}."
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..conductor import Conductor
 from ..errors import RequestError
+from ..keys.named_key import NamedKey
 from ..plain import ANY, is_like, which
 from ..types import BOTH, Side, together
 
@@ -36,10 +37,13 @@ class NamedModel:
 
 
 class ModelNames:
-    """All names of a daemon as its present endpoints have them; `aliases` are names and patterns to names."""
+    """All names of a daemon as its present endpoints have them; `aliases` are names and patterns to names.
 
-    def __init__(self, conductor: Conductor, aliases: Mapping[str, str]) -> None:
-        self._conductor, self._aliases = conductor, aliases
+    A `key` with a name has those alone that it may ask for.
+    """
+
+    def __init__(self, conductor: Conductor, aliases: Mapping[str, str], key: NamedKey | None = None) -> None:
+        self._conductor, self._aliases, self._key = conductor, aliases, key
 
     def find(self, name: str) -> NamedModel:
         """Return what a name stands for; an alias goes before an endpoint's own name. Raises RequestError.
@@ -51,6 +55,8 @@ class ModelNames:
         if not sides and name.endswith(LATEST):
             target = self._aliased(name.removesuffix(LATEST))
             sides = _sides(target, self._conductor)
+        if not self._allows(name, target):
+            raise self._not_allowed(name)
         if not sides:
             alias = "" if target == name else f" (api.aliases has it for '{name}')"
             near = which(target, self, "GET /v1/models lists all")
@@ -61,9 +67,12 @@ class ModelNames:
     def __iter__(self) -> Iterator[str]:
         """All names, and the patterns as they are set: each can be asked for as it stands."""
         own = _own_names(self._conductor)
-        yield from own
+        for name in own:
+            if self._allows(name, self._aliased(name)):
+                yield name
         for alias, target in self._aliases.items():
-            if alias not in own and (target in own or _servers(target, self._conductor)):
+            is_there = alias not in own and (target in own or _servers(target, self._conductor))
+            if is_there and self._allows(alias, target):
                 yield alias
 
     def card(self, name: str) -> dict[str, Any]:
@@ -103,12 +112,27 @@ class ModelNames:
         if servers is None or Side.SERVER not in self._here:
             return cards
         told = {card["id"] for card in cards}
-        return cards + [card for card in servers.cards() if card["id"] not in told]
+        offered = (card for card in servers.cards() if card["id"] not in told)
+        return cards + [card for card in offered if self._allows(card["id"], card["id"])]
 
     @property
     def _here(self) -> frozenset[Side]:
         """The sides that may be asked now."""
-        return frozenset({Side.DEVICE}) if self._conductor.context.private else BOTH
+        is_private = self._conductor.context.private or (self._key is not None and self._key.terms.private)
+        return frozenset({Side.DEVICE}) if is_private else BOTH
+
+    def _allows(self, name: str, target: str) -> bool:
+        """Whether the key may ask for a name, as it stands or by what it stands for."""
+        return self._key is None or self._key.terms.allow(name, name.removesuffix(LATEST), target)
+
+    def _not_allowed(self, name: str) -> RequestError:
+        key = self._key.name if self._key is not None else ""
+        may = ", ".join(self) or "none that is here now"
+        msg = (
+            f"The key '{key}' may not ask for the model '{name}', but for: {may}. `disco keys change {key} --models …` "
+            "on the machine of the daemon allows others."
+        )
+        return RequestError(msg, status=403, param="model", code="model_not_allowed")
 
     def _aliased(self, name: str) -> str:
         """Return what an alias stands for: the name itself, or the most exact pattern; else the name."""

@@ -28,6 +28,7 @@ def verbs() -> Mapping[str, Sequence[ModuleType]]:
         doctor,
         exits,
         fleet,
+        keys,
         launch,
         machines,
         models,
@@ -41,13 +42,14 @@ def verbs() -> Mapping[str, Sequence[ModuleType]]:
         trace,
         tui,
         tune,
+        usage,
         whatif,
     )
 
     return {
         "Ask": (chat, tui, launch, trace, plan),
-        "Set up": (setup, config, models, prices),
-        "The daemon": (up, service, status, doctor),
+        "Set up": (setup, config, models, keys, prices),
+        "The daemon": (up, service, status, usage, doctor),
         "Measure": (demo, tune, profiling, bench, whatif),
         "Several machines": (machines, split, fleet, exits),
         "This command": (completion,),

@@ -99,8 +99,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(msg)
     config = load(args.config, flags=flags)
     if not is_loopback(config.api.host) and not config.api.key:
-        msg = f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`"
-        raise ConfigError(msg)
+        from ..keys.key_file import KeyFile
+
+        if not KeyFile(args.config or config_path()).read():
+            msg = (
+                f"refusing to listen on {config.api.host} without an API key: `disco config set api.key SECRET`, or "
+                "`disco keys add NAME` for a key with a name"
+            )
+            raise ConfigError(msg)
     asyncio.run(_serve(args, config, args.config or config_path(), flags, early))
     return 0
 

@@ -27,6 +27,7 @@ from ..dispatch.planner import Planned
 from ..errors import DiscoError, ReaderGone
 from ..types import (
     Append,
+    Caller,
     Delivery,
     GenerationRequest,
     Outcome,
@@ -112,6 +113,11 @@ class AnswerRun:
     def context(self) -> AnswerContext:
         """The context that it has from begin to end."""
         return self._context
+
+    @property
+    def caller(self) -> Caller:
+        """Who has asked."""
+        return self._request.caller
 
     # --- the story -----------------------------------------------------------------------------------------------
 

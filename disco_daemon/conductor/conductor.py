@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..endpoints.base import Endpoint
 from ..money.spending import CostBound
-from ..types import Embedding, GenerationRequest, Given, LedgerEntry, Outcome, Side, TextTask
+from ..types import OWNER, Caller, Embedding, GenerationRequest, Given, LedgerEntry, Outcome, Side, TextTask
 from .answer_run import AnswerRun
 from .context import AnswerContext, LocalModels, Sink
 from .cost_limit import CostLimit
@@ -76,18 +76,25 @@ class Conductor:
             available, bound = roomy(available, request, length, context), CostBound.of(request, length.tokens)
             available = context.spending.affordable(available, bound, context.clock.wall())
             available = CostLimit(request, context.spending).within(available, request, length)
-            # Answer it, unless the daemon is being stopped by now.
-            self.in_flight.check_open()
+            # Answer it, unless the daemon is being stopped by now, or the key that asks was revoked.
+            self.in_flight.check_open(request.caller)
             answer_run = AnswerRun(context, request, sink, available, length, model)
             with self.in_flight.running(request.request_id, answer_run):
                 return await answer_run.run(lambda outcome: self.record(context, outcome))
 
     async def embed(
-        self, texts: Sequence[Given], task: TextTask, model: str, request_id: str, local: str = ""
+        self,
+        texts: Sequence[Given],
+        task: TextTask,
+        model: str,
+        request_id: str,
+        local: str = "",
+        caller: Caller = OWNER,
     ) -> AsyncGenerator[Embedding, None]:
         """The embeddings of texts, or of token ids, some at a time. Raises DiscoError; close it to stop."""
         with self.in_flight.place(), self.held(local) as context:
-            run = self.in_flight.embedding[request_id] = EmbeddingRun(context, texts, task, model, request_id)
+            self.in_flight.check_open(caller)
+            run = self.in_flight.embedding[request_id] = EmbeddingRun(context, texts, task, model, request_id, caller)
             try:
                 async with aclosing(run.embedded(self.book)) as found:
                     async for embedding in found:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from ..endpoints.base import Embedder
 from ..errors import DiscoError, RequestError
 from ..money.spending import CapRefusal, CostBound, Reservation, capped
-from ..types import Attempt, Embedding, EntryKind, Given, LedgerEntry, Side, TextTask, Usage
+from ..types import OWNER, Attempt, Caller, Embedding, EntryKind, Given, LedgerEntry, Side, TextTask, Usage
 from .context import AnswerContext
 from .plan import CHARS_PER_TOKEN
 
@@ -24,9 +24,15 @@ class EmbeddingRun:
     """
 
     def __init__(
-        self, context: AnswerContext, texts: Sequence[Given], task: TextTask, model: str, request_id: str
+        self,
+        context: AnswerContext,
+        texts: Sequence[Given],
+        task: TextTask,
+        model: str,
+        request_id: str,
+        caller: Caller = OWNER,
     ) -> None:
-        self.context = context
+        self.context, self.caller = context, caller
         self._texts, self._task, self._model, self._request_id = texts, task, model, request_id
         self._began, self._created = context.clock.now(), context.clock.wall()
         self._query_size = len(task.query or "")  # which the device reads with each text
@@ -107,4 +113,5 @@ class EmbeddingRun:
         return LedgerEntry(
             EntryKind.EMBEDDING, self._request_id, self._created, self._model, attempt,
             cost_usd=context.spending.prices.cost_usd(attempt), duration_s=took_s, cancelled=cancelled,
+            key=self.caller.name,
         )  # fmt: skip

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..endpoints.base import Endpoint
-from ..errors import Unavailable
-from ..types import Delivery, Side
+from ..errors import RequestError, Unavailable
+from ..types import OWNER, Caller, Delivery, Side
 from .answer_run import AnswerRun
 from .embedding import EmbeddingRun
 
@@ -24,14 +24,16 @@ CONFINE_S = 2.0  # for closing what the server is not to get any more; takes mil
 class InFlight:
     """The requests that are counted, answered or embedded; its length is the number of places taken.
 
-    State besides: `answering` and `embedding`, those under way by request id; `n_served`; and `closing`, which is set
-    when no more are taken.
+    State besides: `answering` and `embedding`, those under way by request id; `n_served`; `closing`, which is set when
+    no more are taken; and `revoked`, the ids of keys that nothing is answered any more.
     """
 
     answering: dict[str, AnswerRun] = field(default_factory=dict)
     embedding: dict[str, EmbeddingRun] = field(default_factory=dict)
     n_served: int = 0
     closing: bool = False
+    revoked: set[str] = field(default_factory=set)
+    _tasks: dict[str, asyncio.Task[object]] = field(default_factory=dict)
     _n_taken: int = 0
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,16 +60,21 @@ class InFlight:
     def running(self, request_id: str, answer_run: AnswerRun) -> Iterator[None]:
         """Let an answer be steered from outside until it has ended."""
         self.answering[request_id] = answer_run
+        if (task := asyncio.current_task()) is not None:
+            self._tasks[request_id] = task
         try:
             yield
         finally:
             del self.answering[request_id]
+            self._tasks.pop(request_id, None)
             self.n_served += 1
 
-    def check_open(self) -> None:
-        """Raise Unavailable if the daemon is being stopped."""
+    def check_open(self, caller: Caller = OWNER) -> None:
+        """Raise Unavailable if the daemon is being stopped, RequestError (401) if the key that asks was revoked."""
         if self.closing:
             raise _stopping("the daemon is being stopped; ask again when it is back")
+        if caller.key_id in self.revoked:
+            raise _revoked(caller)
 
     # --- from outside --------------------------------------------------------------------------------------------
 
@@ -79,12 +86,26 @@ class InFlight:
         self.closing = True
         for answer_run in self.answering.values():
             answer_run.adjust(None, Delivery.OFF)
-        if await self._emptied(patience_s):
+        if await self._emptied(patience_s, lambda: self._n_taken > 0):
             return 0
         late = self._works()
         for work in late:
             work.give_up(_stopping("the daemon was stopped before the answer was whole"))
-        await self._emptied(GIVE_UP_S)
+        await self._emptied(GIVE_UP_S, lambda: self._n_taken > 0)
+        return len(late)
+
+    async def revoke(self, caller: Caller) -> int:
+        """Answer nothing more that this key asks, and end what runs; return how much that was.
+
+        What was delivered stands, and the reader gets the reason; one who does not read it is cut off.
+        """
+        self.revoked.add(caller.key_id)
+        late = {name: work for name, work in (self.answering | self.embedding).items() if work.caller == caller}
+        for work in late.values():
+            work.give_up(_revoked(caller))
+        if late and not await self._emptied(GIVE_UP_S, lambda: not late.keys().isdisjoint(self._tasks)):
+            for name in late.keys() & self._tasks.keys():
+                self._tasks[name].cancel()
         return len(late)
 
     async def confine(self) -> None:
@@ -111,16 +132,21 @@ class InFlight:
     def _works(self) -> list[AnswerRun | EmbeddingRun]:
         return [*self.answering.values(), *self.embedding.values()]
 
-    async def _emptied(self, patience_s: float) -> bool:
-        """Whether nothing runs any more; waits for that for `patience_s` at most."""
+    async def _emptied(self, patience_s: float, runs: Callable[[], bool]) -> bool:
+        """Whether nothing runs any more of what `runs`; waits for that for `patience_s` at most."""
         try:
             async with asyncio.timeout(patience_s):
-                while self._n_taken:
+                while runs():
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
             return False
         return True
+
+
+def _revoked(caller: Caller) -> RequestError:
+    msg = f"The key '{caller.name}' was revoked: ask whoever gave it to you for another one."
+    return RequestError(msg, status=401, code="invalid_api_key")
 
 
 def _stopping(message: str) -> Unavailable:

@@ -115,6 +115,7 @@ class Recorder:
             stopped=answer.stopped,
             rule=request.rule,
             earlier=None if request.private or context.private else request.earlier,
+            key=request.caller.name,
         )
         self._runs.release_budget(planned)
         learned = outcome

@@ -31,7 +31,7 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[api] Where the daemon listens."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback needs `api.key`."""
+    """Address to listen on; anything but loopback needs `api.key`, or a key with a name."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 4747
     """Port; 0 picks a free one."""
     ollama_port: Annotated[int, Meta(ge=0, le=65535)] = 0

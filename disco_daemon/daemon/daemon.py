@@ -22,6 +22,7 @@ from ..config.layers import data_path, require_complete
 from ..config.schema import Api, Config, HistorySettings
 from ..endpoints.shaper import Shape
 from ..engine.early import EarlyEngine
+from ..keys.keyring import Keyring
 from ..machines.fleet.members import FleetMembers
 from ..machines.split.partner_service import Partner
 from ..onboarding.setup import Onboarding
@@ -33,6 +34,7 @@ from . import open_files
 from .assembly import Assembly, Shared
 from .binding import bind_key
 from .money import restore
+from .named_keys import NamedKeys
 from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
@@ -88,7 +90,10 @@ class Daemon:
             self.shared.history, price_lists, clock, lambda: self.runtime.conductor.in_flight.n_served
         )  # fmt: skip
         setup = ServerSetup(Onboarding(path, os.environ, config.api.port, lambda: self.shared.privacy.on))
-        self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup)
+        self.named_keys = NamedKeys(
+            path, self.shared.history, clock, lambda: self.runtime.parts.spending.caps, lambda: self.conductor
+        )
+        self.documents = StateDocuments(self.shared, self.runtime, self._replay, setup, self.named_keys)
 
     @property
     def config(self) -> Config:
@@ -107,13 +112,13 @@ class Daemon:
 
     async def reload(self) -> None:
         """Read config.toml again, and go by it from the next request on. Raises ConfigError, and nothing changes."""
-        await self.runtime.reload()
+        await self.documents.reload()
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """Listen; yields the base URL. Raises ConfigError when the port is taken."""
         shared, runtime, api = self.shared, self.runtime, self.config.api
-        doorkeeper = _doorkeeper(api)
+        doorkeeper = _doorkeeper(api, self.named_keys.ring)
         app = make_app(self.conductor, self.documents, doorkeeper, shared.metrics)
         kernel = Kernel() if doorkeeper.asks_users else None
         limits = ConnectionLimits(api.receive_timeout_s, connections=open_files.connections(open_files.raise_limit()))
@@ -126,6 +131,7 @@ class Daemon:
             await asyncio.to_thread(shared.history.open)
             stack.push_async_callback(asyncio.to_thread, shared.history.close)
             await asyncio.to_thread(restore, runtime.parts.spending, shared.history, shared.clock)
+            await self.named_keys.start()
             stack.push_async_callback(self.members.close)  # behind the engines that have its hosts
             stack.push_async_callback(runtime.keeper.end)
             await runtime.start()
@@ -153,7 +159,8 @@ def _history(settings: HistorySettings) -> History:
     )
 
 
-def _doorkeeper(api: Api) -> ApiConfig:
+def _doorkeeper(api: Api, ring: Keyring) -> ApiConfig:
     return ApiConfig(
-        api.host, api.key, api.any_user, frozenset(api.hosts), frozenset(api.origins), api.control_key, api.aliases
+        api.host, api.key, api.any_user, frozenset(api.hosts), frozenset(api.origins), api.control_key, api.aliases,
+        ring,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from ..config.schema import Config
 from ..dispatch.mover import DECODE_TPS
 from ..errors import DiscoError
 from ..estimation.knowledge import DEVICE_TPS
+from ..keys.named_key import NamedKey
 from ..machines.device_settings import longest_answer, n_gpu_layers
 from ..money.caps import SERVER_CONTEXT, CapLimits, Caps, Spent
 from ..money.catalog import Catalog, Price
@@ -98,15 +99,31 @@ def restore(spending: Spending, history: History, clock: Clock) -> None:
     One of them is enough. Where neither can be read, or what is spent cannot be kept by either, caps are closed: a
     start would give all of a cap once more. Blocks on disk.
     """
-    caps, sums, wrong = spending.caps, KeptSums(history.path), list[str]()
+    _restore(spending.caps, history, KeptSums(history.path), clock)
+
+
+def make_key_caps(key: NamedKey, history: History, clock: Clock) -> Caps:
+    """Return the caps of a key with a name, with what was spent under that name before. Blocks on disk."""
+    caps = Caps(limits_of_key(key), None, clock.wall(), elapsed=since_boot, key=key.name)
+    sums = KeptSums(history.path.with_name(f"{history.path.name}.key-{key.name}"))
+    _restore(caps, history, sums, clock, since=key.created)
+    return caps
+
+
+def limits_of_key(key: NamedKey) -> CapLimits:
+    """Return the caps that a key has."""
+    return CapLimits(key.terms.usd_per_day, key.terms.usd_per_month)
+
+
+def _restore(caps: Caps, history: History, sums: KeptSums, clock: Clock, since: float = 0.0) -> None:
+    """Restore the caps of the whole, or those of a key that is there `since` then, Unix time, s."""
+    wrong = list[str]()
     days: dict[date, Spent] | None = None
     kept: dict[str, Any] | None = None
     is_new = True  # neither of them has been there yet
     try:
-        days = _days_of(history)
-        is_new = not history.path.parent.is_dir() or not any(
-            history.path.parent.glob(f"{history.path.name}.{DAMAGED}-*")
-        )
+        days = _days_of(history, caps.key)
+        is_new = not _was_damaged(history.path, since)
     except DiscoError as e:
         wrong.append(str(e))
         is_new = not history.path.exists()
@@ -123,18 +140,26 @@ def restore(spending: Spending, history: History, clock: Clock) -> None:
         caps.keep = keeper.keep
     else:
         wrong.append(history.error or "the history was damaged, and begins anew")
+        away = f"disco keys change {caps.key} --usd-per-day none" if caps.key else "disco config set caps.NAME null"
         caps.close(
             f"what was spent before is not known, or cannot be kept: {'; '.join(wrong)}. Mend that and start again, or "
-            "take the cap away (`disco config set caps.NAME null`)"
+            f"take the cap away (`{away}`)"
         )
     if wrong:
         log.warning("what was spent before: %s", "; ".join(wrong))
 
 
-def _days_of(history: History) -> dict[date, Spent]:
-    """Return the ledger's sums of the latest days. Raises Unavailable."""
+def _was_damaged(history: Path, since: float) -> bool:
+    """Whether a history was moved aside since then, so that this one does not know of all that was spent."""
+    aside = history.parent.glob(f"{history.name}.{DAMAGED}-*") if history.parent.is_dir() else ()
+    stamps = (path.name.rpartition("-")[2] for path in aside)
+    return any(not stamp.isdecimal() or int(stamp) >= int(since) for stamp in stamps)
+
+
+def _days_of(history: History, key: str) -> dict[date, Spent]:
+    """Return the ledger's sums of the latest days, those of a key with that name or of all. Raises Unavailable."""
     found = {}
-    for row in history.days(LEDGER_DAYS):
+    for row in history.days(LEDGER_DAYS, key or None):
         with suppress(ValueError):  # a day that no calendar has
             usd, wh = row["server_usd"], row["energy_j"] / J_PER_WH
             found[date.fromisoformat(row["day"])] = Spent(max(0.0, usd), 0.0, max(0.0, wh))

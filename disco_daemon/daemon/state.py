@@ -6,10 +6,11 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from .. import __version__
-from ..api.control.documents import Documents
+from ..api.control.documents import By, Documents
 from ..api.control.health import Budget, CapUse, HealthSnapshot
 from ..api.ollama.ollama_models import DeviceFile
 from ..config.layers import as_dict, with_values
@@ -19,6 +20,7 @@ from ..endpoints.base import Endpoint, Guarded
 from ..endpoints.breaker import BreakerState
 from ..endpoints.device import Device
 from ..errors import ConfigError, EndpointError
+from ..keys.named_key import KeyTerms
 from ..link.trust.roles import Role
 from ..machines.device_settings import stand_in
 from ..machines.managed_device import whole_device
@@ -26,6 +28,7 @@ from ..types import Side
 from .assembly import Shared
 from .device_file import DeviceFiles
 from .model_fetch import FetchError, ModelFetch, ModelFetches, named, offered
+from .named_keys import NamedKeys
 from .prediction import HistoryReplay
 from .runtime import Runtime
 from .server_setup import ServerSetup
@@ -44,9 +47,11 @@ class StateDocuments(Documents):
         runtime: Runtime,
         replay: HistoryReplay,
         setup: ServerSetup,
+        named_keys: NamedKeys,
     ) -> None:
         self.url = ""
         self._shared, self._runtime, self._replay, self._setup = shared, runtime, replay, setup
+        self._keys = named_keys
         self._started = shared.clock.now()
         self._files = DeviceFiles()
         self._offering = asyncio.Lock()
@@ -141,6 +146,26 @@ class StateDocuments(Documents):
     def ledger(self, days: int) -> list[dict[str, Any]]:
         return self._shared.history.days(days)
 
+    # --- keys with names ----------------------------------------------------------------------------------------------
+
+    def usage(self, by: By, days: int) -> list[dict[str, Any]]:
+        today = datetime.fromtimestamp(self._shared.clock.wall()).date()  # noqa: DTZ006 - the user's own day is wanted
+        return self._shared.history.usage(by, today - timedelta(days=days - 1))
+
+    def keys(self) -> list[dict[str, Any]]:
+        return self._keys.document()
+
+    async def add_key(self, name: str, terms: KeyTerms) -> dict[str, Any]:
+        return await self._keys.add(name, terms)
+
+    async def change_key(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._keys.change(name, changes)
+
+    async def revoke_key(self, name: str) -> dict[str, Any]:
+        return await self._keys.revoke(name)
+
+    # --- plans --------------------------------------------------------------------------------------------------------
+
     def plan(self, tokens: int, waited_s: float, kind: Mapping[str, Any]) -> dict[str, Any]:
         parts, rules = self._runtime.parts, self._runtime.conductor.rules
         readiness = {side: endpoint.readiness() for side, endpoint in parts.endpoints.items()}
@@ -168,6 +193,7 @@ class StateDocuments(Documents):
         return self.settings() | {"changed": sorted(changes), "needs_restart": [], "money": self._money()}
 
     async def reload(self) -> dict[str, Any]:
+        await self._keys.follow()
         return await self._runtime.reload()
 
     # --- other machines -----------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ The daemon that uses it and the verbs that are run without one write it by the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,7 @@ from ..config.layers import changing, write_private
 from ..errors import ConfigError
 from ..plain import which
 from ..system.smallfile import read_text
-from .named_key import NAME, KeyTerms, NamedKey, new_key
+from .named_key import NAME, KeyTerms, NamedKey, new_key, terms_of
 
 MOST_KEYS = 64  # a family, a team, its agents; each has sums on disk that stay open, and a label of metrics
 MAX_FILE = 4 * 1024 * 1024  # bytes; 64 keys with 100 patterns of 200 characters have 1.3 million
@@ -70,12 +71,12 @@ class KeyFile:
 
         return self._change(added), text
 
-    def change(self, name: str, change: Callable[[KeyTerms], KeyTerms]) -> Keys:
-        """Give a key other terms; return all. Raises ConfigError, and then nothing has changed."""
+    def change(self, name: str, given: Mapping[str, Any]) -> Keys:
+        """Give a key the terms that are given; return all keys. Raises ConfigError, and then nothing has changed."""
 
         def changed(keys: Keys) -> Keys:
             old = _find(keys, name)
-            new = msgspec.structs.replace(old, terms=change(old.terms))
+            new = msgspec.structs.replace(old, terms=terms_of(given, old.terms))
             return tuple(new if key is old else key for key in keys)
 
         return self._change(changed)

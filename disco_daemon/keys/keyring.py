@@ -18,7 +18,7 @@ class RateWindow:
 
     def admit(self, limit: int, now: float) -> float:
         """Count a request that is admitted, and return 0; else return how long to wait for the next one, s."""
-        while self._admitted and self._admitted[0] <= now - MINUTE_S:
+        while self._admitted and self._admitted[0] + MINUTE_S <= now:
             self._admitted.popleft()
         if len(self._admitted) < limit:
             self._admitted.append(now)

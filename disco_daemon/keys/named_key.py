@@ -12,13 +12,14 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import ConfigError
-from ..plain import is_like
+from ..plain import ANY, in_words, is_like
 from ..types import Caller
 
 N_SECRET = 32  # bytes, 43 characters of base64
@@ -48,7 +49,7 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     def allow(self, *names: str) -> bool:
         """Whether a model may be asked for that has one of these names."""
-        return not self.models or any(is_like(name, pattern) for name in names for pattern in self.models)
+        return not self.models or any(_fits(name, pattern) for name in names for pattern in self.models)
 
 
 class NamedKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,10 +86,22 @@ def new_key(name: str, terms: KeyTerms, now: float) -> tuple[NamedKey, str]:
     return kept, f"disco-{key_id}-{secret}"
 
 
+def terms_of(given: Mapping[str, Any], before: KeyTerms | None = None) -> KeyTerms:
+    """Return the terms `before` with those that are given in their place. Raises ConfigError for one that is none."""
+    try:
+        return msgspec.convert({**msgspec.to_builtins(before or KeyTerms()), **given}, KeyTerms)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"the key's terms: it {in_words(str(e), KeyTerms)}") from e
+
+
 def parts_of(shown: str) -> tuple[str, str] | None:
     """Return id and secret of a text in the form of a key with a name; None for any other text."""
     found = _FORM.fullmatch(shown)
     return None if found is None else (found[1], found[2])
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name == pattern or (ANY in pattern and is_like(name, pattern))
 
 
 def _digest(salt: bytes, secret: str) -> bytes:

@@ -24,8 +24,8 @@ SELECT {by} AS what, count(DISTINCT s.request) AS requests, sum(s.processed_toke
 FROM ttft_samples s JOIN requests r ON r.id = s.request
 WHERE r.day >= ? GROUP BY what ORDER BY usd DESC, requests DESC, what
 """
-# A server is named by the model that it answers with; "" is this machine.
-_SERVER = "CASE s.side WHEN 'server' THEN s.model ELSE '' END"
+# A server has its name of the settings, also in rows of when there was one; "" is this machine.
+_SERVER = "coalesce(s.server, CASE s.side WHEN 'server' THEN 'server' ELSE '' END)"
 SUMS: dict[By, str] = {
     "key": _OF_REQUESTS.format(by="key", order="usd DESC, requests DESC, what"),
     "day": _OF_REQUESTS.format(by="day", order="what DESC"),

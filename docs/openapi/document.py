@@ -30,13 +30,15 @@ from .words import HEADERS, WORDS
 OPENAPI = "3.1.0"
 WITH_STATUS = {
     400: "Something is wrong with the request; the message says what.",
-    401: "`api.key` is set, and was not shown.",
-    403: "Not for this caller: a stranger's web page or user, a Host that is not this machine, or a control.",
+    401: "A key is asked for and was not shown, or it is none of this daemon's, or was revoked.",
+    403: "Not for this caller: a stranger's web page or user, a Host that is not this machine, a control, or a model "
+    "that this key may not ask for.",
     404: "There is no such model, answer or trace, or too little is on record.",
     408: "The body did not come within `api.receive_timeout_s`.",
     413: "The body is too large.",
     415: "A web page has to send JSON as such.",
-    429: "A cap is reached, the server wants no more requests now, or another check of one is under way.",
+    429: "A cap is reached, a key asks too often, the server wants no more requests now, or another check of one is "
+    "under way.",
     501: "This API cannot do that; the message says what can.",
     502: "An endpoint failed, and no other one could go on.",
     503: "Nothing can serve now, or the daemon is full.",

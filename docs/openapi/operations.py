@@ -17,6 +17,7 @@ from disco_daemon.api.anthropic.messages_request import MessagesRequest
 from disco_daemon.api.control.control_requests import Adjustment, DeviceWish, ServerWish
 from disco_daemon.api.control.documents import MAX_PLAN_TOKENS, TAIL_KNOBS
 from disco_daemon.api.control.fleet_routes import DrainWish
+from disco_daemon.api.control.key_routes import USAGE, KeyChange, KeyEnd, KeyWish
 from disco_daemon.api.control.machine_routes import PairWish, RevokeWish
 from disco_daemon.api.llama_server.infill_shape import InfillRequest
 from disco_daemon.api.llama_server.rerank_routes import PATHS as RERANK_PATHS
@@ -56,6 +57,7 @@ class Failing(Enum):
     HISTORY = (400, 404)
     BODY = (400, 408)
     RUNNING = (400, 404, 408)
+    SHOWN = (400, 404, 408, 429)
     CHECK = (400, 408, 429, 504)
     ANSWER = (400, 404, 408, 429, 502, 504)
     PULL = (400, 404, 408, 429, 502)
@@ -165,7 +167,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/api/tags"): Operation(gives=gives.OllamaTags),
     ("GET", "/api/ps"): Operation(gives=gives.OllamaInMemory),
     ("POST", "/api/show"): Operation(
-        OllamaShowRequest, gives.OllamaShown, Failing.RUNNING, examples={"disco": {"model": "disco"}}
+        OllamaShowRequest, gives.OllamaShown, Failing.SHOWN, examples={"disco": {"model": "disco"}}
     ),
     ("GET", "/api/version"): Operation(gives=gives.OllamaVersion),
     ("POST", "/api/pull"): Operation(
@@ -229,4 +231,15 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/disco/v1/partner"): Operation(),
     ("POST", "/disco/v1/partner/pair"): Operation(PairWish, failing=Failing.BODY, may_be_empty=True),
     ("POST", "/disco/v1/partner/revoke"): Operation(RevokeWish, failing=Failing.BODY),
+    ("GET", "/disco/v1/keys"): Operation(failing=Failing.WRONG),
+    ("POST", "/disco/v1/keys"): Operation(KeyWish, failing=Failing.BODY),
+    ("POST", "/disco/v1/keys/change"): Operation(KeyChange, failing=Failing.BODY),
+    ("POST", "/disco/v1/keys/revoke"): Operation(KeyEnd, failing=Failing.BODY),
+    ("GET", "/disco/v1/usage"): Operation(
+        failing=Failing.WRONG,
+        query=(
+            Query("by", {"type": "string", "enum": [*USAGE]}, "What it is summed up by."),
+            Query("days", _ROWS, "How many days; from 1 to 1,000."),
+        ),
+    ),
 }  # fmt: skip

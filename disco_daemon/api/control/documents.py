@@ -6,12 +6,13 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from aiohttp import web
 
 from ...errors import ConfigError, RequestError
+from ...keys.named_key import KeyTerms
 from ...link.trust.roles import Role
 from ...plain import which
 from ..doors import fit
@@ -25,6 +26,9 @@ TAIL_KNOBS = {
     "alpha": 1.0,
     "kappa": math.inf,
 }  # the policies' knobs that protect the tail, with the largest value of each
+
+
+By = Literal["key", "model", "server", "day"]  # by which usage is summed up
 
 
 class FetchedFile(Protocol):
@@ -71,6 +75,29 @@ class Documents(Protocol):
 
     def ledger(self, days: int) -> list[dict[str, Any]]:
         """Return what was spent on each of the latest days, newest first; called in a thread, as `history`."""
+        ...
+
+    def usage(self, by: By, days: int) -> list[dict[str, Any]]:
+        """Return what was used in the latest days, by key, model, server or day; called in a thread, as `history`."""
+        ...
+
+    def keys(self) -> list[dict[str, Any]]:
+        """Return what the keys with names may, and what they have spent; nothing of their secrets. Raises ConfigError.
+
+        Called in a thread, since it blocks on disk.
+        """
+        ...
+
+    async def add_key(self, name: str, terms: KeyTerms) -> dict[str, Any]:
+        """Make a key; it is returned this once. Raises ConfigError."""
+        ...
+
+    async def change_key(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a key other terms from the next request on. Raises ConfigError, RequestError."""
+        ...
+
+    async def revoke_key(self, name: str) -> dict[str, Any]:
+        """Let a key in no more, and end what runs for it. Raises ConfigError for an unknown one."""
         ...
 
     def plan(self, tokens: int, waited_s: float, kind: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,17 +202,17 @@ async def _state(request: web.Request) -> web.Response:
 
 async def _history(request: web.Request) -> web.Response:
     """GET /disco/v1/history: Return the latest requests, newest first; `?limit=20`."""
-    rows = await asyncio.to_thread(request.app[DOCUMENTS].history, _number(request, "limit", 20))
+    rows = await asyncio.to_thread(request.app[DOCUMENTS].history, number(request, "limit", 20))
     return as_json({"data": rows})
 
 
 async def _ledger(request: web.Request) -> web.Response:
     """GET /disco/v1/ledger: Return what each day has cost, newest first; `?days=31`."""
-    rows = await asyncio.to_thread(request.app[DOCUMENTS].ledger, _number(request, "days", 31))
+    rows = await asyncio.to_thread(request.app[DOCUMENTS].ledger, number(request, "days", 31))
     return as_json({"data": rows})
 
 
-def _number(request: web.Request, name: str, usual: int) -> int:
+def number(request: web.Request, name: str, usual: int) -> int:
     """Return a number of rows from the query, between 1 and 1,000. Raises RequestError."""
     try:
         return min(1000, max(1, int(request.query.get(name, usual))))

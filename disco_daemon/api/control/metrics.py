@@ -95,6 +95,10 @@ class Metrics:
         self._cost = self._counter("disco_cost_usd", "The servers' bill and the worth of our energy, $.")
         self._bill = self._counter("disco_server_usd", "What servers bill, $.")
         self._energy = self._counter("disco_energy_joules", "Energy that this machine spent on answers, J.")
+        self._key_requests = self._counter("disco_key_requests", "Requests of keys with names.", "key")
+        self._key_tokens = self._counter("disco_key_tokens", "Tokens as these clients were told them.", "key", "kind")
+        self._key_bill = self._counter("disco_key_server_usd", "What servers bill for these requests, $.", "key")
+        self._key_energy = self._counter("disco_key_energy_joules", "Energy of this machine for them, J.", "key")
 
     def _of_the_daemon(self) -> None:
         self._lag = self._histogram("disco_loop_lag_seconds", "Lateness of the event loop, every 20 ms.", _LAG_S, "")
@@ -117,12 +121,17 @@ class Metrics:
         for attempt in outcome.attempts:
             self._observe_attempt(attempt)
         self._spend(outcome.cost_usd, outcome.server_usd, outcome.energy_j)
+        if outcome.key:
+            self._observe_key(outcome.key, outcome.billed, outcome.server_usd, outcome.energy_j)
 
     def book(self, entry: LedgerEntry) -> None:
         """Count a cost without an answer: under its kind, as an attempt, and by its amounts."""
         self._observe_end(entry.served, entry.finish_reason, entry.attempt.error)
         self._observe_attempt(entry.attempt)
         self._spend(entry.cost_usd, entry.attempt.bill_usd, entry.attempt.energy_j)
+        if entry.key:
+            n_prompt = entry.attempt.usage.prompt_tokens
+            self._observe_key(entry.key, (n_prompt, 0), entry.attempt.bill_usd, entry.attempt.energy_j)
 
     def observe_lag(self, late_s: float) -> None:
         """Observe the lateness of the event loop, s."""
@@ -154,6 +163,15 @@ class Metrics:
         self._cost.inc(cost_usd)
         self._bill.inc(bill_usd)
         self._energy.inc(energy_j)
+
+    def _observe_key(self, name: str, n_tokens: tuple[int, int], bill_usd: float, energy_j: float) -> None:
+        """Count what a key has used, prompt and answer; those beyond MAX_WORDS are counted as one."""
+        key = self._word("key", name)
+        self._of(self._key_requests, key).inc()
+        for kind, n in zip(("prompt", "completion"), n_tokens, strict=True):
+            self._of(self._key_tokens, key, kind).inc(n)
+        self._of(self._key_bill, key).inc(bill_usd)
+        self._of(self._key_energy, key).inc(energy_j)
 
     def _read(self, reading: Reading, winner: str) -> None:
         self._of(self._qoe, winner).observe(reading.qoe)

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ...errors import RequestError
+from ...keys.keyring import Keyring
+from ...keys.named_key import NamedKey, parts_of
 from ...system.net import hostname, is_http_url, is_loopback
 from ..control.scrape import Handler
 from . import cross_origin
@@ -35,7 +37,8 @@ class ApiConfig:
     """The guard's settings: `host` as bound, `key` that clients must show ("" = none), and further callers let in.
 
     `origins` are whole ones, and schemes such as `app://` for all origins that have it. `control_key` opens the
-    controls over TCP, and all that `key` opens ("" = `key` opens the controls). `aliases` are names of models.
+    controls over TCP, and all that `key` opens ("" = `key` opens the controls). `aliases` are names of models. `keys`
+    have names; each opens what is served to callers, as far as it may. `is_open`: other machines reach a socket.
     """
 
     host: str
@@ -45,29 +48,45 @@ class ApiConfig:
     origins: frozenset[str] = frozenset()
     control_key: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    keys: Keyring = field(default_factory=Keyring)
+    is_open: bool = False
 
     @property
     def asks_users(self) -> bool:
-        """Whether the owner of a connection matters; with a key set, only the key does."""
-        return not self.key and not self.any_user
+        """Whether the owner of a connection matters; where a key is asked for, only the key does."""
+        return not self.asks_key and not self.any_user
+
+    @property
+    def asks_key(self) -> bool:
+        """Whether a connection over TCP has to show a key."""
+        return bool(self.key) or self.is_open
 
 
 CONFIG = web.AppKey("config", ApiConfig)
+_KEY = web.RequestKey("key", NamedKey)
 
 
 @web.middleware
 async def check_caller(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse web pages (DNS rebinding, CVE-2024-28224), other users, callers without the key. Raises RequestError."""
     config, peer = request.app[CONFIG], peer_of(request)
+    shown = [text for text in _shown(request) if parts_of(text)]
+    if (key := next((found for text in shown if (found := config.keys.find(text)) is not None), None)) is not None:
+        request[_KEY] = key
     if is_loopback(config.host) and peer.whose is not Whose.DOOR:
         _check_host(request, config)
     _check_page(request, config)
+    if (
+        shown and request.path not in WITHOUT_KEY and not knows_key(request)
+    ):  # at either door, also where none is asked for
+        msg = "The API key is none of this daemon, or was revoked: ask whoever gave it to you for another one."
+        raise RequestError(msg, status=401, code="invalid_api_key")
     if config.asks_users and peer.stranger and request.path not in OPEN and not knows_key(request):
         raise _not_yours(peer)
     if cross_origin.is_preflight(request) and cross_origin.is_granted(request):
         return cross_origin.preflight(request)
     # The Unix socket needs no key: by the file system only the owner reaches it.
-    asks_key = bool(config.key) and request.path not in WITHOUT_KEY and peer.whose is not Whose.DOOR
+    asks_key = config.asks_key and request.path not in WITHOUT_KEY and peer.whose is not Whose.DOOR
     if asks_key and not knows_key(request):
         msg = "Incorrect API key provided: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`."
         raise RequestError(msg, status=401, code="invalid_api_key")
@@ -77,7 +96,19 @@ async def check_caller(request: web.Request, handler: Handler) -> web.StreamResp
 def knows_key(request: web.Request) -> bool:
     """Whether a request shows one of the keys."""
     config = request.app[CONFIG]
-    return any(key and shows_key(request, key) for key in (config.key, config.control_key))
+    return _KEY in request or any(key and shows_key(request, key) for key in (config.key, config.control_key))
+
+
+def key_of(request: web.Request) -> NamedKey | None:
+    """Return the key with a name that a request shows; None where it shows none."""
+    return request.get(_KEY)
+
+
+def _shown(request: web.Request) -> list[str]:
+    """Return the texts that a request shows as keys."""
+    headers = request.headers
+    scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+    return [text.strip(" ") for text in (bearer if scheme.lower() == "bearer" else "", headers.get("X-Api-Key", ""))]
 
 
 def shows_key(request: web.Request, key: str) -> bool:
@@ -175,6 +206,6 @@ def _is_let_in(request: web.Request, origin: str, config: ApiConfig) -> bool:
     if cross_origin.is_anybodys(origin):
         if cross_origin.LOCAL_FILE not in config.origins:
             return False
-        asks_key = bool(config.key or config.control_key)
+        asks_key = bool(config.asks_key or config.control_key or len(config.keys))
         return asks_key and (cross_origin.is_preflight(request) or knows_key(request))
     return cross_origin.lets_in(origin, config.origins)

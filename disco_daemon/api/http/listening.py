@@ -10,6 +10,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
@@ -18,11 +19,12 @@ from ...errors import ConfigError
 from ...system import socketfile
 from ...system.net import is_loopback
 from ..doors import DOOR
-from .guard import ApiConfig
+from .guard import CONFIG, ApiConfig
 
 log = logging.getLogger("disco.api")
 
 BACKLOG = 128  # connections that wait to be taken
+GIVE_KEY = "`disco config set api.key SECRET`, or `disco keys add NAME` for a key with a name"
 BIND_TIMEOUT_S = 10.0  # a host's name is looked up
 
 
@@ -43,7 +45,9 @@ async def open_doors(
             stack.callback(taken.close)
         own = tcp[0].getsockname()
         for taken in tcp:
-            _require_key(taken.getsockname()[0], config.key, handed=bool(handed))
+            _require_key(taken.getsockname()[0], config, handed=bool(handed))
+        if not all(is_loopback(taken.getsockname()[0]) for taken in tcp):
+            runner.app[CONFIG] = replace(config, is_open=True)
         local, path = _take_over(given)
         if local is None:
             local, path = await _make_socket(own[1], stack)
@@ -68,7 +72,7 @@ async def _second(config: ApiConfig, port: int, first: int) -> list[socket.socke
     try:
         found = await _bind(config.host, port, "another program, perhaps Ollama itself, has it")
         for taken in found:
-            _require_key(taken.getsockname()[0], config.key, handed=False)
+            _require_key(taken.getsockname()[0], config, handed=False)
     except ConfigError as e:
         for taken in found:
             taken.close()
@@ -78,13 +82,13 @@ async def _second(config: ApiConfig, port: int, first: int) -> list[socket.socke
     return found
 
 
-def _require_key(host: str, key: str, *, handed: bool) -> None:
-    """Raise ConfigError where other machines could come in without a key."""
-    if is_loopback(host) or key:
+def _require_key(host: str, config: ApiConfig, *, handed: bool) -> None:
+    """Raise ConfigError where other machines could come in without a key, or none could."""
+    if is_loopback(host) or config.key or len(config.keys):
         return
     mend = "`disco service install`, which makes it as the settings say, or " if handed else ""
     who = "the service manager hands over a socket on" if handed else "refusing to listen on"
-    raise ConfigError(f"{who} {host}, open to others, and there is no API key: {mend}`disco config set api.key SECRET`")
+    raise ConfigError(f"{who} {host}, open to others, and there is no API key: {mend}{GIVE_KEY}")
 
 
 async def _bind(host: str, port: int, maybe: str = "is a daemon running already? (--port)") -> list[socket.socket]:

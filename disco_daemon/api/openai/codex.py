@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..names import ANY
+from ...plain import ANY
 
 # What Codex tells such a model to be: an entry must say it. Codex's own text has 4,000 tokens, a small model's context.
 INSTRUCTIONS = """\

@@ -61,7 +61,7 @@ async def served() -> AsyncIterator[Callable[..., Awaitable[str]]]:
 
     async def serve(handler: Handler, run: Callable[..., Awaitable[None]] | None = None) -> str:
         context = SimpleNamespace(endpoints={}, private=False, clock=SystemClock())
-        found: Any = SimpleNamespace(run=run, context=context, context_of=lambda _: context)
+        found: Any = SimpleNamespace(run=run, rules=None, context=context, context_of=lambda _: context)
         served_app = web.Application(middlewares=[shape_errors])
         served_app[answering.CONDUCTOR] = found
         served_app.on_response_prepare.append(signed)

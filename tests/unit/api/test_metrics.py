@@ -100,7 +100,8 @@ def observed(*outcomes: Outcome) -> dict[tuple[str, ...], float]:
 def everything() -> Metrics:
     """Metrics in which every one of them has a value."""
     metrics = Metrics(lambda: HEALTH)
-    metrics.observe(replace(OUTCOME, attempts=(*OUTCOME.attempts, replace(LOST, hedge="lost", server="box"))))
+    asked_twice = (*OUTCOME.attempts, replace(LOST, hedge="lost", server="box"))
+    metrics.observe(replace(OUTCOME, attempts=asked_twice, key="anna"))
     metrics.observe_lag(0.003)
     metrics.count_request("/v1/chat/completions", 200)
     return metrics

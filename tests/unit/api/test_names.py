@@ -43,7 +43,9 @@ def names(
         Side.DEVICE: endpoint("SmolLM2", WRITTEN, HERE, {"french": "", "broken": "it is no adapter"}),
         Side.SERVER: endpoint("gpt-4o", STARTED, server),
     }
-    conductor: Any = SimpleNamespace(endpoints=endpoints, context=SimpleNamespace(private=private), local=local)
+    conductor: Any = SimpleNamespace(
+        endpoints=endpoints, context=SimpleNamespace(private=private, servers=None), local=local
+    )
     return ModelNames(conductor, ALIASES if aliases is None else aliases)
 
 

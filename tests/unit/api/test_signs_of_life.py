@@ -67,7 +67,7 @@ async def serving(clock: Clock) -> AsyncIterator[Serve]:
             return await answering.answer(request, asked, generation, kind("r", 0, "disco"))
 
         context = SimpleNamespace(endpoints={}, private=False, clock=clock)
-        served: Any = SimpleNamespace(run=conduct, context=context, context_of=lambda _: context)
+        served: Any = SimpleNamespace(run=conduct, rules=None, context=context, context_of=lambda _: context)
         made = web.Application(middlewares=[shape_errors])
         made[answering.CONDUCTOR] = served
         made.router.add_get("/", answer)

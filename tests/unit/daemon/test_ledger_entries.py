@@ -151,6 +151,11 @@ def request(**changes: Any) -> dict[str, Any]:
         "moves": "[]",
         "server_usd": 0.0,
         "day": DAY,
+        "key": "",
+        "used_prompt_tokens": None,
+        "rule": "",
+        "followed": None,
+        "server": None,
     } | changes
 
 
@@ -177,6 +182,7 @@ def sample(**changes: Any) -> dict[str, Any]:
         "bill_usd": 0.0,
         "energy_j": 10.0,
         "unseen_tokens": 0,
+        "server": None,
     } | changes
 
 
@@ -253,13 +259,13 @@ async def test_a_probe_is_booked_as_a_request_of_its_own_at_the_server(
         request(
             request_id="probe", created=BEGAN + 3.0, model="large", policy="probe",
             plan_device_s=None, plan_server_s=0.0, prompt_tokens=100, winner=None, finish_reason="probe",
-            duration_s=0.0, cost_usd=3e-4, server_usd=3e-4, energy_j=0.0,
+            duration_s=0.0, cost_usd=3e-4, server_usd=3e-4, energy_j=0.0, server="server",
         )
     ]  # fmt: skip
     assert books.rows("ttft_samples") == [
         sample(
             created=BEGAN + 3.0, side="server", model="large", ttft_s=0.0, prompt_tokens=100, processed_tokens=100,
-            completion_tokens=50, busy_s=0.0, bill_usd=3e-4, energy_j=0.0,
+            completion_tokens=50, busy_s=0.0, bill_usd=3e-4, energy_j=0.0, server="server",
         )
     ]  # fmt: skip
     assert books.shared.history.days(9) == [{"day": DAY, "requests": 1, "server_usd": 3e-4, "energy_j": 0.0}]

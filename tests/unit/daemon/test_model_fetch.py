@@ -362,7 +362,7 @@ async def test_a_model_that_nobody_could_try_is_taken_back(tmp_path: Path, ends:
 
     shared = SimpleNamespace(clock=SystemClock(), history=SimpleNamespace(path=tmp_path / "h"), privacy=Privacy())
     runtime = SimpleNamespace(reload_written=reload_written)
-    documents = StateDocuments(cast("Any", shared), cast("Any", runtime), cast("Any", None), cast("Any", Setup()))
+    documents = StateDocuments(*cast("Any", (shared, runtime, None, Setup(), None)))
     with pytest.raises(type(ends)):
         await documents._use_fetched("new.gguf")
     assert [saved.before for saved in taken_back] == [{"device.model": ""}]

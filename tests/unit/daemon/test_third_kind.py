@@ -174,7 +174,7 @@ async def daemon(
         shared = Shared(clock, history, metrics, LoopMonitor(clock), Privacy(), Traces(), tmp_path / "servers")
         partner, members = Partner(clock, tmp_path / "peer"), FleetMembers()
         runtime = Runtime(Assembly(shared), load(path, {}), path, partner, members=members)
-        documents = StateDocuments(shared, runtime, cast("Any", None), cast("Any", None))
+        documents = StateDocuments(shared, runtime, *cast("Any", (None, None, None)))
         await runtime.start()
         runtime.start_tasks()
         try:

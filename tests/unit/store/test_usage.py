@@ -69,7 +69,12 @@ def test_models_and_servers_have_what_they_processed_themselves(tmp_path: Path) 
                 for r in history.usage("model", TODAY)] == [
             ("big", 1, 12, 7, 0.25, 0.0), ("small", 2, 18, 4, 0.0, 2.0),
         ]  # fmt: skip
-        assert [(r["server"], r["usd"]) for r in history.usage("server", TODAY)] == [("big", 0.25), ("", 0.0)]
+        named = tuple(replace(attempt, server="mine") for attempt in outcome("").attempts[:1])
+        history.record(replace(outcome(""), attempts=named))
+        history.flush(WAIT_S)
+        assert [(r["server"], r["usd"], r["requests"]) for r in history.usage("server", TODAY)] == [
+            ("mine", 0.25, 1), ("server", 0.25, 1), ("", 0.0, 2),
+        ]  # fmt: skip
 
 
 def test_what_was_spent_before_there_were_keys_is_nobodys(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""The keys with names of a running daemon: their file, who is let in by them, their caps, and what runs for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..clock import Clock
+from ..conductor import Conductor
+from ..errors import ConfigError
+from ..keys.key_file import KeyFile, Keys
+from ..keys.keyring import Keyring
+from ..keys.named_key import KeyTerms
+from ..money.caps import Caps
+from ..store import History
+from .money import limits_of_key, make_key_caps
+
+log = logging.getLogger("disco.daemon")
+
+
+class NamedKeys:
+    """Owns the `ring`. `caps` are those of the whole, in which each key's stand; `path` is where config.toml is.
+
+    A key that comes in the place of one with its name has what that one has spent: to make another changes no cap.
+    """
+
+    def __init__(
+        self, path: Path, history: History, clock: Clock, caps: Callable[[], Caps], conductor: Callable[[], Conductor]
+    ) -> None:
+        self.ring = Keyring()
+        self._file, self._history, self._clock = KeyFile(path), history, clock
+        self._caps, self._conductor = caps, conductor
+        self._changing = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Take up the keys of the file; where it cannot be read the log says so, and nobody is let in by it."""
+        try:
+            await self.follow()
+        except ConfigError as e:
+            log.warning("no key with a name is let in: %s", e)
+
+    async def follow(self) -> None:
+        """Take up what is in the file now. Raises ConfigError, and then nothing has changed."""
+        async with self._changing:
+            await self._use(await asyncio.to_thread(self._file.read))
+
+    async def add(self, name: str, terms: KeyTerms) -> dict[str, Any]:
+        """Make a key. Raises ConfigError."""
+        async with self._changing:
+            keys, text = await asyncio.to_thread(self._file.add, name, terms, self._clock.wall())
+            await self._use(keys)
+        return keys[-1].document() | {"key": text}
+
+    async def change(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a key other terms. Raises ConfigError."""
+        async with self._changing:
+            keys = await asyncio.to_thread(self._file.change, name, changes)
+            await self._use(keys)
+        return next(key.document() for key in keys if key.name == name)
+
+    async def revoke(self, name: str) -> dict[str, Any]:
+        """Forget a key, and end what runs for it. Raises ConfigError."""
+        async with self._changing:
+            n_ended = await self._use(await asyncio.to_thread(self._file.revoke, name))
+        return {"revoked": name, "ended": n_ended}
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return all keys, with what each has spent. Raises ConfigError where the file cannot be read."""
+        found, now = [], self._clock.wall()
+        for key in self._file.read():
+            caps = self._caps().keys.get(key.name)
+            spent = None if caps is None else caps.spent(now)
+            usd = (None, None) if spent is None else (spent.usd_today, spent.usd_this_month)
+            found.append(key.document() | {"usd_today": usd[0], "usd_this_month": usd[1]})
+        return found
+
+    async def _use(self, keys: Keys) -> int:
+        """Let in by these from now on; return how many requests of others were ended."""
+        of_keys = self._caps().keys
+        for key in keys:
+            if key.name not in of_keys:
+                of_keys[key.name] = await asyncio.to_thread(make_key_caps, key, self._history, self._clock)
+            of_keys[key.name].set_limits(limits_of_key(key))
+        in_flight = self._conductor().in_flight
+        gone = self.ring.use(keys)  # in the same turn as the first step of each `revoke`, so that none slips through
+        return sum(await asyncio.gather(*(in_flight.revoke(key.caller) for key in gone)))
