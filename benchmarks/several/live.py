@@ -30,7 +30,7 @@ from tests.fixtures.daemon import by_socket
 from tests.fixtures.tiny_models import tiny_model
 
 from .days import DAYS, HOUR_S, Model, Request, hours, requests
-from .keeping import Count, Expected, LeastRecent, Played, play
+from .keeping import Count, Expected, LeastRecent, Played, Rule, play
 
 KIND = "sliding-window"  # of the tiny models: 60 MB each
 MAX_TOKENS = 8
@@ -76,7 +76,7 @@ async def measure(n: int, faster: float, seed: int) -> dict[str, Any]:
     took_s = statistics.median(live.answers_s)
     alike = [replace(m, n_bytes=sizes[m.name], load_s=loads_s[m.name]) for m in models]
     same = [replace(one, takes_s=took_s) for one in asked]
-    rules = [LeastRecent(), *(Count(s / faster) for s in (1e9, 14_400.0, 3600.0, 1200.0)), Expected(alike)]
+    rules: list[Rule] = [LeastRecent(), *(Count(s / faster) for s in (1e9, 14_400.0, 3600.0, 1200.0)), Expected(alike)]
     played = [play(rule, alike, same, limit, asked[-n].at) for rule in rules]
     count = min((p for p in played if p.name.startswith(Count.prefix)), key=lambda p: p.cold)
     others = {"least recently used": played[0].cold, "best by count": count.cold, "ours, simulated": played[-1].cold}

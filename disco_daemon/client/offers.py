@@ -7,6 +7,7 @@ from typing import Any
 
 Json = Mapping[str, Any]
 FIRST, SHORT = range(7), (0, 1, 3, 5, 6)  # columns, where not all have room
+RUNNING = ("fetching", "loading")  # states of a fetch
 ABOUT = "Speeds are predicted by what was measured here, mostly within 15 %, first tokens within 25 %."
 
 
@@ -69,6 +70,13 @@ def _rounded(tps: float) -> str:
 
 def _seconds(s: float) -> str:
     return f"{s:.1f} s" if s < 10 else f"{s:.0f} s"
+
+
+def running_words(state: Json) -> str:
+    """Return how far all fetches are that run, from a daemon's state: a line each, the one to be used first."""
+    first = state.get("fetch") or {}
+    others = [one for one in state.get("fetches") or () if one["state"] in RUNNING and one["id"] != first.get("id")]
+    return "\n".join(map(fetch_words, [*([first] if first.get("state") in RUNNING else []), *others]))
 
 
 def fetch_words(fetch: Json) -> str:

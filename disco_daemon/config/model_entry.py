@@ -22,7 +22,7 @@ def add_model(path: Path, name: str, model: str) -> None:
             document["models"] = tomlkit.aot()
         entry = tomlkit.table()
         entry.update({"name": name, "model": model})
-        document["models"].append(entry)  # type: ignore[union-attr]  # a list of tables, or `load` says what it is
+        document["models"].append(entry)
         text = tomlkit.dumps(document)
         with tempfile.TemporaryDirectory(prefix="disco-config-") as folder:
             tried = Path(folder) / path.name

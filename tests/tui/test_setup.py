@@ -568,8 +568,11 @@ async def test_a_model_is_fetched_with_its_progress_shown_and_is_in_use(daemon: 
         await at(app, pilot, "a model for this machine")
         await until(pilot, lambda: "20 %, 500 MB of 2.5 GB, 20.0 MB/s, 1 min left" in screen_text(app))
         assert daemon.wishes == [("fetch", {"model": "qwen3-4b"})]
-        daemon.state = STAND_IN | {"fetch": fetching(2.5e9, "loading")}
+        other = fetching(5e8) | {"id": "llama-3.2-1b", "title": "Llama 3.2 1B"}
+        daemon.state = STAND_IN | {"fetch": fetching(2.5e9, "loading"), "fetches": [other, fetching(2.5e9, "loading")]}
         await until(pilot, lambda: "is being loaded" in screen_text(app))
+        await until(pilot, lambda: "Fetching Llama 3.2 1B: 20 %" in screen_text(app))
+        assert screen_text(app).count("is being loaded") == 1
         daemon.state = ALONE | {"fetch": fetching(2.5e9, "done")}
         await until(pilot, lambda: app.screen is app.chat)
         await until(pilot, lambda: "Qwen3 4B Instruct 2507 is in use." in screen_text(app))

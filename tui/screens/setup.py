@@ -20,7 +20,7 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from disco_daemon.client.launcher import DaemonLauncher, startable
-from disco_daemon.client.offers import ABOUT, fetch_words
+from disco_daemon.client.offers import ABOUT, RUNNING, fetch_words, running_words
 from disco_daemon.client.once import DaemonError
 from disco_daemon.system.net import with_scheme
 
@@ -325,9 +325,10 @@ class SetupScreen(Screen[None]):
             await self._show_fetch()
 
     async def _show_fetch(self) -> None:
-        fetch = (await self._link.state()).get("fetch") or {}
-        if fetch.get("state") in ("fetching", "loading"):
-            text = f"{fetch_words(fetch)}\nEscape goes back to the chat meanwhile; it is used as soon as it is here."
+        state = await self._link.state()
+        fetch = state.get("fetch") or {}
+        if fetch.get("state") in RUNNING:
+            text = f"{running_words(state)}\nEscape goes back to the chat meanwhile; it is used as soon as it is here."
             if self._step is Step.FETCH:
                 self.query_one("#said", Static).update(fit(text))
             else:

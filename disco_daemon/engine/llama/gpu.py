@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 
 import llama_cpp
 
@@ -11,7 +12,18 @@ from ...models.kept_numbers import kept_numbers
 from ...models.model_shape import EXPERTS, expert_bytes
 from ..wire import Load
 from .library import LIBRARY
-from .memory import FIRST_CTX, N_BATCH, Footprint, GpuPlacement, kept_bytes, kept_of, model_bytes, placement, work_bytes
+from .memory import (
+    FIRST_CTX,
+    N_BATCH,
+    Footprint,
+    GpuPlacement,
+    kept_bytes,
+    kept_of,
+    model_bytes,
+    one_gpu,
+    placement,
+    work_bytes,
+)
 from .metadata import Metadata
 from .rounding import whole_header
 
@@ -30,11 +42,13 @@ def placed(load: Load) -> GpuPlacement:
     """Decide what goes on the GPU: as `load` says, or as much as fits; nothing without a GPU."""
     if load.n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload():
         return GpuPlacement(0)
-    free = free_bytes()
+    each = free_each()
+    free = sum(each)
     shape = _shape(load, free)
     if shape is None or not free:
         return GpuPlacement(load.n_gpu_layers or 0, (load.n_cpu_moe or 0) if load.n_gpu_layers else 0)
-    return placement(*shape, free, load.n_gpu_layers, load.n_cpu_moe)
+    found = placement(*shape, free, load.n_gpu_layers, load.n_cpu_moe)
+    return replace(found, main_gpu=one_gpu(*shape, each, found))
 
 
 def overrides(n_cpu_moe: int) -> ctypes.Array[_Override] | None:
@@ -52,12 +66,19 @@ def overrides(n_cpu_moe: int) -> ctypes.Array[_Override] | None:
 
 
 def free_bytes() -> int:
-    """Return the free memory of all GPUs that llama.cpp would use: discrete ones, or else the processor's own."""
+    """Return the free memory of all GPUs that llama.cpp would use."""
+    return sum(free_each())
+
+
+def free_each() -> list[int]:
+    """Return the free memory of each GPU that llama.cpp would use, by its number there: discrete ones, or else the own.
+
+    Another model's process has taken its part of it already: so models on one machine are placed one after the other.
+    """
     for wanted in (DEVICE_GPU, DEVICE_IGPU):
-        found = [_free(device) for device in _devices(wanted)]
-        if found:
-            return sum(found)
-    return 0
+        if found := [_free(device) for device in _devices(wanted)]:
+            return found
+    return []
 
 
 def _devices(wanted: int) -> list[ctypes.c_void_p]:

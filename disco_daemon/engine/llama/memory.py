@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,18 +92,23 @@ class Footprint:
 class GpuPlacement:
     """How many layers are on the GPU, the last ones (-1 = all), and from how many, the first ones, experts are not.
 
-    Those stay with the processor. Of `n_moe` layers they could.
+    Those stay with the processor. Of `n_moe` layers they could. All of it is on the GPU of number `main_gpu`, or spread
+    over all GPUs (-1).
     """
 
     n_gpu_layers: int
     n_cpu_moe: int = 0
     n_moe: int = 0
+    main_gpu: int = -1
 
     def smaller(self, n_gpu_layers: int | None, n_cpu_moe: int | None) -> GpuPlacement | None:
         """Return one that takes less of the GPU, if this did not fit; None where settings leave nothing else to try.
 
-        A number in the settings is meant. All experts go before any layer does.
+        A number in the settings is meant. All experts go before any layer does. What did not fit on one GPU is tried on
+        all of them first.
         """
+        if self.main_gpu >= 0:
+            return replace(self, main_gpu=-1)
         if n_cpu_moe is None and self.n_gpu_layers and 0 <= self.n_cpu_moe < self.n_moe:
             return replace(self, n_cpu_moe=self.n_moe)
         if n_gpu_layers is not None or not self.n_gpu_layers:
@@ -187,6 +192,19 @@ def placement(
         n_cpu_moe = next(enough, n_moe)
     n = gpu_layers(model, work, free, n_cpu_moe) if n_gpu_layers is None else n_gpu_layers
     return GpuPlacement(n, n_cpu_moe if n else 0, n_moe)
+
+
+def one_gpu(model: Footprint, work: int, free: Sequence[int], placed: GpuPlacement) -> int:
+    """Return the number of the GPU that holds all of a placed model, of several the one with least `free`; -1 for none.
+
+    On one GPU nothing crosses from one to another at each token, and other models find the others free. A model that
+    does not go whole on the GPUs is spread over all, as it is where there is one GPU.
+    """
+    n = placed.n_gpu_layers
+    if len(free) < 2 or 0 <= n <= model.n_layers:
+        return -1
+    fits = [i for i, has in enumerate(free) if gpu_layers(model, work, has, placed.n_cpu_moe) > model.n_layers]
+    return min(fits, key=lambda i: (free[i], i), default=-1)
 
 
 def weights_there(model: Footprint, placed: GpuPlacement) -> int:

@@ -591,6 +591,8 @@ def load_weights(load: Load) -> Weights:
         use_nodes(max(load.n_threads, load.n_threads_batch))
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = load.n_gpu_layers or 0
+    if load.main_gpu >= 0:
+        params.split_mode, params.main_gpu = llama_cpp.LLAMA_SPLIT_MODE_NONE, load.main_gpu
     if (kept := gpu.overrides(load.n_cpu_moe or 0)) is not None:
         params.tensor_buft_overrides = ctypes.addressof(kept)
     params.use_extra_bufts = use_extra_buffers(load)
@@ -616,7 +618,9 @@ def fitting_load(load: Load, make: Callable[[Load], _Made]) -> _Made:
     """Return what `make` makes with as much on the GPU as fits, where `load` leaves that open. Raises ModelError."""
     placed = gpu.placed(load)
     while True:
-        numbers = {"n_gpu_layers": placed.n_gpu_layers, "n_cpu_moe": placed.n_cpu_moe}
+        numbers = {
+            "n_gpu_layers": placed.n_gpu_layers, "n_cpu_moe": placed.n_cpu_moe, "main_gpu": placed.main_gpu,
+        }  # fmt: skip
         try:
             return make(msgspec.structs.replace(load, **numbers))
         except ModelError:

@@ -20,6 +20,7 @@ from disco_daemon.engine.llama.memory import (
     Footprint,
     GpuPlacement,
     gpu_layers,
+    one_gpu,
     placement,
     weights_there,
     work_bytes,
@@ -69,6 +70,68 @@ def test_what_is_put_there_fits_and_one_more_would_not(n: int, size: int, kv: in
         assert min(found, n) * layer <= (GPU_SPARE * free - work) * (1 + 1e-9)
     if found < n:
         assert (found + 1) * layer > (GPU_SPARE * free - work) * (1 - 1e-9)
+
+
+# The free memory of each GPU, bytes, as machines have it: a desktop with two of 16 GB, one with 24 GB beside an older
+# card of 8, a server with four of 48, a laptop with one of 6.
+TWO, UNLIKE, FOUR, ONE = [15 * GIB, 15 * GIB], [8 * GIB - 400 * MIB, 23 * GIB], [47 * GIB] * 4, [6 * GIB]
+HUGE = Footprint(n_bytes=40 * GIB, n_layers=80, kv_bytes=2 * GIB)  # 70B, Q4_K_M
+
+
+@pytest.mark.parametrize(
+    ("models", "free", "expected"),
+    [
+        ((LARGE, LARGE), TWO, [0, 0]),  # two of 6 GB are on one
+        ((LARGE, LARGE, LARGE), TWO, [0, 0, 1]),
+        ((LARGE, LARGE), UNLIKE, [0, 1]),  # the smaller one is taken first, and the larger kept for others
+        ((HUGE, SMALL), TWO, [-1, -1]),  # one that no GPU holds is spread over all, and leaves nothing
+        ((HUGE, LARGE), FOUR, [0, 1]),
+        ((SMALL, LARGE), ONE, [-1, -1]),  # there is nothing to choose
+    ],
+)
+def test_models_are_placed_on_a_gpu_that_holds_them_one_after_the_other(
+    models: tuple[Footprint, ...], free: list[int], expected: list[int]
+) -> None:
+    left, found, work = list(free), [], 300 * MIB
+    for model in models:
+        placed = placement(model, work, sum(left))
+        on = one_gpu(model, work, left, placed)
+        found.append(on)
+        if on >= 0:
+            left[on] -= model.n_bytes + model.kv_bytes + work
+            assert left[on] >= 0
+        else:  # spread over all of them, as far as it goes
+            left = [0] * len(left) if placed.n_gpu_layers <= model.n_layers else left
+    assert found == expected
+
+
+def test_a_model_that_finds_the_gpus_full_is_computed_by_the_processor() -> None:
+    placed = placement(LARGE, 300 * MIB, 2 * 300 * MIB)
+    assert placed.n_gpu_layers <= 2
+    assert one_gpu(LARGE, 300 * MIB, [300 * MIB, 300 * MIB], placed) == -1
+
+
+sizes = st.integers(0, 64 * GIB)
+
+
+@given(st.lists(sizes, max_size=6), st.integers(1, 64 * GIB), st.integers(0, GIB))
+def test_a_gpu_that_is_chosen_holds_all_of_the_model_and_no_smaller_one_does(
+    free: list[int], size: int, work: int
+) -> None:
+    model = Footprint(size, 20, 0)
+    on = one_gpu(model, work, free, placement(model, work, sum(free)))
+    holds = [has for has in free if size <= GPU_SPARE * has - work]
+    if on >= 0:
+        assert len(free) > 1
+        assert free[on] == min(holds)
+    else:
+        assert len(free) < 2 or not holds
+
+
+def test_what_did_not_fit_on_one_gpu_is_tried_on_all_before_less_of_it_is() -> None:
+    placed = GpuPlacement(33, main_gpu=1)
+    assert placed.smaller(None, None) == GpuPlacement(33)
+    assert GpuPlacement(-1, main_gpu=0).smaller(-1, 0) == GpuPlacement(-1)
 
 
 def test_work_buffers_grow_with_rows_and_vocabulary() -> None:
@@ -253,7 +316,7 @@ def test_experts_are_weighed_by_the_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert footprint.experts == (3 * 4 * 256 * 128 * 20 // 32,) * 3
     others = footprint.n_bytes - sum(footprint.experts) + footprint.kv_bytes
     free = int((others + work + 2.5 * footprint.experts[0]) / GPU_SPARE)  # one layer's, beside those that are copied
-    monkeypatch.setattr(gpu, "free_bytes", lambda: free)
+    monkeypatch.setattr(gpu, "free_each", lambda: [free])
     load = Load(model_path=str(path), n_ctx=64, n_threads=1, n_gpu_layers=None)
     assert gpu.placed(load) == GpuPlacement(4, 2, 3)
     by_hand = Load(model_path=str(path), n_ctx=64, n_threads=1, n_gpu_layers=-1, n_cpu_moe=1)
@@ -274,7 +337,7 @@ def test_experts_are_weighed_by_the_file(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_who_decides(monkeypatch: pytest.MonkeyPatch, supported: bool, free: int, asked: int | None, n: int) -> None:
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: supported)
-    monkeypatch.setattr(gpu, "free_bytes", lambda: free)
+    monkeypatch.setattr(gpu, "free_each", lambda: [free])
     monkeypatch.setattr(
         gpu, "_shape", lambda load, free: (Footprint(30 * 590 * MIB, 30, 0), 0)
     )  # 7,373 MiB for layers of 590
