@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from disco_daemon.bench.command import at_least
 from disco_daemon.cli.terminal import make_console
 from disco_daemon.errors import ConfigError
 from disco_daemon.simulate.figures import require_plots
@@ -24,20 +25,22 @@ from disco_daemon.simulate.recorded import Phone
 from disco_daemon.types import Side
 
 from ..command import run_script
-from . import chats, handoff_report, report
+from . import chats, handoff_report, report, server_shifts, servers, servers_report
 from .convert import RECORDED
 from .evaluate import PHONES, Cell, EvaluationSetup, as_json, evaluate
 from .handoff import evaluate_handoffs
 from .online import evaluate_online
 from .published import SERVICES
+from .servers import N_DRAWS
 from .traces import read_lengths, read_requests, read_traces
 
 ONLINE_POLICIES = "paper,paper-paced,optimal"
 HANDOFF_POLICIES = "paper,optimal"
 OF_TRACES = (
     "online", "handoff", "select", "devices", "seeds", "window", "start", "constraint", "alpha", "kappa", "requests",
-    "dearer", "server_tps", "bootstrap", "published_prices", "lengths", "blind",
+    "dearer", "server_tps", "bootstrap", "published_prices", "lengths", "blind", "servers", "draws",
 )  # fmt: skip
+OF_SERVERS = ("select", "servers", "draws")  # the options of traces that go with --servers, too
 OF_CHATS = ("seeds", "requests")  # the options of traces that go with --chats, too
 SEEDS, HANDOFF_SEEDS = 10, 2  # a handoff is simulated four times over
 DEFAULT_POLICIES = (
@@ -90,6 +93,12 @@ def make_parser() -> argparse.ArgumentParser:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--online", action="store_true", help="learn while it goes, from censored samples")
     kind.add_argument("--handoff", action="store_true", help="what moving running answers saves")
+    kind.add_argument(
+        "--servers", action="store_true", help="three servers at a time, without a device: which of them is asked"
+    )
+    parser.add_argument(
+        "--draws", type=at_least(1), default=N_DRAWS, metavar="N", help="with --servers (default: %(default)s)"
+    )
     parser.add_argument(
         "--dearer",
         type=float,
@@ -117,10 +126,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _check(args: argparse.Namespace) -> None:
     """Raise ConfigError for an option that would do nothing."""
-    left = [name for name in OF_TRACES if name not in OF_CHATS]
-    for name in (*left, "policies", "plots") if args.chats else ():
+    goes = OF_SERVERS if args.servers else OF_CHATS if args.chats else ()
+    left = [name for name in OF_TRACES if name not in goes] if args.chats or args.servers else ["draws"]
+    for name in (*left, "policies", "plots") if args.chats or args.servers else left:
         if getattr(args, name) != args.usual[name]:
-            msg = f"--{name.replace('_', '-')} goes with --traces only: leave it out"
+            with_ = "without --servers" if args.servers else "with --servers" if name == "draws" else "with --traces"
+            msg = f"--{name.replace('_', '-')} goes {with_} only: leave it out"
             raise ConfigError(msg)
 
 
@@ -130,6 +141,8 @@ def main(argv: list[str] | None = None) -> int:
     _check(args)
     if args.chats:
         return _run_chats(args)
+    if args.servers:
+        return _run_servers(args)
     setup = _setup(args)
     folder = Path(args.traces)
     traces = read_traces(folder, _select(args))
@@ -154,6 +167,20 @@ def _run_chats(args: argparse.Namespace) -> int:
     play = partial(chats.evaluate_chats, chats.KINDS, wanted, args.seeds or chats.N_SEEDS, n_requests)
     rows = list(_with_progress(len(chats.KINDS) * len(wanted) * len(chats.BOOKINGS), play))
     print(json.dumps({"chats": [asdict(row) for row in rows]}) if args.json else chats.summary(rows))
+    return 0
+
+
+def _run_servers(args: argparse.Namespace) -> int:
+    """Play the draws by every rule, and the recorded regime shift, with a progress bar; the table goes to stdout."""
+    traces = read_traces(Path(args.traces), _select(args))
+    drawn = servers.draw_servers(traces, args.draws)
+
+    def play(tick: Callable[[], None]) -> Iterable[Any]:
+        yield from ((name, servers.play_all(drawn, rule, tick)) for name, rule in servers.RULES.items())
+
+    by_rule = dict(_with_progress(len(drawn) * len(servers.RULES), play))
+    figures = servers_report.figures_of(drawn, by_rule) | {"shift": server_shifts.of_traces(traces)}
+    print(json.dumps(figures) if args.json else servers_report.table(figures))
     return 0
 
 

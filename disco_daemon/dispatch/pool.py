@@ -1,9 +1,11 @@
 """Which of several servers is asked, and which one next where it stays silent. Pure; times in s.
 
 Of each the distribution of its TTFT is learned from what it was asked (`estimation.server_ttft`). The one with the
-least expected wait, its tail and its price is asked: E[T] + kappa * CVaR(T) as in `optimal`, and what the answer costs
-there, in the seconds that this money buys back. What is not chosen is looked at again now and then, and what is unknown
-is looked at first; both together are a bounded share of the requests.
+least expected wait, tail and price is asked: E[T] + kappa * CVaR(T) as in `optimal`, and what the answer costs there,
+in the seconds that this money is worth. While another server may be asked as well, T ends soon after that.
+
+What is not chosen is looked at again now and then, and what is unknown is looked at first. Both together are a bounded
+share of the requests.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..estimation.server_ttft import ServerTtft
+from .member import HEDGE_SAMPLES, PoolMember
 from .optimal import KAPPA, TAIL_SHARE
 from .share import WindowShare
 
 USD_PER_HOUR_WAITED = 30.0  # about what an hour of work costs in the EU (Eurostat, 2023: 31.8 euro)
 HEDGE_SHARE = 0.05  # of the requests and of their prompt tokens, over any 200
 LOOK_SHARE = 0.1  # of the requests that go to what is unknown, or was not asked for long
-KNOWN = 3  # first tokens after which a server is judged by its own times
-LOOK_AFTER = 40  # requests after which a server that is as good as the best is asked again
-HEDGE_SAMPLES = 20  # of the chosen one: of fewer, no slow one among 20 was seen
+LOOK_APART = 5  # requests at least between two of them
+LOOK_AFTER = 40  # requests after which a server that is as good as the best is asked again …
+LOOK_POWER = 3  # … and one that is twice as bad after eight times as many
+LEFT_FOR_TAILS = 3  # hedges that no look takes away …
+LEFT_FOR_SILENCE = 1  # … and those that are kept for a silence unlike anything seen
 MOST_SAVED = 100  # members, the latest asked: each has some 20 KB of JSON
 
 HOUR_S = 3600.0  # of one hour
@@ -57,64 +61,11 @@ class Weighed:
     """What is thought of one candidate: its expected wait, its tail, and both with its price, s; None if unknown."""
 
     name: str
-    mean_s: float | None
-    tail_s: float | None
-    cost_s: float | None
+    mean_s: float | None = None
+    tail_s: float | None = None
+    cost_s: float | None = None
     p50_s: float | None = None
     p99_s: float | None = None
-
-
-class _Member:
-    """What is known of one member."""
-
-    __slots__ = ("_figures", "n_asked", "n_hedges", "n_known", "seen_at", "times")
-
-    def __init__(self, times: ServerTtft | None = None) -> None:
-        self.times = times or ServerTtft()
-        self.n_known = 0  # first tokens, and failures to show one
-        self.n_asked = 0
-        self.n_hedges = 0
-        self.seen_at = 0  # the number of the request with which it was last asked
-        self._figures: tuple[float, float, float, float, float] | None = None
-
-    @property
-    def is_known(self) -> bool:
-        return self.n_known >= KNOWN
-
-    def to_json(self, n_requests: int) -> dict[str, Any]:
-        """The state in plain lists and numbers; when it was asked last, in requests before the latest."""
-        counts = {"known": self.n_known, "asked": self.n_asked, "hedges": self.n_hedges}
-        return {**counts, "unasked": n_requests - self.seen_at, "times": self.times.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], n_requests: int) -> _Member:
-        """The member that wrote `data`. Raises ValueError where none can have written it."""
-        try:
-            new = cls(ServerTtft.from_json(data["times"]))
-            counts = [data[name] for name in ("known", "asked", "hedges", "unasked")]
-        except (LookupError, TypeError) as error:
-            raise ValueError(f"not what was learned of a server: {error!r}") from error
-        if any(type(count) is not int or count < 0 for count in counts):
-            raise ValueError(f"whole numbers >= 0 expected: {counts!r}")
-        new.n_known, new.n_asked, new.n_hedges, unasked = counts
-        new.seen_at = n_requests - unasked
-        return new
-
-    def learn(self, ttft_s: float, *, censored: bool) -> None:
-        self.times.add(ttft_s, censored)
-        self.n_known += 1
-        self._figures = None
-
-    def figures(self) -> tuple[float, float, float, float, float]:
-        """Mean, CVaR, median, P95 and P99, s."""
-        if self._figures is None:
-            curve = self.times.curve()
-            start = curve.quantile(1 - TAIL_SHARE)
-            mean = curve.mean_below(math.inf)
-            tail = start + (mean - curve.mean_below(start)) / TAIL_SHARE
-            low, high, last = (float(curve.quantile(p)) for p in (0.5, 0.95, 0.99))
-            self._figures = (float(mean), float(tail), low, high, last)
-        return self._figures
 
 
 class Pool:
@@ -127,11 +78,15 @@ class Pool:
         hedge_share: float = HEDGE_SHARE,
         kappa: float = KAPPA,
     ) -> None:
+        if not 0 < usd_per_hour_waited < math.inf:
+            raise ValueError(f"an hour of waiting is worth a positive sum, not {usd_per_hour_waited!r}")
         self.usd_per_hour_waited = usd_per_hour_waited
         self.kappa = kappa
         self.hedges = WindowShare(hedge_share)
         self.looks = WindowShare(LOOK_SHARE)
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, PoolMember] = {}
+        self._looked_at = -LOOK_APART
+        self._raced_at = -1  # hedges that were sent before the latest race: one more, unless nobody sends them
 
     def choose(self, candidates: Sequence[Candidate], now: float, tokens: int = 1) -> ServerChoice:
         """Return which candidate to ask for a prompt of `tokens` tokens. Raises ValueError where there is none."""
@@ -144,22 +99,19 @@ class Pool:
             return self._asked(ServerChoice(min(candidates, key=lambda c: c.down_s).name))
         if len(up) == 1:
             return self._asked(ServerChoice(up[0].name))
-        known = sorted((self._cost_s(c, up), i) for i, c in enumerate(up) if self._is_known(c.name))
-        if not known:
-            return self._asked(
-                ServerChoice(min(up, key=lambda c: (self._n_asked(c.name), c.usd or 0.0)).name, is_look=True)
-            )
-        ranked = [up[i].name for _, i in known]
-        look = self._look(up, known)
-        if look is not None and self.looks.take():
-            return self._asked(ServerChoice(look, self._hedge(ranked[0], ranked[0]), is_look=True))
-        return self._asked(ServerChoice(ranked[0], self._hedge(ranked[0], ranked[1]) if len(ranked) > 1 else None))
+        ranked = self._ranked(up)
+        if not ranked:
+            return self._asked(ServerChoice(self._unknown(up) or up[0].name, is_look=True))
+        look = self._look(up, ranked)
+        return self._asked(look or ServerChoice(ranked[0][1].name, self._hedge(ranked)))
 
     def take_hedge(self, name: str, tokens: int = 1) -> bool:
         """Whether `name` may be asked as well, now that the hedge is due; counts it."""
         if not self.hedges.take(tokens):
             return False
-        self._member(name).n_hedges += 1
+        member = self._member(name)
+        member.n_hedges += 1
+        member.seen_at = self.looks.n_requests
         return True
 
     def observe(self, name: str, ttft_s: float, now: float, censored: bool = False) -> None:
@@ -168,13 +120,12 @@ class Pool:
 
     def fail(self, name: str, now: float) -> None:
         """Learn that `name` gave no answer: it is no longer unknown, and its breaker says for how long it is down."""
-        member = self._member(name)
-        member.times.add_failure(None)
-        member.n_known += 1
+        self._member(name).fail()
 
     def weigh(self, candidates: Sequence[Candidate]) -> list[Weighed]:
         """Return what is thought of each candidate, in the same order; changes nothing."""
-        return [self._weighed(c, candidates) for c in candidates]
+        costs = {candidate.name: (cost_s, member) for cost_s, candidate, member in self._ranked(candidates)}
+        return [_weighed(c.name, *costs.get(c.name, (None, None))) for c in candidates]
 
     def to_json(self) -> dict[str, Any]:
         """What was learned of the members asked last, in plain lists and numbers."""
@@ -187,7 +138,7 @@ class Pool:
             stored = dict(data["members"])
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(f"not what was learned of servers: {error!r}") from error
-        members = {str(name): _Member.from_json(one, self.looks.n_requests) for name, one in stored.items()}
+        members = {str(name): PoolMember.from_json(one, self.looks.n_requests) for name, one in stored.items()}
         self._members.update(members)
 
     @classmethod
@@ -204,16 +155,14 @@ class Pool:
 
     # --- choosing -------------------------------------------------------------------------------------------------
 
-    def _member(self, name: str) -> _Member:
-        return self._members.setdefault(name, _Member()) if name not in self._members else self._members[name]
+    def _member(self, name: str) -> PoolMember:
+        if (member := self._members.get(name)) is None:
+            member = self._members[name] = PoolMember()
+        return member
 
     def _is_known(self, name: str) -> bool:
         member = self._members.get(name)
         return member is not None and member.is_known
-
-    def _n_asked(self, name: str) -> int:
-        member = self._members.get(name)
-        return 0 if member is None else member.n_asked
 
     def _asked(self, choice: ServerChoice) -> ServerChoice:
         member = self._member(choice.name)
@@ -221,37 +170,95 @@ class Pool:
         member.seen_at = self.looks.n_requests
         return choice
 
-    def _cost_s(self, candidate: Candidate, among: Sequence[Candidate]) -> float:
-        mean_s, tail_s, *_ = self._members[candidate.name].figures()
-        return mean_s + self.kappa * tail_s + self._price_s(candidate, among)
+    def _ranked(self, up: Sequence[Candidate]) -> list[tuple[float, Candidate, PoolMember]]:
+        """The known ones with their costs in s, best first.
 
-    def _price_s(self, candidate: Candidate, among: Sequence[Candidate]) -> float:
-        """The price in s of waiting; what nobody knows counts as the dearest that is known."""
-        usd = candidate.usd
-        if usd is None:
-            usd = max((c.usd for c in among if c.usd is not None), default=0.0)
-        return usd * HOUR_S / self.usd_per_hour_waited if self.usd_per_hour_waited > 0 else usd * HOUR_S
+        What another server would save is counted only while one may be asked: without hedges a tail is the reader's.
+        """
+        found = [(c, self._members.get(c.name)) for c in up]
+        known = [(c, member, member.figures()) for c, member in found if member is not None and member.is_known]
+        medians = sorted([figures.p50_s for _, _, figures in known])
+        spare = medians[:2] if len(medians) > 1 and self.hedges.left > LEFT_FOR_SILENCE else None
+        dearest = max([c.usd for c in up if c.usd is not None], default=0.0)
+        ranked, n = [], self.looks.n_requests
+        for candidate, member, figures in known:
+            other_s = None if spare is None else spare[figures.p50_s == spare[0]]
+            wait_s = member.wait_s(figures, other_s, self.kappa, n - member.seen_at)
+            ranked.append((wait_s + self._price_s(candidate, dearest), candidate, member))
+        ranked.sort(key=_cost)
+        return ranked
 
-    def _weighed(self, candidate: Candidate, among: Sequence[Candidate]) -> Weighed:
-        if not self._is_known(candidate.name):
-            return Weighed(candidate.name, None, None, None)
-        mean_s, tail_s, p50_s, _, p99_s = self._members[candidate.name].figures()
-        return Weighed(candidate.name, mean_s, tail_s, self._cost_s(candidate, among), p50_s, p99_s)
+    def _price_s(self, candidate: Candidate, dearest: float) -> float:
+        """The price in s of waiting; what nobody knows counts as the dearest that is known, $."""
+        usd = dearest if candidate.usd is None else candidate.usd
+        return usd * HOUR_S / self.usd_per_hour_waited
 
-    def _look(self, up: Sequence[Candidate], known: Sequence[tuple[float, int]]) -> str | None:
-        """Return the member to look at: an unknown one, or one that was not asked for long; None if there is none."""
-        unknown = [c for c in up if not self._is_known(c.name)]
-        if unknown:
-            return min(unknown, key=lambda c: (self._n_asked(c.name), c.usd or 0.0)).name
-        best_s, now = known[0][0], self.looks.n_requests
-        for cost_s, i in known[1:]:
-            if now - self._members[up[i].name].seen_at > LOOK_AFTER * cost_s / best_s:
-                return up[i].name
+    def _unknown(self, up: Sequence[Candidate]) -> str | None:
+        """The unknown one that was asked least, of these the cheapest; None if all are known."""
+        unknown = [(c, self._members.get(c.name)) for c in up if not self._is_known(c.name)]
+        if not unknown:
+            return None
+        order = [(0 if m is None else m.n_asked, math.inf if c.usd is None else c.usd) for c, m in unknown]
+        return unknown[order.index(min(order))][0].name
+
+    def _stale(self, ranked: Sequence[tuple[float, Candidate, PoolMember]]) -> str | None:
+        """A server that was not asked for long; for longer, the worse it was."""
+        best_s, n = ranked[0][0], self.looks.n_requests
+        for cost_s, candidate, member in ranked[1:]:
+            if n - member.seen_at > LOOK_AFTER * (cost_s / best_s) ** LOOK_POWER:
+                return candidate.name
         return None
 
-    def _hedge(self, by: str, other: str) -> tuple[str, float] | None:
-        """Return whom to ask as well, and after which silence: as long as in HEDGE_SHARE of the answers of `by`."""
-        member = self._members[by]
-        if self.hedges.left <= 0 or member.times.n < HEDGE_SAMPLES:
+    def _look(
+        self, up: Sequence[Candidate], ranked: Sequence[tuple[float, Candidate, PoolMember]]
+    ) -> ServerChoice | None:
+        """Return a choice that tells something of another server, if it is time for one.
+
+        An unknown one answers itself, and the best one is asked where that takes too long. One that was not asked for
+        long races the best one: that costs a hedge, and no time.
+        """
+        if self.looks.n_requests - self._looked_at < LOOK_APART:
             return None
-        return other, member.figures()[3]
+        best = ranked[0][1].name
+        if (unknown := self._unknown(up) if len(ranked) < len(up) else None) is not None and self.looks.take():
+            self._looked_at = self.looks.n_requests
+            return ServerChoice(unknown, self._insured(ranked[0][2], best), is_look=True)
+        if (stale := self._stale(ranked)) is not None and self.looks.take():
+            self._looked_at = self.looks.n_requests
+            if self.hedges.left > LEFT_FOR_TAILS and self.hedges.n_taken != self._raced_at:
+                self._raced_at = self.hedges.n_taken
+                return ServerChoice(best, (stale, 0.0), is_look=True)
+            self._raced_at = -1
+            return ServerChoice(stale, self._insured(ranked[0][2], best), is_look=True)
+        return None
+
+    def _insured(self, member: PoolMember, name: str) -> tuple[str, float] | None:
+        """The best one as the second, after the time that it mostly takes itself."""
+        return (name, member.figures().p95_s) if self.hedges.left > 0 else None
+
+    def _hedge(self, ranked: Sequence[tuple[float, Candidate, PoolMember]]) -> tuple[str, float] | None:
+        """Whom to ask as well, and after which silence; None where that gains nothing, or none is left.
+
+        After a silence unlike anything seen of the chosen one the other is asked in any case: of such there is no
+        sample, so that no expectation knows what it costs.
+        """
+        if len(ranked) < 2 or self.hedges.left <= 0:
+            return None
+        (_, _, chosen), (_, other, second) = ranked[:2]
+        after_s = chosen.times.silence_s
+        if self.hedges.left > LEFT_FOR_SILENCE and chosen.times.n >= HEDGE_SAMPLES:
+            gains_s = chosen.figures().hedge_after_s(second.figures().p50_s, self.kappa)
+            after_s = min(after_s, math.inf if gains_s is None else gains_s)
+        return (other.name, after_s) if after_s < math.inf else None
+
+
+def _cost(ranked: tuple[float, Candidate, PoolMember]) -> float:
+    return ranked[0]
+
+
+def _weighed(name: str, cost_s: float | None, member: PoolMember | None) -> Weighed:
+    if cost_s is None or member is None:
+        return Weighed(name)
+    figures = member.figures()
+    tail_s = figures.tail_from_s + (figures.mean_s - figures.below_tail_s) / TAIL_SHARE
+    return Weighed(name, figures.mean_s, tail_s, cost_s, figures.p50_s, figures.p99_s)

@@ -180,6 +180,14 @@ class ServerTtft:
             self._curve = self._present_blend().curve()
         return self._curve
 
+    def product_limit(self) -> Survival | None:
+        """The decayed product limit of the window alone, s; the prior only where it is hidden. None without samples."""
+        own = self._present_blend().own
+        if own is None or own.after[-1] <= 0:
+            return own
+        prior = Survival(_UNIT_PRIOR.times * self._present_blend().median_s, _UNIT_PRIOR.after, 0.0, 0.0)
+        return complete(own, prior)
+
     def predictor(self) -> Predictor:
         """The regression of the next log TTFT on the levels within the window; None below 20 samples."""
         if self._predictor is None:

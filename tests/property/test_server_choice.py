@@ -8,7 +8,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_daemon.dispatch.pool import KNOWN, LOOK_SHARE, Candidate, Pool
+from disco_daemon.dispatch.member import KNOWN
+from disco_daemon.dispatch.pool import LOOK_SHARE, Candidate, Pool
 from disco_daemon.dispatch.share import WINDOW, WindowShare
 
 NAMES = ("a/m", "b/m", "c/m", "d/m")
