@@ -147,17 +147,26 @@ class Stage:
             assert math.isclose(caps.spent(self.context.clock.wall()).usd_today, whole, abs_tol=1e-12)
 
 
+ASK = st.tuples(
+    st.just("ask"),
+    st.sampled_from(NAMES),
+    st.sampled_from([frozenset({SERVER}), BOTH]),
+    st.sampled_from([0.0, 0.3, 2.0]),
+)
+WAIT = st.tuples(st.just("wait"), st.sampled_from([1.2, 0.1, 4.0]))
+# Mostly of people who ask, in a world that goes on: else little runs when a key is revoked.
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("ask"), st.sampled_from(NAMES), st.sampled_from([BOTH, frozenset({SERVER})]),
-                  st.sampled_from([0.0, 0.3, 2.0])),
-        st.tuples(st.just("make"), st.sampled_from(NAMES)),
-        st.tuples(st.just("revoke"), st.sampled_from(NAMES)),
-        st.tuples(st.just("leave"), st.integers(0, 9)),
-        st.tuples(st.just("wait"), st.sampled_from([0.1, 1.0, 4.0])),
+        st.tuples(ASK, WAIT),
+        st.tuples(ASK),
+        st.tuples(WAIT),
+        st.tuples(st.tuples(st.just("revoke"), st.sampled_from(NAMES)), WAIT),
+        st.tuples(st.tuples(st.just("make"), st.sampled_from(NAMES)), ASK),
+        st.tuples(st.tuples(st.just("leave"), st.integers(0, 9))),
     ),
-    max_size=25,
-)  # fmt: skip
+    min_size=6,
+    max_size=20,
+).map(lambda groups: [step for group in groups for step in group])
 
 
 async def _play(steps: list[tuple[Any, ...]]) -> None:
@@ -173,7 +182,7 @@ async def _play(steps: list[tuple[Any, ...]]) -> None:
     await stage.end()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_no_cap_is_passed_nothing_stays_reserved_and_no_revoked_key_is_served(steps: list[tuple[Any, ...]]) -> None:
     with asyncio.Runner(loop_factory=lambda: JumpingLoop(0.0)) as runner:
@@ -193,3 +202,25 @@ def test_a_request_whose_key_is_revoked_while_its_body_comes_starts_no_side() ->
     with asyncio.Runner(loop_factory=lambda: JumpingLoop(0.0)) as runner:
         stage = runner.run(play())
     assert (stage.server.asked, stage.device.asked, stage.outcomes) == ([], [], [])
+
+
+def test_a_running_answer_gets_no_word_more_once_its_key_is_revoked_and_its_cost_is_booked() -> None:
+    async def play() -> tuple[Stage, float]:
+        stage = Stage()
+        stage.make("anna")
+        stage.ask("anna", frozenset({SERVER}), 0.0)
+        await asyncio.sleep(2.5 * SLOW_S)
+        stage.revoke("anna")
+        await asyncio.gather(*stage.ends)
+        ended_at = stage.context.clock.now()
+        await stage.end()
+        return stage, ended_at
+
+    with asyncio.Runner(loop_factory=lambda: JumpingLoop(0.0)) as runner:
+        stage, ended_at = runner.run(play())
+    ((_, _, page),) = stage.running
+    assert page.at == [SLOW_S, 2 * SLOW_S]
+    assert ended_at < 3 * SLOW_S, "at once"
+    (outcome,) = stage.outcomes
+    assert (outcome.key, outcome.error) == ("anna", "invalid_api_key")
+    assert outcome.server_usd > 0
