@@ -344,8 +344,7 @@ async def test_a_client_that_leaves_takes_its_texts_along(device: DaemonProcess)
     async with asyncio.timeout(60):
         while len(rows := [r for r in await device.history() if r["finish_reason"] == "cancelled"]) == cancelled:
             await asyncio.sleep(0.01)
-    assert 0 < rows[0]["prompt_tokens"] < 100 * 140
-    assert rows[0]["energy_j"] > 0
+    assert rows[0]["prompt_tokens"] < 100 * 140
 
 
 async def test_only_the_device_embeds(tmp_path: Any) -> None:
