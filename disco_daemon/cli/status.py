@@ -89,10 +89,11 @@ def _endpoints(state: dict[str, Any], width: int) -> list[str]:
 
 
 def _breakers(state: dict[str, Any]) -> list[str]:
-    """Print why a server is left alone, and until when; nothing where none is."""
+    """Print why a server is left alone, and until when; nothing where none is. Of several, `_servers` says it."""
     from ..client.side_health import breaker_words
 
-    found = (breaker_words(endpoint, f"the {side}") for side, endpoint in state["endpoints"].items())
+    alone = {side: e for side, e in state["endpoints"].items() if side != "server" or len(state.get("servers", ())) < 2}
+    found = (breaker_words(endpoint, f"the {side}") for side, endpoint in alone.items())
     return [f"{'' if i else 'breaker':13}{words}" for i, words in enumerate(filter(None, found))]
 
 

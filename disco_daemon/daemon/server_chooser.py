@@ -33,10 +33,9 @@ class MemberChooser:
 
     def first(self) -> ServerMember:
         """Return the member that is asked first: the best that is able; where none is, the one that says why."""
-        for group in self._groups:
-            if able := [one for one in group if self._is_able(one)]:
-                return self._best(able)
-        return self._groups[0][0]
+        able = [fit for group in self._groups if (fit := [one for one in group if self._is_able(one)])]
+        up = next((group for group in able if any(not one.endpoint.readiness().down_s for one in group)), None)
+        return self._best(up or able[0]) if able else self._groups[0][0]
 
     def next(self, left: Sequence[ServerMember]) -> ServerMember | None:
         """Return the best of those that are left, able and not down, in the order of the groups; None where none is."""

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from ..conductor.answer_server import ServerMember
-from ..endpoints.base import Controls, Endpoint, Resumption
+from ..endpoints.base import Controls, Endpoint, Guarded, Resumption
+from ..endpoints.breaker import BreakerState
 from ..endpoints.server_off import Off
 from ..errors import EndpointError
 from ..types import (
@@ -81,6 +82,11 @@ class SeveralServers:
         """The state of the one that is down for the shortest time."""
         found = [one.endpoint.readiness() for one in self.own.values()]
         return min(found, key=lambda one: one.down_s, default=Readiness())
+
+    def breakers(self) -> dict[str, BreakerState]:
+        """Return the state of each one's breaker, by `SERVER/MODEL`."""
+        guarded = ((key, one.endpoint) for key, one in self.own.items())
+        return {key: s for key, one in guarded if isinstance(one, Guarded) for s in one.breakers().values()}
 
     async def count(self, request: GenerationRequest) -> PromptLength | None:
         """Unknown: servers do not tell before they bill."""
