@@ -1,0 +1,79 @@
+"""Which of several servers is asked, and which one as well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from disco_daemon.dispatch.pool import Candidate, Pool
+
+FAST, SLOW, DEAR = "fast/m", "slow/m", "dear/m"
+
+
+def pool_of(**medians_s: float) -> Pool:
+    pool, rng = Pool(), np.random.default_rng(45)
+    for _ in range(100):
+        for name, median_s in medians_s.items():
+            pool.observe(f"{name}/m", float(median_s * np.exp(0.1 * rng.normal())), 0.0)
+    return pool
+
+
+def test_the_quickest_is_asked() -> None:
+    assert pool_of(fast=0.3, slow=0.5).choose([Candidate(SLOW), Candidate(FAST)], 0.0).name == FAST
+
+
+def test_a_price_counts_where_waits_are_close_and_an_unknown_one_as_the_dearest() -> None:
+    pool = pool_of(fast=0.30, dear=0.28, slow=3.0)
+    assert pool.choose([Candidate(FAST, 0.0002), Candidate(DEAR, 0.004)], 0.0).name == FAST
+    assert pool.choose([Candidate(SLOW, 0.0002), Candidate(DEAR, 0.004)], 0.0).name == DEAR
+    costs = {one.name: one.cost_s for one in pool.weigh([Candidate(FAST, None), Candidate(DEAR, 0.004)])}
+    assert costs[FAST] == pytest.approx(pool.weigh([Candidate(FAST, 0.004), Candidate(DEAR, 0.004)])[0].cost_s)
+
+
+def test_who_stalls_now_and_then_is_hedged_and_who_never_does_is_hedged_only_beyond_anything_seen() -> None:
+    pool = pool_of(fast=0.3, slow=0.5)
+    steady = pool.choose([Candidate(FAST), Candidate(SLOW)], 0.0)
+    assert steady.hedge is not None
+    assert steady.hedge[1] >= 0.5, "no sooner than the least silence that is a cause for alarm"
+    for i in range(100):
+        pool.observe(FAST, 8.0 if i % 25 == 0 else 0.3, 0.0)
+    stalling = pool.choose([Candidate(FAST), Candidate(SLOW)], 0.0)
+    assert stalling.name == FAST
+    assert stalling.hedge is not None
+    assert stalling.hedge[0] == SLOW
+    assert stalling.hedge[1] < 1.0
+
+
+def test_a_server_that_becomes_slower_is_left_within_twenty_requests() -> None:
+    pool, rng = pool_of(fast=0.3, slow=0.45), np.random.default_rng(1)
+    asked = []
+    for i in range(40):
+        choice = pool.choose([Candidate(FAST), Candidate(SLOW)], float(i))
+        median_s = 0.7 if choice.name == FAST else 0.45
+        pool.observe(choice.name, float(median_s * np.exp(0.1 * rng.normal())), float(i))
+        asked.append(choice.name)
+    assert asked[20:].count(SLOW) >= 18
+
+
+def test_a_server_that_was_not_asked_for_long_is_looked_at_again_with_or_without_hedges() -> None:
+    for sends_hedges in (True, False):
+        pool = pool_of(fast=0.30, slow=0.33)
+        seen = []
+        for i in range(400):
+            choice = pool.choose([Candidate(FAST), Candidate(SLOW)], float(i))
+            pool.observe(choice.name, 0.30 if choice.name == FAST else 0.33, float(i))
+            if choice.is_look and choice.hedge is not None and choice.hedge[1] == 0 and sends_hedges:
+                assert pool.take_hedge(SLOW)
+                seen.append(i)
+            elif choice.name == SLOW:
+                seen.append(i)
+        assert 2 <= len(seen) <= 20
+
+
+def test_what_no_pool_can_have_written_is_an_error_and_changes_nothing() -> None:
+    pool = pool_of(fast=0.3)
+    before = pool.to_json()
+    for wrong in ({}, {"members": {"a": {}}}, {"members": {"a": {**before["members"][FAST], "known": -1}}}):
+        with pytest.raises(ValueError, match=r"server|whole"):
+            pool.learned(wrong)
+    assert pool.to_json() == before
