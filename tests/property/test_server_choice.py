@@ -54,7 +54,8 @@ def serve(pool: Pool, down: tuple[float, ...], times: tuple[float, ...], luck: t
 def test_who_is_down_is_never_asked_while_another_is_up_and_a_round_trip_changes_nothing(requests) -> None:  # type: ignore[no-untyped-def]
     pool = Pool()
     for now, request in enumerate(requests):
-        serve(pool, *request, float(now))
+        down, times, luck = request
+        serve(pool, down, times, luck, float(now))
     candidates = [Candidate(name) for name in NAMES]
     again = Pool.from_json(json.loads(json.dumps(pool.to_json())))
     assert again.to_json() == pool.to_json()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -73,7 +75,9 @@ def test_a_server_that_was_not_asked_for_long_is_looked_at_again_with_or_without
 def test_what_no_pool_can_have_written_is_an_error_and_changes_nothing() -> None:
     pool = pool_of(fast=0.3)
     before = pool.to_json()
-    for wrong in ({}, {"members": {"a": {}}}, {"members": {"a": {**before["members"][FAST], "known": -1}}}):
+    known = before["members"][FAST]
+    foreign: list[dict[str, Any]] = [{}, {"members": {"a": {}}}, {"members": {"a": {**known, "known": -1}}}]
+    for wrong in foreign:
         with pytest.raises(ValueError, match=r"server|whole"):
             pool.learned(wrong)
     assert pool.to_json() == before
