@@ -9,19 +9,48 @@ from ..conductor.answer_server import OtherServer, ServerMember
 from ..conductor.cost_limit import CostLimit
 from ..dispatch.pool import Candidate, Pool
 from ..dispatch.server_wishes import Offer
+from ..endpoints.breaker import BreakerState
+from ..endpoints.server import Server
 from ..money.spending import CostBound
 from ..types import GenerationRequest, PromptLength, Side, lacking, wanted
 
+LATE_S = 1.0  # of a server on trial, where nothing is known of the best one's times; readers expect a token by then
+TRIAL_AFTER_S, TRIAL_AT_LEAST_S = 5.0, 300.0  # doubling; each trial sends a prompt twice
 CHARS_PER_TOKEN = 4  # English text; only what an answer would cost at one server beside another goes by it
+
+
+class Trials:
+    """When a server that has failed may next be tried, while it shows nothing: to lose a race is no failure."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, tuple[float, float]] = {}
+
+    def take(self, key: str, now: float) -> bool:
+        """Whether it may be tried now, s; then it may again after twice the time."""
+        at, wait_s = self._next.get(key, (now, TRIAL_AFTER_S))
+        if now < at:
+            return False
+        self._next[key] = now + wait_s, min(2 * wait_s, TRIAL_AT_LEAST_S)
+        return True
+
+    def end(self, key: str) -> None:
+        """Forget it: it has answered."""
+        self._next.pop(key, None)
 
 
 class MemberChooser:
     """Chooses the member of one answer, and the next one after a failure."""
 
     def __init__(
-        self, pool: Pool, base: AnswerContext, request: GenerationRequest, groups: Sequence[Sequence[ServerMember]]
+        self,
+        pool: Pool,
+        trials: Trials,
+        base: AnswerContext,
+        request: GenerationRequest,
+        groups: Sequence[Sequence[ServerMember]],
     ) -> None:
         self.hedge: OtherServer | None = None
+        self._trials = trials
         self._pool, self._base, self._request, self._groups = pool, base, request, groups
         self._n_prompt = max(1, request.n_chars // CHARS_PER_TOKEN)
         rest = base.planner.knowledge.outputs.expected_remaining(0, self._n_prompt)
@@ -56,6 +85,16 @@ class MemberChooser:
         """Choose one of several; `hedge` is then who is asked as well where that one is silent."""
         if len(able) == 1:
             return able[0]
+        if failed := [one for one in able if is_on_trial(one)]:
+            others, now = [one for one in able if one not in failed], self._base.clock.now()
+            trial = next((one for one in failed if self._trials.take(one.key, now)), None) if others else failed[0]
+            if trial is None or not others:
+                return self._best(others) if trial is None else trial
+            best = self._best(others)
+            (weighed,) = self._pool.weigh([self._candidate(best)])
+            after_s = LATE_S if weighed.p99_s is None else weighed.p99_s
+            self.hedge = OtherServer(best, after_s, lambda: True)  # one request at a time, ever more rarely
+            return trial
         named = {one.key: one for one in able}
         chosen = self._pool.choose(
             [self._candidate(one) for one in able], self._base.clock.now(), self._n_prompt
@@ -87,6 +126,14 @@ class MemberChooser:
         if not self._is_capped:
             return True
         return one.spending.check(Side.SERVER, self._bound, self._base.clock.wall()) is None
+
+
+def is_on_trial(member: ServerMember) -> bool:
+    """Whether a member has failed, is not down any more, and the next request finds out whether it is back."""
+    endpoint = member.endpoint
+    if not isinstance(endpoint, Server) or BreakerState.HALF_OPEN not in endpoint.breakers().values():
+        return False
+    return not endpoint.readiness().down_s > 0
 
 
 def offer_of(member: ServerMember) -> Offer:

@@ -45,7 +45,7 @@ from ..types.outcome import Attempt, Outcome
 from .endpoints import make_server
 from .grading import Grading
 from .money import price_of
-from .server_chooser import MemberChooser, offer_of
+from .server_chooser import MemberChooser, Trials, offer_of
 from .server_lists import ServerLists
 from .several_servers import NOBODY, SeveralServers
 
@@ -85,6 +85,7 @@ class ServerPool(SeveralServers):
         self._n_asked, self._n_hedges = Counter[str](), Counter[str]()
         self._cards: list[dict[str, Any]] | None = None
         self.choice: Pool = Pool() if before is None else before.choice
+        self._trials = Trials()
         self.known_since = clock.wall()
         addresses = {
             name: (settings.base_url, key)
@@ -217,7 +218,7 @@ class ServerPool(SeveralServers):
             if Side.DEVICE in request.allowed and Side.DEVICE in base.endpoints:
                 return replace(base, endpoints={Side.DEVICE: base.endpoints[Side.DEVICE]})
             raise RequestError(f"{why[:1].upper()}{why[1:]}.", param="provider" if members else "model")
-        chooser = MemberChooser(self.choice, base, request, groups)
+        chooser = MemberChooser(self.choice, self._trials, base, request, groups)
         first = chooser.first()
         others = [one for group in groups for one in group] if may_fall_back else []
         hedge = chooser.hedge if may_fall_back and self._config.policy.hedge > 0 else None
@@ -262,6 +263,8 @@ class ServerPool(SeveralServers):
         self._usd_today[key] = self._usd_today.get(key, 0.0) + attempt.bill_usd
         is_said = attempt.error is not None and attempt.censored  # by `MemberChooser.failed`, when it happened
         if not (is_said or attempt.continued or attempt.disturbed) and attempt.ttft_s > 0:
+            if not attempt.censored:
+                self._trials.end(key)
             self.choice.observe(key, attempt.ttft_s, self._clock.now(), attempt.censored)
 
     # --- what is kept -------------------------------------------------------------------------------------------------

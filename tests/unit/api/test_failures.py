@@ -60,7 +60,7 @@ async def served() -> AsyncIterator[Callable[..., Awaitable[str]]]:
     runners = []
 
     async def serve(handler: Handler, run: Callable[..., Awaitable[None]] | None = None) -> str:
-        context = SimpleNamespace(endpoints={}, private=False, clock=SystemClock())
+        context = SimpleNamespace(endpoints={}, private=False, clock=SystemClock(), servers=None)
         found: Any = SimpleNamespace(run=run, rules=None, context=context, context_of=lambda _: context)
         served_app = web.Application(middlewares=[shape_errors])
         served_app[answering.CONDUCTOR] = found

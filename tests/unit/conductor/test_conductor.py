@@ -64,7 +64,7 @@ class Playing:
     def __init__(self, *endpoints: Hanging, privacy: Privacy | None = None) -> None:
         self.endpoints = {endpoint.side: endpoint for endpoint in endpoints}
         self.privacy = privacy or Privacy()
-        self.spending, self.clock = Spending(), Wall()
+        self.spending, self.clock, self.servers = Spending(), Wall(), None
 
     @property
     def private(self) -> bool:

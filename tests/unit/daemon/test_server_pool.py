@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from disco_daemon.api.names import ModelNames
@@ -13,6 +15,7 @@ from disco_daemon.conductor import Conductor, Keeper
 from disco_daemon.config.schema import Config, NamedServer
 from disco_daemon.config.servers import first_server, of_model
 from disco_daemon.daemon.assembly import Parts
+from disco_daemon.daemon.server_chooser import TRIAL_AFTER_S, TRIAL_AT_LEAST_S, Trials
 from disco_daemon.daemon.server_pool import ServerPool
 from disco_daemon.errors import RequestError
 from disco_daemon.types import BOTH, GenerationRequest, Side
@@ -123,3 +126,15 @@ def test_what_was_learned_outlives_a_daemon_and_a_change_of_the_settings(scene: 
     told = {one["name"]: one for one in again.documents()}
     assert told["box"]["ttft_p50_s"] == pytest.approx(0.25, rel=0.2)
     assert told["server"]["ttft_p50_s"] is None
+
+
+@given(st.lists(st.floats(0.0, 60.0), max_size=30))
+def test_a_server_that_shows_nothing_is_tried_ever_more_rarely_until_it_answers(gaps: list[float]) -> None:
+    trials, now, wait_s, due = Trials(), 0.0, TRIAL_AFTER_S, 0.0
+    for gap in gaps:
+        now += gap
+        assert trials.take("a", now) == (now >= due)
+        if now >= due:
+            due, wait_s = now + wait_s, min(2 * wait_s, TRIAL_AT_LEAST_S)
+    trials.end("a")
+    assert trials.take("a", now)
