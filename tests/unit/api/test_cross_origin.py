@@ -47,7 +47,8 @@ async def serve() -> AsyncIterator[Serve]:
     runners = []
 
     async def serve(key: str = "", origins: frozenset[str] = DEFAULT, **more: Any) -> str:
-        nothing: Any = SimpleNamespace(endpoints={}, context=SimpleNamespace(private=False, endpoints={}), local=None)
+        context = SimpleNamespace(private=False, endpoints={}, servers=None)
+        nothing: Any = SimpleNamespace(endpoints={}, context=context, local=None)
         counter: Any = SimpleNamespace(count_request=lambda *_: None)
         app = make_app(nothing, nothing, ApiConfig("127.0.0.1", key, origins=origins, **more), counter)
         runner = Runner(app, None, shutdown_timeout=1)

@@ -66,7 +66,7 @@ async def serving(clock: Clock) -> AsyncIterator[Serve]:
             generation = openai_request.to_generation(asked, extra, "r", BOTH)
             return await answering.answer(request, asked, generation, kind("r", 0, "disco"))
 
-        context = SimpleNamespace(endpoints={}, private=False, clock=clock)
+        context = SimpleNamespace(endpoints={}, private=False, clock=clock, servers=None)
         served: Any = SimpleNamespace(run=conduct, rules=None, context=context, context_of=lambda _: context)
         made = web.Application(middlewares=[shape_errors])
         made[answering.CONDUCTOR] = served
