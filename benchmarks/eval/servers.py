@@ -1,8 +1,8 @@
 """Three servers at a time, played request by request: which is asked, and which as well where it stays silent.
 
 A draw is three recorded traces whose medians lie within FACTOR of each other. Request i takes at each server what its
-trace says at i; a rule sees only the times of those that it asked. What a rule is made of was chosen on first halves
-(`benchmarks.eval.servers_constants`); here it has learned each server's first half, and is played the second one.
+trace says at i; a rule sees only the times of those that it asked. It has learned each server's first half, and is
+played the second one. Constants are chosen on first halves, cut in two once more (`draw_servers` with `fitted`).
 """
 
 from __future__ import annotations
