@@ -199,12 +199,15 @@ async def _ruled(request: web.Request, asked_model: str, generation: GenerationR
 def by_rule(generation: GenerationRequest, model: NamedModel) -> GenerationRequest:
     """Return a request for the model that a rule names. Raises RequestError where it asks for another one itself."""
     allowed = generation.allowed & model.sides
+    servers = tuple(one for one in model.servers if not generation.servers or one in generation.servers)
     others = (generation.local, model.local), (generation.adapter, model.adapter)
-    if not allowed or any(own and own != ruled for own, ruled in others):
+    if not allowed or len(servers) < bool(model.servers) or any(own and own != ruled for own, ruled in others):
         asks = "is private" if generation.private else "asks for another one"
         msg = f"Rule '{generation.rule}' has only '{model.target}' answer this, and the request {asks}"
         raise RequestError(f"{msg}: [[rules]] of config.toml.", status=403, param="model", code="rule")
-    return replace(generation, allowed=allowed, local=model.local, adapter=model.adapter, ruled=True)
+    return replace(
+        generation, allowed=allowed, local=model.local, adapter=model.adapter, servers=servers, ruled=True
+    )  # fmt: skip
 
 
 def unread_bytes(chat: dict[str, Any]) -> int:

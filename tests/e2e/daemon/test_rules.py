@@ -147,3 +147,20 @@ async def test_a_set_is_chosen_while_the_daemon_runs_and_an_answer_can_be_redone
             assert (status, changed["settings"]["policy"]["private"]) == (200, False)
             assert changed["settings"]["policy"]["hedge"] > 0
             assert "rule" not in (await chat(daemon, "Say yes."))[1]
+
+
+async def test_a_rule_names_a_model_of_another_server(tmp_path: Path) -> None:
+    async with Upstream() as first, Upstream() as second, running(tmp_path, server=first.url, device=False) as daemon:
+        path = daemon.folder / "config.toml"
+        values = tomlkit.parse(path.read_text()).unwrap()
+        other = {"name": "other", "base_url": second.url, "models": ["m2"], "probe": False, "api_key_env": ""}
+        path.write_text(tomlkit.dumps(values | {"servers": [other]}))
+        rules = [{"name": "thoughts", "use": "other/m2", "thinking": True}]
+        with first.answering(SERVERS), second.answering("The other one."):
+            assert (await reload(daemon, rules))[0] == 200
+            status, found = await chat(daemon, "Say yes.", reasoning_effort="high")
+            assert (status, found["rule"], found["reason"]) == (200, "thoughts", "rule")
+            assert (len(first.exchanges), len(second.exchanges)) == (0, 1)
+            assert "rule" not in (await chat(daemon, "Say yes."))[1]
+            status, refused = await reload(daemon, [{"use": "othr/m2"}])
+            assert (status, refused["error"]["code"]) == (400, "invalid_setting")
