@@ -85,6 +85,7 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
         f"budget    b = {known['budget']:g}, handed out now {known['handed_out']:g}, used {ratio}",
         f"policy    {known['policy']}",
         *_rule(explained),
+        *_chance(explained.get("device_chance")),
         *_grades(explained.get("grades")),
         f"hedge     {_hedge(plan.get('hedge_s'), known.get('hedge'))}",
     ]
@@ -104,6 +105,16 @@ def _rule(explained: dict[str, Any]) -> list[str]:
     of_set = f" of the set {rule['of_set']}" if rule["of_set"] else ""
     nobody = "" if rule["nobody"] is None else f"; {rule['nobody']}"
     return [f"rule      '{rule['name']}'{of_set} decides: {rule['use']}{nobody}"]
+
+
+def _chance(known: dict[str, Any] | None) -> list[str]:
+    """Say what was learned of this machine's answers; nothing where no rule asks for that."""
+    if known is None:
+        return []
+    rests_on = f"of {count_of(known['answers'], 'answer')} {known['failed']} would not do"
+    if known["chance"] is None:
+        return [f"chance    not known yet that this machine's answer will do: {rests_on}"]
+    return [f"chance    {known['chance']:.2f} that this machine's answer will do: {rests_on}"]
 
 
 def _hedge(after_s: float | None, known: dict[str, Any] | None) -> str:

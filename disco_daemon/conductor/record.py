@@ -114,6 +114,7 @@ class Recorder:
             relation=self._relation,
             stopped=answer.stopped,
             rule=request.rule,
+            kind=request.kind,
             earlier=None if request.private or context.private else request.earlier,
             key=request.caller.name,
         )

@@ -5,12 +5,12 @@ A daemon without rules loads nothing of this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..dispatch.request_facts import RequestFacts, SaidFacts, Surroundings
-from ..dispatch.rules import UNCOUNTED, NobodyLeft, Rule, decide, narrowed
+from ..dispatch.rules import UNCOUNTED, NobodyLeft, Rule, Uncounted, decide, narrowed
 from ..errors import RequestError
 from ..types import GenerationRequest, Relation, Side, Unequal, raced
 from .context import AnswerContext
@@ -20,8 +20,16 @@ from .plan import prompt_length
 class Ruling:
     """Applies `rules`, which are read top down. `grades` tells how good the sides' models are, also of one alone."""
 
-    def __init__(self, rules: Sequence[Rule], around: Surroundings, grades: Callable[[], Relation]) -> None:
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        around: Surroundings,
+        grades: Callable[[], Relation],
+        learn: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        """`learn` brings what is known of the device's answers up to date; only rules that ask for it need that."""
         self.rules, self._around, self._grades = tuple(rules), around, grades
+        self._learn = learn if any(rule.asks_chance for rule in self.rules) else None
 
     async def apply(
         self, request: GenerationRequest, model: str, headers: Mapping[str, str], context: AnswerContext
@@ -31,6 +39,10 @@ class Ruling:
         The name is "" where the rule says a side, and where no rule fits. Raises RequestError that names the rule.
         """
         facts = RequestFacts(request, model, headers, self._around)
+        if self._learn is not None:
+            await self.learn()
+            if not request.private:
+                request = replace(request, kind=",".join(facts.learned_kinds))
         if (rule := decide(self.rules, facts)) is UNCOUNTED:
             sides = frozenset(context.endpoints) & request.allowed
             facts.tokens = (await prompt_length(request, sides, context)).tokens
@@ -42,6 +54,11 @@ class Ruling:
         except NobodyLeft as e:
             raise nobody_left(str(e)) from e
 
+    async def learn(self) -> None:
+        """Bring what is known of the device's answers up to date, if a rule asks for it."""
+        if self._learn is not None:
+            await self._learn()
+
     def explain(
         self, tokens: int, kind: Mapping[str, Any], available: frozenset[Side], relation: Relation
     ) -> tuple[dict[str, Any], frozenset[Side], Relation]:
@@ -49,7 +66,16 @@ class Ruling:
 
         With it come the sides that it leaves, and how they stand to each other for such a request.
         """
-        rule = decide(self.rules, SaidFacts(self._around, tokens, **kind))
+        facts = SaidFacts(self._around, tokens, **kind)
+        rule = decide(self.rules, facts)
+        found, available, relation = self._explained(rule, available, relation)
+        if self._learn is not None:
+            found["device_chance"] = self._around.will_do().to_json(tokens, facts.learned_kinds)
+        return found, available, relation
+
+    def _explained(
+        self, rule: Rule | Uncounted | None, available: frozenset[Side], relation: Relation
+    ) -> tuple[dict[str, Any], frozenset[Side], Relation]:
         if not isinstance(rule, Rule):
             return {"rule": None}, available, relation
         said = {"name": rule.name, "use": rule.use, "of_set": rule.of_set, "nobody": None}

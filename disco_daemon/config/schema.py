@@ -469,6 +469,9 @@ class RuleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The charge of the battery that this machine runs on, below, 0 to 1; never so on mains."""
     cap_above: _Share | None = None
     """The share of any of `[caps]` that is used, 0 to 1, at least."""
+    device_chance_below: _Share | None = None
+    """The learned chance that an answer by this machine will do, below, 0 to 1 (docs/howto/rules.md#a-learned-chance);
+    never so while too little is known."""
     min_parameters: _Positive | None = None
     """Only a side whose model has so many parameters, in billions, may answer."""
     min_grade: _Grade | None = None

@@ -189,9 +189,12 @@ class Runtime:
         if not config.rules and config.policy.set == DEFAULT_SET:  # a daemon without rules loads none of it
             self.conductor.rules = None
             return
+        from .device_answers import DeviceAnswers
         from .making_rules import make_ruling
 
-        self.conductor.rules = make_ruling(self.parts, self._assembly.shared.clock)
+        shared = self._assembly.shared
+        answers = DeviceAnswers(shared.history, lambda: self.conductor.in_flight.n_served)
+        self.conductor.rules = make_ruling(self.parts, shared.clock, answers)
 
     async def new_code(self, role: Role, address: str) -> dict[str, Any]:
         """Make a code for a machine that joins in a role; turn its settings on if need be. Raises ConfigError."""

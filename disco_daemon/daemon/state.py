@@ -166,13 +166,14 @@ class StateDocuments(Documents):
 
     # --- plans --------------------------------------------------------------------------------------------------------
 
-    def plan(self, tokens: int, waited_s: float, kind: Mapping[str, Any]) -> dict[str, Any]:
+    async def plan(self, tokens: int, waited_s: float, kind: Mapping[str, Any]) -> dict[str, Any]:
         parts, rules = self._runtime.parts, self._runtime.conductor.rules
         readiness = {side: endpoint.readiness() for side, endpoint in parts.endpoints.items()}
         available = frozenset(readiness) - ({Side.SERVER} if self._shared.privacy.on else set())
         ruled: dict[str, Any] = {}
         relation = parts.context.relation()
         if rules is not None:
+            await rules.learn()
             ruled, available, relation = rules.explain(tokens, kind, available, relation)
         explained = parts.planner.explain(tokens, readiness, waited_s, available, relation) | ruled
         prices, speeds = parts.spending.prices, parts.device_speeds()

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
+from ..estimation.will_do import KINDS as LEARNED_KINDS
+from ..estimation.will_do import WillDo
 from ..types import Capability, GenerationRequest, Infill, text_of
 from ..types.tools import tool_use
 from ..types.wanted import wanted
@@ -17,11 +19,15 @@ LEAST_CHARS = 12  # of a question whose language is the conversation's; "and now
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What holds whatever the request is: the local time, the charge (None on mains), and the share used of a cap."""
+    """What holds whatever the request is: the local time, the charge (None on mains), and the share used of a cap.
+
+    `will_do` is what was learned of the device's answers.
+    """
 
     now: Callable[[], datetime]
     battery: Callable[[], float | None]
     cap_used: Callable[[], float]
+    will_do: Callable[[], WillDo] = WillDo
 
 
 class RequestFacts:
@@ -97,6 +103,16 @@ class RequestFacts:
         """See `rules.RuleFacts`."""
         return self._around.cap_used()
 
+    @property
+    def learned_kinds(self) -> tuple[str, ...]:
+        """What it is of that which answers are told apart by."""
+        return tuple(kind for kind in LEARNED_KINDS if getattr(self, kind))
+
+    @property
+    def device_chance(self) -> float | None:
+        """See `rules.RuleFacts`."""
+        return None if self.tokens is None else self._around.will_do().chance(self.tokens, self.learned_kinds)
+
     def _said(self) -> Iterator[str]:
         """Yield what the user says, the latest first; a raw prompt is all of it."""
         match self._request.prompt:
@@ -143,6 +159,16 @@ class SaidFacts:
     def cap_used(self) -> float:
         """See `rules.RuleFacts`."""
         return self.around.cap_used()
+
+    @property
+    def learned_kinds(self) -> tuple[str, ...]:
+        """What it is of that which answers are told apart by."""
+        return tuple(kind for kind in LEARNED_KINDS if getattr(self, kind))
+
+    @property
+    def device_chance(self) -> float | None:
+        """See `rules.RuleFacts`."""
+        return None if self.tokens is None else self.around.will_do().chance(self.tokens, self.learned_kinds)
 
 
 KINDS = ("tools", "images", "schema", "code", "thinking")

@@ -100,6 +100,11 @@ class RuleFacts(Protocol):
         ...
 
     @property
+    def device_chance(self) -> float | None:
+        """The learned chance that an answer by the device will do; None while too little is known."""
+        ...
+
+    @property
     def tokens(self) -> int | None:
         """The length of the prompt; None while nobody has counted it."""
         ...
@@ -140,9 +145,10 @@ CONDITIONS: Mapping[str, Callable[[Any, RuleFacts], bool]] = {
     "language": lambda codes, facts: facts.language in codes,
 }
 # These ask an engine for the length, and so come last of all.
-LENGTHS: Mapping[str, Callable[[int, int], bool]] = {
-    "prompt_at_least": lambda least, tokens: tokens >= least,
-    "prompt_at_most": lambda most, tokens: tokens <= most,
+LENGTHS: Mapping[str, Callable[[Any, int, RuleFacts], bool]] = {
+    "prompt_at_least": lambda least, tokens, _: tokens >= least,
+    "prompt_at_most": lambda most, tokens, _: tokens <= most,
+    "device_chance_below": lambda share, _, facts: (chance := facts.device_chance) is not None and chance < share,
 }
 _LISTS = ("model", "user", "language", "days")
 NAMES = (*CONDITIONS, *LENGTHS)
@@ -173,6 +179,11 @@ class Rule:
     def model(self) -> str:
         """The name of the model that is to answer; "" where it says a side."""
         return "" if self.use in WORDS else self.use
+
+    @property
+    def asks_chance(self) -> bool:
+        """Whether it asks how likely an answer by the device is to do."""
+        return any(name == "device_chance_below" for name, _ in self.when)
 
     @property
     def has_floor(self) -> bool:
@@ -217,7 +228,7 @@ def _fits(rule: Rule, facts: RuleFacts) -> bool | Uncounted:
                 return False
         elif (tokens := facts.tokens) is None:
             return UNCOUNTED
-        elif not LENGTHS[name](wanted, tokens):
+        elif not LENGTHS[name](wanted, tokens, facts):
             return False
     return True
 

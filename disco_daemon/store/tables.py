@@ -184,13 +184,16 @@ ALTER TABLE requests ADD COLUMN rule TEXT NOT NULL DEFAULT '';
 ALTER TABLE requests ADD COLUMN followed TEXT;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
+# What of its kind the request was (tools, code …), where a rule asks what was learned of such ones; "" where none does.
+_V9 = "ALTER TABLE requests ADD COLUMN kind TEXT NOT NULL DEFAULT '';"
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9)
 
 _READING = tuple(field.name for field in fields(Reading))  # columns of the same names
 # The columns of `requests` in which a cost without an answer has nothing to say.
 _NULL = (*_READING, "ttft_s", "prompt", "answer", "stopped", "used_prompt_tokens", "followed")
 _NO_ANSWER: Row = dict.fromkeys(_NULL) | {
-    "rule": "",
+    "rule": "", "kind": "",
     "handoffs": 0, "device_tokens": 0, "server_tokens": 0, "delivery": Delivery.RESERVE.value, "moves": "[]",
 }  # fmt: skip
 
@@ -235,6 +238,7 @@ def _request_row(outcome: Outcome, keep_text: bool) -> Row:
         "used_prompt_tokens": outcome.billed[0],
         "server": _server(outcome.winner, outcome.server),
         "rule": text_of(outcome.rule),
+        "kind": outcome.kind,
         "followed": None,  # that is the future
     }
 

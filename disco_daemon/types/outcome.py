@@ -138,7 +138,8 @@ class Outcome:
     `stop_sequence` the client's that ended it, where that is known, `relation` which side was a stand-in. The history
     keeps none of them. It has `choices`: their tokens are those of all, the reason to finish is that of the last one.
     `stopped` says what went wrong with an answer that was ended for that: `repetition`. `key` is the name of the key
-    that asked, "" for none with a name, `rule` the user's rule that decided who may answer, `earlier` the answer that
+    that asked, "" for none with a name, `rule` the user's rule that decided who may answer, `kind` what of its kind it
+    was where a rule asks what is learned of that, `earlier` the answer that
     this one is in place of.
     """
 
@@ -173,6 +174,7 @@ class Outcome:
     stopped: str | None = None
     key: str = ""
     rule: str = ""
+    kind: str = ""
     earlier: EarlierAnswer | None = None
 
     @property

@@ -100,7 +100,7 @@ class Documents(Protocol):
         """Let a key in no more, and end what runs for it. Raises ConfigError for an unknown one."""
         ...
 
-    def plan(self, tokens: int, waited_s: float, kind: Mapping[str, Any]) -> dict[str, Any]:
+    async def plan(self, tokens: int, waited_s: float, kind: Mapping[str, Any]) -> dict[str, Any]:
         """Return what would be done now with a prompt of that length, and why; `waited_s` of its wait are over.
 
         `kind` says what else the request is, for the user's rules. Raises RequestError where one leaves nobody.
@@ -249,7 +249,7 @@ async def _plan(request: web.Request) -> web.Response:
         raise RequestError("tokens must be a whole number, waited a number of seconds", param="tokens") from None
     if not (1 <= tokens <= MAX_PLAN_TOKENS and 0 <= waited_s < float("inf")):
         raise RequestError(f"tokens must be between 1 and {MAX_PLAN_TOKENS}, waited at least 0", param="tokens")
-    return as_json(request.app[DOCUMENTS].plan(tokens, waited_s, _kind(request)))
+    return as_json(await request.app[DOCUMENTS].plan(tokens, waited_s, _kind(request)))
 
 
 def _kind(request: web.Request) -> dict[str, Any]:

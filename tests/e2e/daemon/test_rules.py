@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 
+from disco_daemon.store import History
+from disco_daemon.types import EarlierAnswer, NextAct, Outcome, Side
 from tests.fixtures.daemon import DaemonProcess, running
 from tests.fixtures.upstream import Upstream
+from tests.unit.store.test_store import OUTCOME
 
 SERVERS = "This is the server's answer."
 N_TOKENS = 6
@@ -164,3 +168,39 @@ async def test_a_rule_names_a_model_of_another_server(tmp_path: Path) -> None:
             assert "rule" not in (await chat(daemon, "Say yes."))[1]
             status, refused = await reload(daemon, [{"use": "othr/m2"}])
             assert (status, refused["error"]["code"]) == (400, "invalid_setting")
+
+
+def past(n: int) -> list[Outcome]:
+    """Answers of the device: those with code were redone, the others did."""
+    found = []
+    for i in range(n):
+        was = OUTCOME if i % 2 else replace(OUTCOME, kind="code")
+        found.append(replace(was, request_id=f"past-{i}", prompt_tokens=30, tokens={Side.DEVICE: 30}))
+        if was.kind:
+            redone = EarlierAnswer(f"past-{i}", NextAct.REDONE)
+            found.append(replace(OUTCOME, request_id=f"new-{i}", winner=Side.SERVER, earlier=redone))
+    return found
+
+
+async def test_a_rule_goes_by_what_was_learned_of_this_machines_answers(tmp_path: Path) -> None:
+    with History(tmp_path / "history.sqlite") as history:
+        for outcome in past(120):
+            history.record(outcome)
+    code = "def f(x):\n    return x + 1\nWhat is wrong?"
+    async with Upstream() as upstream, running(tmp_path, server=upstream.url) as daemon:
+        await daemon.device_ready()
+        rules: list[dict[str, Any]] = [
+            {"name": "too hard", "use": "prefer-server", "device_chance_below": 0.5},
+            {"name": "the rest", "use": "prefer-device"},
+        ]
+        assert (await reload(daemon, rules))[0] == 200
+        with upstream.answering(SERVERS):
+            _, found = await chat(daemon, "Say yes.")
+            assert (found["winner"], found["rule"]) == ("device", "the rest")
+            _, found = await chat(daemon, code)
+            assert (found["winner"], found["rule"]) == ("server", "too hard")
+        thought = (await plan(daemon, "tokens=30&is=code"))["device_chance"]
+        assert (thought["answers"], thought["failed"]) == (120, 60)
+        assert thought["chance"] < 0.2
+        rows = {row["request_id"]: row["kind"] for row in await daemon.history()}
+        assert rows[found["request_id"]] == "code"

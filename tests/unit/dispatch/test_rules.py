@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from disco_daemon.dispatch.language import LANGUAGES, has_code, language_of
 from disco_daemon.dispatch.request_facts import KINDS, RequestFacts, SaidFacts, Surroundings
 from disco_daemon.dispatch.rules import DAYS, UNCOUNTED, WORDS, NobodyLeft, Rule, decide, narrowed
+from disco_daemon.estimation.will_do import DeviceAnswer, WillDo
 from disco_daemon.types import BOTH, EQUAL, GenerationRequest, Grade, Relation, Side
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
@@ -60,6 +61,7 @@ whens: dict[str, st.SearchStrategy[Any]] = {
     "days": st.lists(st.sampled_from(DAYS), max_size=3).map(tuple),
     "battery_below": shares,
     "cap_above": shares,
+    "device_chance_below": shares,
     "min_parameters": st.floats(0.1, 100) | st.none(),
     "min_grade": st.floats(0, 100) | st.none(),
 }
@@ -157,6 +159,16 @@ def test_a_prompt_is_counted_only_where_a_rule_depends_on_its_length() -> None:
     assert decide(read, said(tokens=None, code=True)) == read[1], "no rule before it could have fitted"
     assert decide(read, said(tokens=None, tools=True)) is UNCOUNTED
     assert decide(read, said(tokens=None)) is UNCOUNTED
+
+
+def test_what_was_learned_decides_only_where_enough_was() -> None:
+    read = [rule("prefer-server", device_chance_below=0.5)]
+    answers = [DeviceAnswer(100, frozenset({"code"} if i % 2 else ()), did=not i % 2) for i in range(200)]
+    known = Surroundings(lambda: FRIDAY_NIGHT, lambda: None, lambda: 0.0, lambda: WillDo(answers))
+    assert decide(read, said(code=True)) is None, "nothing is known yet"
+    assert decide(read, said(around=known)) is None
+    assert decide(read, said(around=known, code=True)) is read[0]
+    assert decide(read, said(around=known, code=True, tokens=None)) is UNCOUNTED
 
 
 # --- what a request is ------------------------------------------------------------------------------------------------

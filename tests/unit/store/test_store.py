@@ -145,6 +145,7 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
             "used_prompt_tokens": 12,
             "server": None,
             "rule": "",
+            "kind": "",
             "followed": None,
         }
         (won,) = history.samples(Side.DEVICE, "tiny", 10)

@@ -1,0 +1,83 @@
+"""The chance that an answer by the device will do, learned from what readers did next. Pure.
+
+A logistic curve over the length of the prompt and the kind of the request, fitted with a prior that nothing matters. It
+says nothing until there is enough evidence, of answers that did and of some that did not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+KINDS = ("tools", "schema", "code", "thinking")  # what is told apart, beside the length
+MOST_EXAMPLES = 2000  # the latest answers; people and models change
+LEAST_EXAMPLES = 60  # answers; of a share of 1 in 5 that is known to within 10 points
+LEAST_EACH = 10  # that did, and that did not: with fewer the curve is its prior
+PRIOR = 1.0  # of each slope, per unit: as if one answer had said that it is 0
+STEPS = 12  # Newton's, which settle after five or six
+USUAL_TOKENS = 100.0  # a prompt of this length has 0 as its feature
+_NOT_AN_ANSWER = ("embedding", "probe")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAnswer:
+    """One answer by the device alone, and whether it did for its reader."""
+
+    tokens: int
+    kinds: frozenset[str]
+    did: bool
+
+
+def answer_of(row: Mapping[str, Any]) -> DeviceAnswer | None:
+    """Return what a row of the history teaches; None for one that is not the device's alone, or says nothing.
+
+    A reader who asked for the same again, or stopped it, was not content; a question that was edited says nothing.
+    """
+    by_device = row["winner"] == "device" and not row["server_tokens"] and row["error"] is None
+    if not by_device or row["policy"] in _NOT_AN_ANSWER or row["followed"] == "edited":
+        return None
+    did = row["followed"] is None and row["stopped"] is None and row["finish_reason"] != "cancelled"
+    return DeviceAnswer(max(1, row["prompt_tokens"]), frozenset(filter(None, row["kind"].split(","))), did)
+
+
+class WillDo:
+    """What these answers teach: `chance` of another one. `n` are the answers, `n_failed` those that would not do."""
+
+    def __init__(self, answers: Iterable[DeviceAnswer] = ()) -> None:
+        known = list(answers)[:MOST_EXAMPLES]
+        self.n, self.n_failed = len(known), sum(not one.did for one in known)
+        enough = self.n >= LEAST_EXAMPLES and min(self.n_failed, self.n - self.n_failed) >= LEAST_EACH
+        self._weights = _fitted(known) if enough else None
+
+    def chance(self, tokens: int, kinds: Collection[str]) -> float | None:
+        """Return the chance that an answer of the device will do; None while too little is known."""
+        if self._weights is None:
+            return None
+        return 1 / (1 + math.exp(-float(self._weights @ np.array(_features(tokens, kinds)))))
+
+    def to_json(self, tokens: int, kinds: Collection[str]) -> dict[str, Any]:
+        """Return what it thinks of such a request, and what that rests on."""
+        return {"chance": self.chance(tokens, kinds), "answers": self.n, "failed": self.n_failed}
+
+
+def _features(tokens: int, kinds: Collection[str]) -> list[float]:
+    return [1.0, math.log(max(1, tokens) / USUAL_TOKENS), *(float(kind in kinds) for kind in KINDS)]
+
+
+def _fitted(known: Sequence[DeviceAnswer]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the weights that make the answers likeliest, under the prior on all but the first, by Newton's steps."""
+    x = np.array([_features(one.tokens, one.kinds) for one in known])
+    y = np.array([one.did for one in known], dtype=np.float64)
+    prior = np.diag([0.0] + [PRIOR] * (x.shape[1] - 1))
+    weights = np.zeros(x.shape[1])
+    weights[0] = math.log(y.mean() / (1 - y.mean()))
+    for _ in range(STEPS):
+        p = 1 / (1 + np.exp(-np.clip(x @ weights, -30, 30)))
+        slope = x.T @ (y - p) - prior @ weights
+        curve = (x * (p * (1 - p))[:, None]).T @ x + prior + 1e-9 * np.eye(x.shape[1])
+        weights = weights + np.linalg.solve(curve, slope)
+    return weights
