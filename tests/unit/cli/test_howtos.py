@@ -19,8 +19,8 @@ DOCS = Path(__file__).parent.parent.parent.parent / "docs"
 PAGES = sorted({*DOCS.glob("howto/*.md")} - {DOCS / "howto/binary.md"})
 # About the daemon and its two sides, and no program that asks it.
 OF_THE_DAEMON = {
-    "fleet.md", "keys.md", "machines.md", "money.md", "offline.md", "openai.md", "split.md", "two-machines.md",
-    "vllm.md", "whatif.md",
+    "fleet.md", "keys.md", "machines.md", "money.md", "offline.md", "openai.md", "rules.md", "split.md",
+    "two-machines.md", "vllm.md", "whatif.md",
 }  # fmt: skip
 TEXTS = {page.name: page.read_text("utf-8") for page in [*PAGES, DOCS / "reference/metrics.md"]}
 
@@ -47,6 +47,7 @@ def test_there_are_how_tos() -> None:
         "obsidian",
         "offline",
         "openai",
+        "rules",
         "split",
         "two-machines",
         "vllm",
