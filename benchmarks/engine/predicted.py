@@ -39,11 +39,8 @@ from disco_daemon.engine.measure.predicted_memory import fit
 from disco_daemon.machines.model_offers import memory_of, request_for
 from disco_daemon.models.default import fetch_default_model
 from disco_daemon.models.files import whole_header
-from disco_daemon.models.gguf import Header
-from disco_daemon.models.kept_numbers import kept_numbers
-from disco_daemon.models.model_shape import shape_of
+from disco_daemon.models.listed import listed
 from disco_daemon.models.offered import CONTEXT, OfferedModel
-from disco_daemon.models.quants import label
 from disco_daemon.models.roofline import ERROR, MachineSpeed
 from disco_daemon.system.processors import n_cores, shared_cache_bytes
 from disco_daemon.system.program import SPINS
@@ -56,32 +53,6 @@ CHOSEN_ON = "0.6b:q4_k_m"
 MODELS = "0.6b:q4_k_m,0.6b:q8_0,1.7b:q4_k_m,1.7b:q8_0,default"
 PATIENCE_S = 1800.0
 ROUND_S = 2.0  # of one measurement; the first round of all is not counted
-
-
-def listed(path: Path) -> OfferedModel:
-    """Return a file as the list of models would have it."""
-    header = whole_header(path)
-    shape, kept, own = shape_of(header.keys), kept_numbers(header.keys), header.architecture
-    parameters = sum(tensor.n_numbers for tensor in header.tensors)
-    in_layer = 2 * shape.kv_heads * shape.head_dim
-    return OfferedModel(
-        name=path.stem.casefold(), title=path.stem, repo="", file=path.name, licence="", architecture=own,
-        packing=label(path.name) or header.packing, n_bytes=path.stat().st_size, parameters=parameters / 1e9,
-        active=active(header) / 1e9, layers=shape.layers, hidden=shape.hidden, vocab=shape.vocab, heads=shape.heads,
-        kv_heads=shape.kv_heads, head_dim=shape.head_dim,
-        context=header.number(f"{own}.context_length") or CONTEXT,
-        inner=header.number(f"{own}.feed_forward_length") or 0,
-        attending=kept.per_token // in_layer, window=kept.window,
-        state_bytes=kept.state_bytes, tied=not any(tensor.name == "output.weight" for tensor in header.tensors),
-    )  # fmt: skip
-
-
-def active(header: Header) -> float:
-    """Return the parameters that a token uses; 0 of a model without experts."""
-    there, used = (header.number(f"{header.architecture}.expert{name}_count") for name in ("", "_used"))
-    if not there or not used:
-        return 0.0
-    return sum(t.n_numbers * (used / there if "_exps" in t.name else 1.0) for t in header.tensors)
 
 
 def measured(path: Path, n_threads: int, prompts: Sequence[int]) -> dict[str, float]:
@@ -137,7 +108,7 @@ def compare(name: str, machine: MachineSpeed, prompts: Sequence[int]) -> dict[st
         command += ["--prompts", ",".join(map(str, prompts))]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
         seen: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-        told = expected(listed(path), machine, prompts)
+        told = expected(listed(path, whole_header(path)), machine, prompts)
     ratios = {what: round(told[what] / seen[what], 3) for what in seen}
     return {"model": name, "judged": name != CHOSEN_ON, "predicted": told, "measured": seen, "ratio": ratios}
 

@@ -26,6 +26,7 @@ from ..endpoints.server_off import Off
 from ..endpoints.shaper import Shape
 from ..engine.early import EarlyEngine
 from ..estimation.knowledge import Knowledge
+from ..machines.expected_speed import speed_of
 from ..machines.fleet.members import FleetMembers
 from ..machines.kinds import kind_of
 from ..machines.managed_device import Making, ManagedDevice, device_of
@@ -40,6 +41,7 @@ from ..store import History
 from ..system.net import without_credentials
 from ..types import Delivery, LedgerEntry, Relation, Side
 from .endpoints import make_endpoints
+from .first_times import begin_with
 from .grading import Grading
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .prediction import policy_of
@@ -113,6 +115,7 @@ class Parts:
     autotuner: Autotuner | None
     exit_trainer: ExitTrainer | None
     context: AnswerContext
+    costs: CostMover
     device_speeds: Callable[[], Speeds]
 
     @property
@@ -142,9 +145,8 @@ class Parts:
                 same_server = server_key(before.config) == server_key(self.config)
                 self.planner.knowledge.take_over(before.planner.knowledge, device=same_device, server=same_server)
                 await self.learner.fit()
-        if self.measured is not None:
-            self.planner.knowledge.use_profile(*self.measured.prior)
-            await self.learner.fit()
+        measured = None if self.measured is None else speed_of(self.measured)
+        await begin_with(measured, self.config, self.learner, self.costs)
         await self.wattmeter.look()
         if self.prober is not None:
             await asyncio.to_thread(self.prober.restore)
@@ -256,6 +258,7 @@ class Assembly:
             device.make_autotuner(config, busy, shared.clock),
             make_exit_trainer(config, busy, shared.clock),
             self._make_context(live, endpoints, planner, make_mover(config, costs, self.force), spending, wattmeter),
+            costs,
             device_speeds,
         )
 

@@ -20,12 +20,14 @@ from ..dispatch.migrate import Costs
 from ..dispatch.mover import CostMover, Stay
 from ..endpoints.base import Endpoint
 from ..errors import DiscoError, RequestError
+from ..machines.expected_speed import measured_speed
 from ..machines.resident_device import ResidentModel
 from ..machines.resident_memory import limit_of, taken_by
-from ..machines.resident_models import ResidentModels, make_models
+from ..machines.resident_models import ResidentModels, make_models, settings_of
 from ..system.tasks import cancel_all
 from ..types import EQUAL, Outcome, Side
 from .assembly import Parts, Shared, make_planner
+from .first_times import begin_with
 from .tasks.learner import Learner
 from .tasks.wattmeter import Wattmeter
 
@@ -94,10 +96,11 @@ class NamedModels(LocalModels):
             if made.get(name) is not one.model:
                 one.learner.save()  # for the one that comes in its place
         await asyncio.to_thread(taken_by, self._loaders())  # reads a file, and remembers that
-        new = {n: await self._learner(m) for n, m in made.items() if n not in before or before[n].model is not m}
+        changed = {name: one for name, one in made.items() if name not in before or before[name].model is not one}
+        new = {name: await self._learner(one, config) for name, one in changed.items()}
         # All of it at once: no request is to find a model that nobody loads, or miss one that stays.
         self._learned = {
-            name: self._learned_by(made[name], new[name]) if name in new else before[name] for name in made
+            name: self._learned_by(made[name], *new[name]) if name in new else before[name] for name in made
         }
         self._by_device = {id(one.model.device): one for one in self._learned.values()}
         self._resident.follow(made, limit_of(config))
@@ -111,7 +114,7 @@ class NamedModels(LocalModels):
         await cancel_all(*(one.task for one in self._learned.values()))
         self._save_uses()
 
-    async def _learner(self, model: ResidentModel) -> Learner:
+    async def _learner(self, model: ResidentModel, config: Config) -> tuple[Learner, CostMover]:
         """Return what goes on from the times of this model, with its context: two of one file have their own."""
         parts, shared, load = self._parts(), self._shared, model.device.engine.config
         key = f"alone | {model.settings.name} | engine {load.model_path}"
@@ -119,12 +122,13 @@ class NamedModels(LocalModels):
             f"{key} | n_ctx {load.n_ctx}"  # as it was called until a token was known to take as long in any context
         )
         learner = Learner(make_planner(parts.live, parts.spending), shared.history, shared.clock, key, before)
+        costs = CostMover(learner.planner, lambda *tps: Costs(**self._parts().spending.prices.per_token(*tps)))
         await asyncio.to_thread(learner.restore)
-        return learner
+        own = await asyncio.to_thread(settings_of, config, model.settings)
+        await begin_with(await asyncio.to_thread(measured_speed, own), own, learner, costs)
+        return learner, costs
 
-    def _learned_by(self, model: ResidentModel, learner: Learner) -> _Learned:
-        spending = self._parts().spending
-        costs = CostMover(learner.planner, lambda *tps: Costs(**spending.prices.per_token(*tps)))
+    def _learned_by(self, model: ResidentModel, learner: Learner, costs: CostMover) -> _Learned:
         name = f"learner of {model.settings.name}"
         return _Learned(model, learner, Stay(costs), asyncio.create_task(learner.run(), name=name))
 

@@ -59,6 +59,16 @@ class Knowledge:
         if self.device.n == 0:
             self.device, self._profiled = DeviceTtft(k_s_per_token, c_s), True
 
+    @property
+    def is_new_device(self) -> bool:
+        """Whether nothing is known of the device: neither seen, nor measured, nor predicted."""
+        return self.device.n == 0 and not self._profiled and math.isclose(self.device.prior_k, 1 / DEVICE_TPS)
+
+    def use_prediction(self, k_s_per_token: float, c_s: float) -> None:
+        """Begin with a predicted line, which counts until the engine has measured its speed."""
+        if self.is_new_device:
+            self.device = DeviceTtft(k_s_per_token, c_s)
+
     def use_measured_speed(self, prefill_tps: float) -> bool:
         """The engine has measured its prefill speed at its start, token/s; of no interest if more is known.
 

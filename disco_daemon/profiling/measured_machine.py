@@ -14,9 +14,8 @@ from ..power.sensors import assumed_of_this_machine
 from ..system.control_groups import n_processors
 from ..system.job import run_job
 from ..system.processors import shared_cache_bytes
-from .tuned_profile import cpu_name, read, write
+from .tuned_profile import MACHINE, cpu_name, read, write
 
-FILE = "machine.toml"
 LAST_S = 60.0  # a measurement that takes longer hangs: it takes 3 s, and beside others twice that
 COMMENT = "Written when models were recommended. Delete it, and this machine is measured again."
 
@@ -48,13 +47,19 @@ def machine_key(n_threads: int, build: str) -> MachineKey:
 
 def kept_speed(folder: Path, key: MachineKey) -> MachineSpeed | None:
     """Return what was measured of this machine; None where nothing was, or of another machine or build. Blocks."""
-    kept = read(folder / FILE, KeptSpeed)
+    kept = read(folder / MACHINE, KeptSpeed)
     return kept.speed if kept is not None and kept.key == key else None
+
+
+def kept_by_any_build(folder: Path, n_threads: int) -> MachineSpeed | None:
+    """Return the same, whatever llama.cpp's build was: only a process that loads it knows. For guesses. Blocks."""
+    kept = read(folder / MACHINE, KeptSpeed)
+    return None if kept is None or kept.key != machine_key(n_threads, kept.key.build) else kept.speed
 
 
 def keep_speed(folder: Path, key: MachineKey, speed: MachineSpeed) -> Path:
     """Write a measurement; return the file. Blocks. Raises OSError."""
-    return write(folder / FILE, COMMENT, msgspec.to_builtins(KeptSpeed(key, speed)))
+    return write(folder / MACHINE, COMMENT, msgspec.to_builtins(KeptSpeed(key, speed)))
 
 
 async def measure_machine(n_threads: int, progress: Callable[[str], None]) -> MachineSpeed:

@@ -18,6 +18,7 @@ import msgspec
 from ..engine.measure.tune_messages import Knobs, Speed, Tuned
 from ..system.control_groups import n_processors
 
+MACHINE = "machine.toml"  # what the machine does, for all models (`measured_machine`)
 N_UBATCH = 512  # tokens; llama.cpp's own default
 SYSCTL_TIMEOUT_S = 2.0  # asking macOS for the processor's name
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from benchmarks.engine import predicted
 from disco_daemon.models.default import default_model_path
+from disco_daemon.models.files import whole_header
+from disco_daemon.models.listed import listed
 from disco_daemon.models.roofline import BITS
 from docs.recommended import MEASURED
 
 
 def test_a_file_is_an_entry_of_the_list() -> None:
     path = default_model_path()
-    model = predicted.listed(path)
+    model = listed(path, whole_header(path))
     assert (model.architecture, model.packing, model.tied, model.layers) == ("llama", "Q4_1", True, 30)
     assert abs(model.parameters - 0.1345) < 1e-3
     parts = (model.work.weights, model.work.head)
