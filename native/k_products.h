@@ -52,6 +52,36 @@ static inline disco_ints disco_factor(disco_ints from, int byte) {
 static inline disco_ints disco_scaled(disco_ints dots, disco_ints factor) { return disco_multiply_pairs(dots, factor); }
 #endif
 
+#if defined(DISCO_K_ALONG)
+// By 256 bits at a time: of 512 that are not aligned each touches two lines, and an AMD Zen 4 waits for both.
+static inline __m256i disco_load(const char * from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)); }
+static inline __m256i disco_either_of(__m256i a, __m256i b, __m256i mask) { return _mm256_ternarylogic_epi64(a, b, mask, 0xF8); } // a | (b & mask)
+// Adds to `sums` the dot products of four numbers each, 16 bits with a sign, times what is in the lower 16 bits of `factors`.
+static inline __m256i disco_add_scaled(__m256i sums, __m256i weights, __m256i row, __m256i factors) {
+    return _mm256_dpwssd_epi32(sums, _mm256_dpbusd_epi32(_mm256_setzero_si256(), weights, row), factors);
+}
+static inline __m128i disco_add_up_four(const __m128i * rows) {
+    const __m128i a = _mm_add_epi32(_mm_unpacklo_epi32(rows[0], rows[1]), _mm_unpackhi_epi32(rows[0], rows[1]));
+    const __m128i b = _mm_add_epi32(_mm_unpacklo_epi32(rows[2], rows[3]), _mm_unpackhi_epi32(rows[2], rows[3]));
+    return _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b));
+}
+// The sum of the lanes of each of 16 registers.
+static inline __m512i disco_add_up(const __m128i * rows) {
+    __m512i found = _mm512_castsi128_si512(disco_add_up_four(rows));
+    found = _mm512_inserti32x4(found, disco_add_up_four(rows + 4), 1);
+    found = _mm512_inserti32x4(found, disco_add_up_four(rows + 8), 2);
+    return _mm512_inserti32x4(found, disco_add_up_four(rows + 12), 3);
+}
+// What a block of each weight row comes to with a single row, not yet added up, and what scales it.
+struct disco_along_sums {
+    __m128i whole[16];
+    alignas(32) uint16_t scales[16];
+    void set(int row, __m256i sums) {
+        whole[row] = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    }
+};
+#endif
+
 // A block of a tile's weight rows: four numbers of each row in a register, from 0 on; what scales each part; what is least in
 // each, two parts in a register.
 template <typename W>
@@ -227,6 +257,43 @@ struct disco_q6_k : disco_q8_k {
         }
     }
     static inline disco_ints start(const float * of_part) { return disco_word(of_part); }
+#if defined(DISCO_K_ALONG)
+    static constexpr bool ALONG = true;
+    struct given {
+        __m256i bytes[8], sums; // sums of each 16 numbers, with the other sign
+    };
+    static inline void give(const char * block, given & to) {
+        std::memcpy(to.bytes, block + ROW_AT, sizeof to.bytes);
+        to.sums = _mm256_sub_epi16(_mm256_setzero_si256(), disco_load(block + SUMS_AT));
+    }
+    static inline void along(const char * weights, const given & row, int i, disco_along_sums & to) {
+        const __m256i nibble = _mm256_set1_epi8(15), upper = _mm256_set1_epi8(48);
+        const __m256i scales = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(weights + 192)));
+        // 16 numbers have a scale, 32 a register.
+        const auto factor = [&](int first) {
+            const int f = first, g = first + 1;
+            return _mm256_maskz_permutexvar_epi16(0x5555, _mm256_setr_epi32(f, f, f, f, g, g, g, g), scales);
+        };
+        __m256i sums = _mm256_slli_epi32(_mm256_madd_epi16(scales, row.sums), 5), others = _mm256_setzero_si256();
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const __m256i bits = disco_load(weights + 128 + 32*half);
+            const __m256i a = disco_load(weights + 64*half), b = disco_load(weights + 64*half + 32);
+            const __m256i parts[4] = {
+                disco_either_of(_mm256_and_si256(a, nibble), _mm256_rol_epi64(bits, 4), upper),
+                disco_either_of(_mm256_and_si256(b, nibble), _mm256_rol_epi64(bits, 2), upper),
+                disco_either_of(_mm256_and_si256(_mm256_srli_epi32(a, 4), nibble), bits, upper),
+                disco_either_of(_mm256_and_si256(_mm256_srli_epi32(b, 4), nibble), _mm256_rol_epi64(bits, 62), upper),
+            };
+            sums = disco_add_scaled(sums, parts[0], row.bytes[4*half], factor(8*half));
+            others = disco_add_scaled(others, parts[1], row.bytes[4*half + 1], factor(8*half + 2));
+            sums = disco_add_scaled(sums, parts[2], row.bytes[4*half + 2], factor(8*half + 4));
+            others = disco_add_scaled(others, parts[3], row.bytes[4*half + 3], factor(8*half + 6));
+        }
+        std::memcpy(to.scales + i, weights + 208, sizeof *to.scales);
+        to.set(i, _mm256_add_epi32(sums, others));
+    }
+#endif
 #if defined(DISCO_ONE_ALONG)
     static constexpr bool ALONG = true;
     static constexpr int64_t SCALE_AT = 208;
@@ -340,6 +407,37 @@ static inline disco_reals disco_add_block(
     return sum;
 }
 
+#if defined(DISCO_K_ALONG)
+// The same whole numbers of Q6_K for a single row, added up in another order: some blocks of a weight row after those of another, so that
+// memory is read in the order in which it lies, which the processor foresees; then block after block, what was left of each
+// weight row, without a look at the weights again, which would be in another order.
+static constexpr int64_t DISCO_K_BLOCKS = 32; // 20 KB of sums and of what is given
+
+template <typename W>
+static DISCO_APART void disco_multiply_along_k(const disco_product & of, const char * const * weights, float * to) {
+    disco_reals sum = disco_each(0.0f);
+    for (int64_t begin = 0; begin < of.n_blocks; begin += DISCO_K_BLOCKS) {
+        const int64_t n = of.n_blocks - begin < DISCO_K_BLOCKS ? of.n_blocks - begin : DISCO_K_BLOCKS;
+        typename W::given given[DISCO_K_BLOCKS];
+        disco_along_sums sums[DISCO_K_BLOCKS];
+        for (int64_t b = 0; b < n; ++b) {
+            W::give(of.rows + (begin + b)*W::ROW_BYTES, given[b]);
+        }
+        for (int row = 0; row < DISCO_LANES; ++row) {
+            for (int64_t b = 0; b < n; ++b) {
+                W::along(weights[row] + (begin + b)*W::BYTES, given[b], row, sums[b]);
+            }
+        }
+        for (int64_t b = 0; b < n; ++b) {
+            const disco_reals scale = _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(sums[b].scales)));
+            const disco_reals of_row = disco_each(of.scales[(begin + b)*W::SCALES]);
+            sum = disco_times_and(disco_real(disco_add_up(sums[b].whole)), disco_times(scale, of_row), sum);
+        }
+    }
+    disco_write(to, sum);
+}
+#endif
+
 // As in products.h, for few rows: what is laid out stays in registers.
 template <typename W, int N>
 static DISCO_APART void disco_multiply_few_k(
@@ -355,9 +453,14 @@ static DISCO_APART void disco_multiply_few_k(
         for (int c = 0; c < N; ++c) {
             whole[c] = disco_none();
         }
-        disco_fetch_tile<W>(next, b);
+        if constexpr (!DISCO_FETCHES_PARTS) {
+            disco_fetch_tile<W>(next, b);
+        }
         W::factors(weights, b*W::BYTES, tile);
         W::lay_out(weights, b*W::BYTES, [&](int part, const disco_ints * words) DISCO_INLINE {
+            if constexpr (DISCO_FETCHES_PARTS) {
+                disco_fetch_tile<W, W::PARTS>(next, b, part);
+            }
             disco_multiply_part<W, N>(words, tile.factors[part], part, rows, whole);
         });
         for (int c = 0; c < N; ++c) {

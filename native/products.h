@@ -156,6 +156,10 @@ static inline __m256i disco_dot_signed(__m256i weights, const char * row) {
 }
 #endif
 
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+#define DISCO_K_ALONG 1 // Q6_K is multiplied with a single row as it lies, weight row after weight row
+#endif
+
 static constexpr int DISCO_LANES = sizeof(disco_reals) / sizeof(float); // weight rows of a tile
 static constexpr int64_t DISCO_BLOCK = 32; // numbers with one scale
 
@@ -399,16 +403,31 @@ struct disco_q4_0 : disco_nibbles<2, disco_kind> {
     static inline void scales(const char * block, float * to) { disco_q8_0_scales(block, 8, DISCO_IN_PAIRS, to); }
 };
 
+// Half a power of two of each weight row, whose exponent is in a byte.
+static inline disco_reals disco_powers(const char * const * rows, int64_t at) {
+#if defined(__AVX512F__) && defined(__AVX512BW__) // written one by one and read at once, they would be waited for
+    const auto byte = [&](int row) { return rows[row][at]; };
+    const __m512i powers = _mm512_cvtepu8_epi32(_mm_setr_epi8(
+        byte(0), byte(1), byte(2), byte(3), byte(4), byte(5), byte(6), byte(7),
+        byte(8), byte(9), byte(10), byte(11), byte(12), byte(13), byte(14), byte(15)));
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(powers, _mm512_set1_epi32(1)), 23);
+    const __m512i least = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), powers); // below the least that has all its precision
+    return _mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(powers, _mm512_set1_epi32(2)), normal, least));
+#else
+    alignas(32) uint32_t bits[DISCO_LANES];
+    for (int row = 0; row < DISCO_LANES; ++row) {
+        const uint32_t power = (uint8_t) rows[row][at];
+        bits[row] = power < 2 ? 0x00200000u << power : (power - 1) << 23;
+    }
+    return disco_read(reinterpret_cast<const float *>(bits));
+#endif
+}
+
 // Weights in MXFP4: the scale is a power of two, and bits mean halves of what is in the table, to which 12 is added.
 struct disco_mxfp4 : disco_nibbles<1, disco_kind> {
     template <typename Tile>
     static inline void lay_out(const char * const * rows, int64_t block, const disco_ints * words, int64_t, Tile & to) {
-        alignas(64) uint32_t bits[DISCO_LANES];
-        for (int row = 0; row < DISCO_LANES; ++row) {
-            const uint32_t power = (uint8_t) rows[row][block*BYTES];
-            bits[row] = power < 2 ? 0x00200000u << power : (power - 1) << 23;
-        }
-        to.scale = disco_read(reinterpret_cast<const float *>(bits));
+        to.scale = disco_powers(rows, block*BYTES);
         const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
         for (int w = 0; w < 8; ++w) {
             to.weights[w] = disco_meant(nibbles(words, w), table);
@@ -529,11 +548,22 @@ static inline int64_t disco_rows_at_once(int64_t n_blocks) {
     return n < DISCO_MOST/4 ? DISCO_MOST/4 : n > DISCO_MOST ? DISCO_MOST : n;
 }
 
-// Asks early for the blocks of the next tile, of which `next` is the first byte: a guess does no harm.
-template <typename W>
-static inline void disco_fetch_tile(const char * next, int64_t block) {
-    for (int64_t at = 0; at < W::TOGETHER*W::BYTES*DISCO_LANES; at += 64) {
-        _mm_prefetch(next + block*W::BYTES*DISCO_LANES + at, _MM_HINT_T0);
+// Asks early for the blocks of the next tile, of which `next` is the first byte: a guess does no harm. With AVX-512 into the second
+// cache: the first one has 32 KB, as much as two tiles, and an AMD Zen 4 drops or delays what is asked for while the few lines on
+// their way there are taken. Of `N_PARTS` equal parts of a block this is part `part`: what computes in between hides their way.
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#define DISCO_FETCH(from) _mm_prefetch(from, _MM_HINT_T1)
+static constexpr bool DISCO_FETCHES_PARTS = true;
+#else
+#define DISCO_FETCH(from) _mm_prefetch(from, _MM_HINT_T0)
+static constexpr bool DISCO_FETCHES_PARTS = false;
+#endif
+template <typename W, int N_PARTS = 1>
+static inline void disco_fetch_tile(const char * next, int64_t block, int part = 0) {
+    static constexpr int64_t BYTES = W::TOGETHER*W::BYTES*DISCO_LANES, LINES = (BYTES + 63)/64;
+    const int64_t end = 64*(LINES*(part + 1)/N_PARTS);
+    for (int64_t at = 64*(LINES*part/N_PARTS); at < end; at += 64) {
+        DISCO_FETCH(next + block*W::BYTES*DISCO_LANES + at);
     }
 }
 
@@ -595,6 +625,10 @@ struct disco_k_tile;
 template <typename W, int N>
 static DISCO_APART void disco_multiply_few_k(
         const disco_product & of, const char * const * weights, const char * next, float * to);
+#if defined(DISCO_K_ALONG)
+template <typename W>
+static DISCO_APART void disco_multiply_along_k(const disco_product & of, const char * const * weights, float * to);
+#endif
 template <typename W>
 static inline void disco_lay_out_k(const char * const * weights, const char * next, int64_t block, disco_k_tile<W> & tile);
 template <typename W, int N>
@@ -605,6 +639,11 @@ static inline void disco_multiply_few_of(const disco_product & of, const char * 
 #if defined(DISCO_ONE_ALONG)
     if constexpr (N == 1 && W::ALONG) {
         return disco_multiply_along<W>(of, weights, next, to);
+    } else
+#endif
+#if defined(DISCO_K_ALONG)
+    if constexpr (N == 1 && W::ALONG) {
+        disco_multiply_along_k<W>(of, weights, to);
     } else
 #endif
     if constexpr (W::IS_K) {
