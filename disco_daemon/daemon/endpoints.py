@@ -70,16 +70,17 @@ def make_server(
     device: Endpoint | None,
     listed: Capabilities,
     shared: Callable[[], ServerClient] | None = None,
+    read_key: Callable[[Config], str] = server_api_key,
 ) -> Endpoint:
     """Return the endpoint of the server that these settings have, over `shared` connections or its own.
 
-    One whose key may not go there is off. Raises ConfigError for a key's file.
+    One whose key may not go there is off. Raises ConfigError where `read_key` does, for a key's file.
     """
     from ..endpoints.server import Server, ServerConfig
 
     settings = config.server
     try:
-        api_key = server_api_key(config)
+        api_key = read_key(config)
     except KeyRefusedError as e:
         log.warning("the server is off: %s", e)
         return Off(settings.base_url, settings.model, str(e), known_since=clock.wall())

@@ -90,7 +90,7 @@ class ServerPool(SeveralServers):
         addresses = {
             name: (settings.base_url, key)
             for name, settings in self._servers.items()
-            if (key := self._keys[name]) is not None and not _models_of(settings)
+            if isinstance(key := self._keys[name], str) and not _models_of(settings)
         }
         self.lists = ServerLists(addresses, self._client, clock, is_private, self._listed)
         if before is not None:
@@ -135,7 +135,9 @@ class ServerPool(SeveralServers):
         price = price_of(seen, self._catalog)
         told = self.lists.of(name).get(model)
         listed = price.capabilities if told is None else told.over(price.capabilities)
-        endpoint = make_server(seen, self._clock, self._device, listed, lambda: self._client(name))
+        endpoint = make_server(
+            seen, self._clock, self._device, listed, lambda: self._client(name), lambda _: self._key(name)
+        )  # fmt: skip
         if isinstance(endpoint, Server) and self._is_open:
             endpoint.open()
         spending = self._spending.at(price, stops_billing=self._catalog.stops_billing(settings.base_url))
@@ -144,9 +146,15 @@ class ServerPool(SeveralServers):
         routes = hostname(settings.base_url).endswith("openrouter.ai")
         return ServerMember(name, f"{name}/{model}", endpoint, spending, relation, passes_wishes=routes)
 
+    def _key(self, name: str) -> str:
+        """Return a server's key as it was read when these settings were taken. Raises KeyRefusedError."""
+        if isinstance(key := self._keys[name], KeyRefusedError):
+            raise KeyRefusedError(str(key))
+        return key
+
     def _client(self, name: str) -> ServerClient:
         if (found := self._clients.get(name)) is None:
-            settings, key = self._servers[name], self._keys[name] or ""
+            settings, key = self._servers[name], self._key(name)
             confined = bool(key) and is_plain(settings.base_url) and not settings.insecure
             found = self._clients[name] = ServerClient(settings.base_url, key, confined=confined)
         return found
@@ -345,12 +353,15 @@ class ServerPool(SeveralServers):
             await client.close()
 
 
-def _key_of(config: Config) -> str | None:
-    """Return the key of the one server of these settings; None where it may not go there, and the server is off."""
+def _key_of(config: Config) -> str | KeyRefusedError:
+    """Return the key of the one server of these settings, or why it may not go there, so that the server is off.
+
+    Blocks on disk. Raises ConfigError for its file.
+    """
     try:
         return server_api_key(config)
-    except KeyRefusedError:
-        return None
+    except KeyRefusedError as e:
+        return KeyRefusedError(str(e))
 
 
 def _models_of(settings: ServerSettings) -> tuple[str, ...]:

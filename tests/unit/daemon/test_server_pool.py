@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from disco_daemon.config.servers import first_server, of_model
 from disco_daemon.daemon.assembly import Parts
 from disco_daemon.daemon.server_chooser import TRIAL_AFTER_S, TRIAL_AT_LEAST_S, Trials
 from disco_daemon.daemon.server_pool import ServerPool
+from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import RequestError
 from disco_daemon.types import BOTH, GenerationRequest, Side
 from tests.unit.daemon.test_wiring import Scene, scene  # noqa: F401 - a fixture
@@ -110,6 +112,21 @@ def test_hundreds_of_models_keep_some_members_only(scene: Scene) -> None:  # noq
     assert pool.member("router/399") is pool.member("router/399")
     assert pool.member("router/0") is not first
     assert pool.member("box/large") is pool.own["box/large"]
+
+
+def test_a_key_file_is_read_with_the_settings_and_in_no_request(scene: Scene, tmp_path: Path) -> None:  # noqa: F811
+    key = tmp_path / "key"
+    key.write_text("first")
+    key.chmod(0o600)
+    private = replace(BOX, api_key_file=str(key), api_key_env="")
+    pool = pool_of(several(scene, private, replace(private, name="astray", key_origin="https://elsewhere.example")))
+    key.unlink()
+    asked = pool.member("box/other").endpoint
+    assert isinstance(asked, Server)
+    assert asked.config.api_key == "first"
+    off = pool.member("astray/other").endpoint.status()
+    assert off["state"] == "off"
+    assert str(tmp_path) not in str(off)
 
 
 def test_what_was_learned_outlives_a_daemon_and_a_change_of_the_settings(scene: Scene) -> None:  # noqa: F811
