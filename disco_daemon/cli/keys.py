@@ -79,8 +79,14 @@ def _count(text: str) -> int | str:
 
 
 def _patterns(text: str) -> list[str]:
-    """Read names and patterns, with commas between them; `none` is no limit."""
-    return [] if text == "none" else [one.strip() for one in text.split(",") if one.strip()]
+    """Read names and patterns, with commas between them; the word `none` alone is no limit.
+
+    A text without any, such as that of a variable which a script has not set, must not open everything.
+    """
+    found = [one.strip() for one in text.split(",") if one.strip()]
+    if not found:
+        raise argparse.ArgumentTypeError("give names or patterns of models, with commas between them, or none for all")
+    return [] if found == ["none"] else found
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
