@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from ..config.schema import Config
     from ..dispatch.policy import Policy
-    from ..simulate.whatif import WhatIf, WhatIfPoint
+    from ..simulate.recorded import Recorded
+    from ..simulate.whatif import WhatIf, WhatIfPoint, WhatIfSetting, WhatIfTerms
 
 BUDGETS = "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 RATES = "0.01,0.1,1,10,100,1000"
@@ -42,6 +43,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--budgets", default=BUDGETS, help="budget ratios b, comma-separated (default: 0.1 to 0.9 by tenths)"
     )
+    parser.add_argument(
+        "--model", nargs="?", const="recommended", metavar="NAME",
+        help="as other models of the list would have served them, by their predicted times: names with commas between "
+        "them (default: the recommended one)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--plots", metavar="DIR", help="draw the table as pictures")
     parser.set_defaults(run=run)
@@ -57,27 +63,20 @@ class Moved(argparse.Action):
 
 def run(args: argparse.Namespace) -> int:
     """Replay and print; the table, or one JSON document, goes to stdout."""
-    from ..config.layers import config_path, load
-    from ..daemon.prediction import terms
-    from ..endpoints.continuation import profile_name
+    from ..config.layers import load
     from ..simulate.figures import require_plots
-    from ..simulate.recorded import Recorded
     from ..simulate.whatif import WhatIf, WhatIfSetting
     from ..simulate.whatif_report import Findings, as_json, draw, summary
-    from ..store.checkup import profile
-    from ..store.recorded_outcomes import outcomes
 
     _check(args)
     if args.plots:
         require_plots()
     config = load()
     now = WhatIfSetting(config.device.usd_per_kwh, config.policy.budget)
+    if args.model is not None:
+        return _play_models(args, config, now)
     rates, budgets = _numbers(args.rates, "--rates", now.usd_per_kwh), _numbers(args.budgets, "--budgets", now.budget)
-    since = 0.0 if args.days is None else time.time() - args.days * DAY_S
-    path = _path(args, config)
-    recorded = Recorded.of(outcomes(path, since))
-    server = profile_name(config.server.base_url, config.server.model)
-    known = terms(config, recorded, config_path().parent / "servers", profile(path, server))
+    recorded, known = _past(args, config)
     models = [WhatIf(recorded, known, policy) for policy in _policies(args.policies or config.policy.name, config)]
     cells = tuple(m.predict(rate, budget) for m in models for rate in rates for budget in budgets)
     (in_force,) = _policies(config.policy.name, config)
@@ -89,6 +88,50 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(as_json(findings) | {"ms_per_setting": _ms(models[0], cells)}))
     else:
         print(summary(findings))
+    return 0
+
+
+def _past(args: argparse.Namespace, config: Config) -> tuple[Recorded, WhatIfTerms]:
+    """Read the history; what it says of the requests, and today's terms."""
+    from ..config.layers import config_path
+    from ..daemon.prediction import terms
+    from ..endpoints.continuation import profile_name
+    from ..simulate.recorded import Recorded
+    from ..store.checkup import profile
+    from ..store.recorded_outcomes import outcomes
+
+    since = 0.0 if args.days is None else time.time() - args.days * DAY_S
+    path = _path(args, config)
+    recorded = Recorded.of(outcomes(path, since))
+    server = profile_name(config.server.base_url, config.server.model)
+    return recorded, terms(config, recorded, config_path().parent / "servers", profile(path, server))
+
+
+def _play_models(args: argparse.Namespace, config: Config, now: WhatIfSetting) -> int:
+    """Print what other models would have made of the history, under the settings in force."""
+    from dataclasses import replace
+
+    from ..machines.model_offers import watts_of
+    from ..simulate.whatif import WhatIf
+    from ..simulate.whatif_models import play, summary
+    from ..simulate.whatif_report import notes, recorded_outcome
+    from .whatif_models import about, predicted_devices
+
+    if (args.rates, args.budgets, args.policies, args.plots) != (RATES, BUDGETS, None, None):
+        msg = "--model plays the settings in force: leave --rates, --budgets, --policies and --plots out"
+        raise ConfigError(msg)
+    others = predicted_devices(args.model, config)
+    recorded, known = _past(args, config)
+    if not known.prices.device_watts:  # nothing was booked: the same rule of thumb for all models
+        known = replace(known, prices=replace(known.prices, device_watts=watts_of(config) or 0.0))
+    (policy,) = _policies(config.policy.name, config)
+    found, model = play(recorded, known, policy, now, others), WhatIf(recorded, known, policy)
+    was, said = recorded_outcome(model), notes(model)
+    if args.json:
+        told = {"requests": recorded.n, "days": recorded.days, "recorded": was, "about": about(), "notes": said}
+        print(json.dumps(told | {"models": [one.to_json(found[0].point) for one in found]}))
+    else:
+        print("\n\n".join([summary(found, was, about()), *(["\n".join(said)] if said else [])]))
     return 0
 
 

@@ -6,12 +6,16 @@ import logging
 import math
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..config.schema import Config
 from ..errors import ConfigError
 from ..profiling.saved import TYPICAL, Measured
 from ..profiling.tuned_profile import MACHINE
 from .device_settings import header_of, is_for_gpu, knobs_for, load_measured, model_path, n_gpu_layers, profiles
+
+if TYPE_CHECKING:
+    from ..models.roofline import MachineSpeed, TokenWork
 
 log = logging.getLogger("disco.models")
 
@@ -47,8 +51,6 @@ def predicted_speed(config: Config) -> ExpectedSpeed | None:
     settings = config.device
     if not settings.enabled or settings.base_url or config.split.enabled or config.fleet.enabled:
         return None
-    if not (profiles().folder / MACHINE).exists() or (n_gpu_layers(settings) != 0 and is_for_gpu()):
-        return None
     try:
         return _predicted(config, model_path(settings))
     except (ConfigError, OSError, ValueError, ArithmeticError, LookupError) as e:
@@ -57,14 +59,30 @@ def predicted_speed(config: Config) -> ExpectedSpeed | None:
 
 
 def _predicted(config: Config, path: Path) -> ExpectedSpeed | None:
-    from ..models.listed import listed  # only where a machine was measured, and its model is new
-    from ..profiling.measured_machine import kept_by_any_build
-
-    machine, header = kept_by_any_build(profiles().folder, knobs_for(config, path).n_threads), header_of(path)
+    machine = measured_processor(config, knobs_for(config, path).n_threads)
+    header = None if machine is None else header_of(path)
     if machine is None or header is None:
         return None
-    work = listed(path, header).work
+    from ..models.listed import listed  # only where a machine was measured, and its model is new
+
+    found = expected_of(listed(path, header).work, machine)
+    return found if found.k_s_per_token > 0 and all(map(math.isfinite, astuple(found))) else None
+
+
+def measured_processor(config: Config, n_threads: int) -> MachineSpeed | None:
+    """Return what the processor was measured to do with so many threads; None where a GPU may compute. Blocks on disk.
+
+    The build of llama.cpp may have been another one.
+    """
+    if not (profiles().folder / MACHINE).exists() or (n_gpu_layers(config.device) != 0 and is_for_gpu()):
+        return None
+    from ..profiling.measured_machine import kept_by_any_build  # most machines were not measured
+
+    return kept_by_any_build(profiles().folder, n_threads)
+
+
+def expected_of(work: TokenWork, machine: MachineSpeed) -> ExpectedSpeed:
+    """Return what is predicted of a model on a machine, with a line that meets the curve of prompts at TYPICAL."""
     short_s, typical_s = work.prompt_s(machine, SHORT), work.prompt_s(machine, TYPICAL)
     c = max(0.0, short_s - SHORT * (typical_s - short_s) / (TYPICAL - SHORT))  # attention bends the curve upwards
-    found = ExpectedSpeed((typical_s - c) / TYPICAL, c, 1 / work.decode_s(machine, SHORT))
-    return found if found.k_s_per_token > 0 and all(map(math.isfinite, astuple(found))) else None
+    return ExpectedSpeed((typical_s - c) / TYPICAL, c, 1 / work.decode_s(machine, SHORT))
