@@ -176,7 +176,8 @@ class Load(Message, frozen=True, kw_only=True):
     that goes on from given text is rounded as if it had been generated here from the start, which costs prefill speed.
     `chat_template` is a Jinja text that stands in place of the model's own.
     `n_gpu_layers`: None = as many as fit, -1 = all; of the first `n_cpu_moe` experts stay with the processor (None = of
-    as few as that asks for, -1 = of all). The engine itself finds out on which `main_gpu` all of it is.
+    as few as that asks for, -1 = of all). Of several GPUs all are used, or, with `one_gpu`, one that holds the whole
+    model, if any does: the engine itself finds out which `main_gpu` that is.
     Batches of `llama.PREFILL_ROWS` rows and more are computed by `n_threads_batch` threads (0 = `n_threads`),
     `n_ubatch` rows at a time (0 = N_BATCH). `flash_attn`: None = as llama.cpp says. `kv_type` is f16 (two bytes a
     number), q8_0 (one, and a bit), or auto: f16, but q8_0
@@ -199,6 +200,7 @@ class Load(Message, frozen=True, kw_only=True):
     n_threads: int
     n_gpu_layers: int | None = 0
     n_cpu_moe: int | None = None
+    one_gpu: bool = False
     main_gpu: int = -1
     n_cells: int = 0
     scheduler: str = "andes"

@@ -309,7 +309,7 @@ def make_models(
     for settings in config.models:
         own = settings_of(config, settings)
         path = Path(own.device.model)
-        load = msgspec.structs.replace(whole_config(own, path), disk=None)
+        load = msgspec.structs.replace(whole_config(own, path), disk=None, one_gpu=True)
         old = before.get(settings.name)
         if old is not None and old.device.engine.config == load and _may_go_on(old):
             made[settings.name] = old

@@ -48,7 +48,7 @@ def placed(load: Load) -> GpuPlacement:
     if shape is None or not free:
         return GpuPlacement(load.n_gpu_layers or 0, (load.n_cpu_moe or 0) if load.n_gpu_layers else 0)
     found = placement(*shape, free, load.n_gpu_layers, load.n_cpu_moe)
-    return replace(found, main_gpu=one_gpu(*shape, each, found))
+    return replace(found, main_gpu=one_gpu(*shape, each, found)) if load.one_gpu else found
 
 
 def overrides(n_cpu_moe: int) -> ctypes.Array[_Override] | None:

@@ -32,6 +32,7 @@ TEXT_ROWS = 128  # tokens of a text in one llama_decode; larger ones are hardly 
 LEAST_TEXT = 128  # tokens; a model that cannot read so many is of no use
 SPARE = 0.9  # of the free memory; something else may want some
 GPU_SPARE = 0.9  # of the GPU's free memory; the screen and other programs take some, and buffers are rounded up
+GPU_SLACK = 2**29  # bytes beside that on a GPU that is filled on purpose: a browser on its screen takes as much later
 WORK_PER_ROW = 40  # numbers per row and embedding dimension in llama.cpp's work buffers, roughly
 GIB = 2**30
 F16, Q8_0 = "f16", "q8_0"
@@ -195,16 +196,24 @@ def placement(
 
 
 def one_gpu(model: Footprint, work: int, free: Sequence[int], placed: GpuPlacement) -> int:
-    """Return the number of the GPU that holds all of a placed model, of several the one with least `free`; -1 for none.
+    """Return the number of the GPU that holds all of one of several placed models; -1 for none.
 
-    On one GPU nothing crosses from one to another at each token, and other models find the others free. A model that
-    does not go whole on the GPUs is spread over all, as it is where there is one GPU.
+    Of those where GPU_SLACK stays free it is the one with least `free`, so that other models find the others free; else
+    the one with most. On one GPU nothing crosses from one to another at each token. A model that does not go whole on
+    the GPUs is spread over all, as it is where there is one GPU.
     """
     n = placed.n_gpu_layers
     if len(free) < 2 or 0 <= n <= model.n_layers:
         return -1
-    fits = [i for i, has in enumerate(free) if gpu_layers(model, work, has, placed.n_cpu_moe) > model.n_layers]
-    return min(fits, key=lambda i: (free[i], i), default=-1)
+
+    def holding(slack: int) -> list[int]:
+        return [
+            i for i, has in enumerate(free) if gpu_layers(model, work, has - slack, placed.n_cpu_moe) > model.n_layers
+        ]
+
+    if easily := holding(GPU_SLACK):
+        return min(easily, key=lambda i: (free[i], i))
+    return max(holding(0), key=lambda i: (free[i], -i), default=-1)
 
 
 def weights_there(model: Footprint, placed: GpuPlacement) -> int:

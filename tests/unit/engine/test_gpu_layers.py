@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import llama_cpp
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from disco_daemon.engine.llama import model as llama
 from disco_daemon.engine.llama.library import show_errors
 from disco_daemon.engine.llama.memory import (
     GIB,
+    GPU_SLACK,
     GPU_SPARE,
     Footprint,
     GpuPlacement,
@@ -115,17 +117,39 @@ sizes = st.integers(0, 64 * GIB)
 
 
 @given(st.lists(sizes, max_size=6), st.integers(1, 64 * GIB), st.integers(0, GIB))
-def test_a_gpu_that_is_chosen_holds_all_of_the_model_and_no_smaller_one_does(
+def test_a_gpu_that_is_chosen_holds_all_of_the_model_and_no_smaller_one_does_easily(
     free: list[int], size: int, work: int
 ) -> None:
     model = Footprint(size, 20, 0)
     on = one_gpu(model, work, free, placement(model, work, sum(free)))
     holds = [has for has in free if size <= GPU_SPARE * has - work]
+    easily = [has for has in free if size <= GPU_SPARE * (has - GPU_SLACK) - work]
     if on >= 0:
         assert len(free) > 1
-        assert free[on] == min(holds)
+        assert free[on] == (min(easily) if easily else max(holds))
     else:
         assert len(free) < 2 or not holds
+
+
+@pytest.mark.parametrize("free", [[23 * GIB, 11 * GIB], [11 * GIB, 23 * GIB], [8 * GIB, 8 * GIB]])
+def test_a_lone_model_is_on_all_gpus_as_ever_and_one_of_several_on_one(
+    monkeypatch: pytest.MonkeyPatch, free: list[int]
+) -> None:
+    monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr(gpu, "free_each", lambda: free)
+    monkeypatch.setattr(gpu, "_shape", lambda load, free: (LARGE, 300 * MIB))
+    lone = Load(model_path="m", n_ctx=512, n_threads=1, n_gpu_layers=None)
+    assert gpu.placed(lone) == GpuPlacement(33, main_gpu=-1)
+    one_of_several = msgspec.structs.replace(lone, one_gpu=True)
+    assert gpu.placed(one_of_several) == GpuPlacement(33, main_gpu=free.index(min(free)))
+
+
+def test_a_gpu_that_would_be_filled_to_the_brim_is_left_to_its_screen() -> None:
+    just = int((LARGE.n_bytes + LARGE.kv_bytes + 300 * MIB) / GPU_SPARE) + 1
+    placed = placement(LARGE, 300 * MIB, just + 24 * GIB)
+    assert one_gpu(LARGE, 300 * MIB, [just, 24 * GIB], placed) == 1
+    assert one_gpu(LARGE, 300 * MIB, [just + GPU_SLACK, 24 * GIB], placed) == 0
+    assert one_gpu(LARGE, 300 * MIB, [just, just + 1, 2 * GIB], placed) == 1, "the one with most of those that do"
 
 
 def test_what_did_not_fit_on_one_gpu_is_tried_on_all_before_less_of_it_is() -> None:
