@@ -51,11 +51,15 @@ class ServerMember:
 
 @dataclass(frozen=True, slots=True)
 class OtherServer:
-    """Who is asked as well after a silence of `after_s`, s; `take` says whether that may be now, and counts it."""
+    """Who is asked as well after a silence of `after_s`, s; `take` says whether that may be now, and counts it.
+
+    `is_due_anyway`: it would have been asked alone, but for the trial of another one, so it needs no room to spare.
+    """
 
     member: ServerMember
     after_s: float
     take: Callable[[], bool]
+    is_due_anyway: bool = False
 
 
 Choose = Callable[[Sequence[ServerMember]], ServerMember | None]  # of those that are left, the best one to be asked now
@@ -64,7 +68,8 @@ Choose = Callable[[Sequence[ServerMember]], ServerMember | None]  # of those tha
 class AnswerServer:
     """`Endpoint` of the server side for one answer, made of several.
 
-    All mutable state: the member that is asked `now`, those that are `left`, and whether that one has failed here.
+    All mutable state: the member that is asked `now`, those that are `left`, whether that one has failed here, and
+    whether nobody is asked any more.
     """
 
     side = Side.SERVER
@@ -83,7 +88,7 @@ class AnswerServer:
         self.now, self.left = first, [one for one in others if one is not first]
         self.model, self.known_since = first.endpoint.model, first.endpoint.known_since
         self._choose, self._told = choose, failed
-        self._has_failed = False
+        self._has_failed = self._is_over = False
         self._n_at_fault = 0
         self._hedge, self._sent = hedge, None if hedge is None else hedge.member
         self._asked_twice: Hedge | None = None
@@ -118,11 +123,17 @@ class AnswerServer:
         """Whether the one that would be asked now has not failed for this answer."""
         return not self._has_failed
 
+    def give_up(self) -> None:
+        """Ask nobody any more for this answer: privacy or a limit is in the way, which says nothing of a member."""
+        self._hedge, self._has_failed, self._is_over = None, True, True
+
     def leave(self, error: EndpointError, *, begun: bool = False) -> bool:
         """Let another member be asked from now on; False where none is left that may be.
 
         With an answer `begun` only one that may go on with it.
         """
+        if self._is_over:
+            return False
         self._look_back()
         self._has_failed = True
         if not error.your_fault:

@@ -15,12 +15,13 @@ from ..endpoints.hedge import Hedge
 from ..errors import EndpointError, release_frames
 from ..money.spending import CapRefusal, CostBound, capped
 from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Order, Paused, Side, Token
-from .answer_server import AnswerServer, OtherServer
+from .answer_server import AnswerServer
 from .context import AnswerContext
 from .cost_limit import CostLimit
 from .endpoint_run import EndpointRun, PromptSize
 from .inbox import EventInbox
 from .journal import Journal
+from .second_requests import SecondRequests
 
 SHADOW_S = 10.0  # a server that lost the race is listened to for this long; longer says only "slow"
 PRIVATE = "the server is asked nothing: policy.private is on"
@@ -48,6 +49,7 @@ class EndpointRuns:
         self._n_held_back = 0  # tokens of the budget that moves hold
         self._cost_limit = CostLimit(request, context.spending)
         self._continuation = {} if continuation is None else continuation
+        self._second = SecondRequests(context, request, prompt, self._cost_limit, journal, self)
 
     # --- for reading ---------------------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class EndpointRuns:
     def has_another(self, side: Side) -> bool:
         """Whether a side that has failed would be asked at another server now."""
         choice = self._context.endpoints.get(side)
-        return isinstance(choice, AnswerServer) and choice.is_fresh
+        return isinstance(choice, AnswerServer) and choice.is_fresh and not self._context.private
 
     def overlap(self, side: Side, text: str) -> str | None:
         """Return what `side` would repeat of the client's beginning of the answer and `text`."""
@@ -97,23 +99,23 @@ class EndpointRuns:
         if isinstance(endpoint, AnswerServer):
             if (other := endpoint.hedge) is not None and not run.n_before:
                 run.other = other.member
-                controls.hedge = Hedge(other.after_s, lambda: self._admit_other(run, other))
+                controls.hedge = Hedge(other.after_s, lambda: self._second.admit_other(run, other))
                 endpoint.ask_twice(controls.hedge)
         elif side is Side.SERVER and planned.plan.hedge_s < math.inf and not run.n_before:
-            controls.hedge = Hedge(planned.plan.hedge_s, lambda: self._admit_hedge(run, planned))
+            controls.hedge = Hedge(planned.plan.hedge_s, lambda: self._second.admit(run, planned))
         self._current[side] = run
         if context.private and side is Side.SERVER:  # since the plan somebody has said that nothing leaves
-            self._inbox.post(Broke(side, EndpointError(side, "private", PRIVATE)))
+            self._refuse(side, EndpointError(side, "private", PRIVATE))
             return
         asked = self._continued(effect) if effect.answer_so_far else self._request
         request = self._cost_limit.admit(run, asked, self._prompt.length, self.all)
         if request is None:
-            self._inbox.post(Broke(side, self._cost_limit.reached()))
+            self._refuse(side, self._cost_limit.reached())
             return
         wanted = CostBound.of(self._request, self._prompt.n_tokens, effect.n_tokens)
         grant = context.spending.reserve(side, wanted, context.clock.wall())
         if isinstance(grant, CapRefusal):  # since the plan others have spent what was left
-            self._inbox.post(Broke(side, capped(grant)))
+            self._refuse(side, capped(grant))
             return
         run.grant = grant
         self.all.append(run)
@@ -123,45 +125,15 @@ class EndpointRuns:
             request = replace(request, expected_rest=context.planner.knowledge.outputs.rest(self._prompt.n_tokens))
         run.task = group.create_task(self._run(run, endpoint, request, asked))
 
-    def _admit_hedge(self, run: EndpointRun, planned: Planned) -> bool:
-        """Whether the server may be asked a second time, now that it is silent; the most that may cost is reserved.
+    def _refuse(self, side: Side, error: EndpointError) -> None:
+        """Let a side fail that is not asked: what is in the way of one of several servers is so for this answer."""
+        self._give_up(side)
+        self._inbox.post(Broke(side, error))
 
-        Not where the answer has let go of the run, nor beyond a cap or the share of second requests: none of these is
-        an error of the answer.
-        """
-        context, hedges = self._context, self._context.planner.hedges
-        if context.private or self.is_stale(run) or not context.endpoints[run.side].readiness().hedgeable:
-            return False
-        if not hedges.allows(planned.length) or not self._cost_limit.admit_again(run, self.all):
-            return False
-        wanted = CostBound.of(self._request, self._prompt.n_tokens)
-        grant = context.spending.reserve(run.side, wanted, context.clock.wall())
-        if isinstance(grant, CapRefusal):
-            return False
-        hedges.take(planned.length)
-        run.hedge_grant = grant
-        self._journal.hedged(run)
-        return True
-
-    def _admit_other(self, run: EndpointRun, other: OtherServer) -> bool:
-        """Whether another server may be asked as well, now that this one is silent; as `_admit_hedge`, at its price."""
-        context, member = self._context, other.member
-        if context.private or self.is_stale(run) or member.endpoint.readiness().down_s > 0:
-            return False
-        if not self._cost_limit.admit_elsewhere(
-            run, self._request, self._prompt.length, self.all, member.spending.price
-        ):
-            return False
-        if not other.take():
-            run.hedge_most_usd = 0.0
-            return False
-        wanted = CostBound.of(self._request, self._prompt.n_tokens)
-        grant = member.spending.reserve(run.side, wanted, context.clock.wall())
-        if isinstance(grant, CapRefusal):
-            return False
-        run.hedge_grant = grant
-        self._journal.hedged(run)
-        return True
+    def _give_up(self, side: Side) -> None:
+        """Ask no other server in the place of one, or the answer would ask for it again at once, without an end."""
+        if isinstance(choice := self._context.endpoints[side], AnswerServer):
+            choice.give_up()
 
     def send(self, side: Side, order: Order) -> None:
         """Steer the run of one side."""
@@ -233,17 +205,20 @@ class EndpointRuns:
         while isinstance(endpoint, AnswerServer) and error is not None and self._leave(endpoint, run, error):
             if run.n_tokens or run.n_before:
                 break
-            next_asked = self._in_place_of(run, endpoint, asked)
-            if next_asked is not None:
-                run, limited = next_asked
-                error = await self._pump(run, endpoint, limited)
+            if (next_asked := self._in_place_of(run, endpoint, asked)) is None:
+                self._give_up(run.side)
+                break
+            run, limited = next_asked
+            error = await self._pump(run, endpoint, limited)
         if error is not None:
             await self._inbox.put(run, Broke(run.side, error))
 
     def _leave(self, choice: AnswerServer, run: EndpointRun, error: EndpointError) -> bool:
         """Have another server asked from now on, after this error of a run; False where there is none."""
         begun = bool(run.n_tokens or run.n_before)
-        if self.is_stale(run) or self._context.private or not choice.leave(error, begun=begun):
+        if self._context.private:
+            self._give_up(run.side)
+        if self.is_stale(run) or not choice.leave(error, begun=begun):
             return False
         self._context.spending = choice.now.spending
         self._cost_limit.follow(choice.now.spending)
@@ -373,6 +348,7 @@ class EndpointRuns:
         for run in self.all:
             has_begun = run.first_at is not None or run.ended_at is not None
             if run.side is Side.SERVER and not has_begun and run.task is not None and not run.task.done():
+                self._give_up(run.side)
                 self._inbox.post(Broke(run.side, EndpointError(run.side, "private", PRIVATE)), run)
                 run.task.cancel()
                 stopped.append(run.task)
