@@ -15,6 +15,8 @@ from aiohttp import web
 
 from ..conductor import Conductor, eligible, ignored_by, planned_quality, prompt_length
 from ..errors import DiscoError, ReaderGone, RequestError, TooManyRequests
+from ..keys import key_fields
+from ..keys.named_key import KeyTerms
 from ..types import OWNER, Embedding, GenerationRequest, Given, Side, TextTask
 from .http import sse
 from .http.connections import body
@@ -92,12 +94,28 @@ def asked_by(request: web.Request, generation: GenerationRequest) -> GenerationR
     """Return what a request asks as the key that it shows may have it answered. Raises RequestError."""
     if (key := key_of(request)) is None:
         return generation
+    if key.terms.models and generation.extra:
+        generation = _of_its_models(request, generation, key.terms)
     if not key.terms.private:
         return replace(generation, caller=key.caller)
     if Side.DEVICE not in generation.allowed:
         msg = f"What the key '{key.name}' asks stays on this machine, and this is for the server: use 'disco'."
         raise RequestError(msg, status=403, param="model", code="private")
     return replace(generation, caller=key.caller, allowed=frozenset({Side.DEVICE}), private=True)
+
+
+def _of_its_models(request: web.Request, generation: GenerationRequest, terms: KeyTerms) -> GenerationRequest:
+    """Return a request without what could get it another model than the key may ask for. Raises RequestError.
+
+    A server knows its models by names of its own, before which disco puts the server's.
+    """
+    extra = key_fields.kept(generation.extra)
+    servers = {model.partition("/")[0] for model in generation.servers}
+    for name in key_fields.models_named(extra):
+        if not terms.allow(name) and not (servers and all(terms.allow(f"{server}/{name}") for server in servers)):
+            raise names(request).not_allowed(name)
+    left = (name for name, value in generation.extra.items() if name not in extra and value is not None)
+    return replace(generation, extra=extra, left_out=(*generation.left_out, *left))
 
 
 Shape = Callable[[str, int, str], AnswerShape]  # of an answer's id, its time, and the model as it was asked for

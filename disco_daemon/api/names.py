@@ -56,7 +56,7 @@ class ModelNames:
             target = self._aliased(name.removesuffix(LATEST))
             sides = _sides(target, self._conductor)
         if not self._allows(name, target):
-            raise self._not_allowed(name)
+            raise self.not_allowed(name)
         if not sides:
             alias = "" if target == name else f" (api.aliases has it for '{name}')"
             near = which(target, self, "GET /v1/models lists all")
@@ -74,6 +74,16 @@ class ModelNames:
             is_there = alias not in own and (target in own or _servers(target, self._conductor))
             if is_there and self._allows(alias, target):
                 yield alias
+
+    def not_allowed(self, name: str) -> RequestError:
+        """Return the error for a model that the key may not ask for."""
+        key = self._key.name if self._key is not None else ""
+        may = ", ".join(self) or "none that is here now"
+        msg = (
+            f"The key '{key}' may not ask for the model '{name}', but for: {may}. `disco keys change {key} --models …` "
+            "on the machine of the daemon allows others."
+        )
+        return RequestError(msg, status=403, param="model", code="model_not_allowed")
 
     def card(self, name: str) -> dict[str, Any]:
         """Return the document of a model. Raises RequestError.
@@ -124,15 +134,6 @@ class ModelNames:
     def _allows(self, name: str, target: str) -> bool:
         """Whether the key may ask for a name, as it stands or by what it stands for."""
         return self._key is None or self._key.terms.allow(name, name.removesuffix(LATEST), target)
-
-    def _not_allowed(self, name: str) -> RequestError:
-        key = self._key.name if self._key is not None else ""
-        may = ", ".join(self) or "none that is here now"
-        msg = (
-            f"The key '{key}' may not ask for the model '{name}', but for: {may}. `disco keys change {key} --models …` "
-            "on the machine of the daemon allows others."
-        )
-        return RequestError(msg, status=403, param="model", code="model_not_allowed")
 
     def _aliased(self, name: str) -> str:
         """Return what an alias stands for: the name itself, or the most exact pattern; else the name."""

@@ -189,6 +189,28 @@ async def test_models_are_listed_and_asked_for_as_the_key_may(ends: Ends) -> Non
             await client.chat.completions.create(**FEW | {"model": "disco/server"})
 
 
+async def test_no_field_of_a_request_gets_a_key_another_model_at_a_server(ends: Ends) -> None:
+    daemon, upstream = ends
+    body = FEW | {"model": "disco/server"}
+    key = await made(daemon, "routed", models=["disco/server", "cheap-*"])
+    before = upstream.n_requests
+    for more in ({"models": ["cheap-1", "o1-pro"], "route": "fallback"}, {"provider": {"model": "o1-pro"}}):
+        status, said, _ = await told(daemon, key, "POST", "/v1/chat/completions", body | more)
+        assert status == 403, more
+        assert "may not ask for the model 'o1-pro'" in json.dumps(said)
+    assert upstream.n_requests == before
+    more = {"models": ["cheap-1"], "plugins": [{"id": "web"}], "preset": "dear", "Model": "o1-pro", "top_a": 0.1}
+    status, said, headers = await told(daemon, key, "POST", "/v1/chat/completions", body | more)
+    assert status == 200, said
+    sent = upstream.exchanges[-1].body
+    assert (sent["models"], sent["top_a"]) == (["cheap-1"], 0.1)
+    assert not sent.keys() & {"plugins", "preset", "Model"}
+    assert {"plugins", "preset", "Model"} <= set(headers["X-Disco-Ignored"].split(", "))
+    status, said, _ = await told(daemon, await made(daemon, "wide"), "POST", "/v1/chat/completions", body | more)
+    assert status == 200, said
+    assert upstream.exchanges[-1].body["preset"] == "dear", "a key for all models says what the owner may say"
+
+
 async def test_a_private_key_asks_no_server(ends: Ends) -> None:
     daemon, upstream = ends
     before = upstream.n_requests

@@ -1,0 +1,68 @@
+"""What of a request's body could name a model at a server, beside `model`, is held against the key's patterns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disco_daemon.keys.key_fields import CONTENT, kept, models_named
+from disco_daemon.types import FIELDS, Treatment, field_of
+
+DEAR = "openai/o1-pro"
+GOES_ON = [name for name, row in FIELDS.items() if not row.own and row.server is Treatment.PASSED_ON]
+SHAPES: list[Any] = [
+    {"model": DEAR},
+    {"models": [DEAR]},
+    [{"id": "auto-router", "allowed_models": [DEAR]}],
+    {"parameters": {"Model": DEAR}},
+    {"models": {"answering_model": DEAR}},
+    {"model": {DEAR: 1}},
+    {"model": {"id": DEAR}},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", GOES_ON)
+def test_no_field_that_goes_to_a_server_hides_the_name_of_a_model(name: str, shape: Any) -> None:
+    """Of a field that is not looked into, the content is the client's own text: the list of those is short."""
+    left = kept({name: shape})
+    is_text = name in CONTENT or field_of(name).device is Treatment.FORM
+    assert is_text or not left or DEAR in models_named(left)
+
+
+def test_models_of_openrouter_and_tools_of_routers_are_seen() -> None:
+    assert list(models_named({"models": [DEAR, "b"], "route": "fallback"})) == ["b", DEAR]
+    assert list(models_named({"models": DEAR})) == [DEAR]
+    advisor = {"type": "openrouter:advisor", "parameters": {"model": DEAR}}
+    assert list(models_named({"tools": [advisor]})) == [DEAR]
+    assert list(models_named({"tools": [advisor | {"function": {"model": DEAR}}]})) == [DEAR, DEAR]
+
+
+@pytest.mark.parametrize("name", ["preset", "Models", "MODEL", "compound_custom", "plugins", "lora_request", "zzz"])
+def test_what_disco_does_not_know_stays_here(name: str) -> None:
+    assert kept({name: {"x": DEAR}, "top_p": 0.5}) == {"top_p": 0.5}
+
+
+@pytest.mark.parametrize("name", ["guided_json", "guided_of_a_later_vllm", "response_format", "json_schema"])
+def test_a_form_with_a_property_that_is_called_model_is_no_model(name: str) -> None:
+    extra = {name: {"properties": {"model": {"enum": [DEAR]}}}}
+    assert kept(extra) == extra
+    assert not list(models_named(extra))
+
+
+def test_a_function_with_a_parameter_that_is_called_model_is_no_model() -> None:
+    function = {"name": "book", "parameters": {"properties": {"model": {"enum": [DEAR]}}}}
+    for tool in ({"type": "function", "function": function}, {"function": function}):
+        assert not list(models_named({"tools": [tool], "tool_choice": "auto"}))
+
+
+@given(
+    st.recursive(
+        st.text(max_size=3) | st.integers() | st.none(), lambda x: st.lists(x) | st.dictionaries(st.text(max_size=3), x)
+    )
+)
+def test_whatever_the_tools_are_they_are_looked_through(tools: Any) -> None:
+    assert all(isinstance(name, str) for name in models_named({"tools": tools, "provider": tools}))
