@@ -5,8 +5,9 @@
     nobody asks, or memory gets short -> one comes back, or one leaves
 
 All decisions are made without waiting, by `scheduler.residency`; one task carries them out, one after the other, so
-memory is taken by one load at a time. A model that is held is never closed: its request waits for it, or reads. What is
-taken off the limit for the device of the race is the caller's to say, and it stays where it is.
+memory is taken by one load at a time. Only a load that nobody asked for gives way: to a model that is wanted meanwhile,
+which is loaded beside it or in its place. A model that is held is never closed: its request waits for it, or reads.
+What is taken off the limit for the device of the race is the caller's to say, and it stays where it is.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ class ResidentModels:
             log.warning("memory gets short: %s left", ", ".join(over))
             await self._swap(Swap("", over))
             return True
-        if self._wanted or (back := coming_back(uses, limit, beside=self._busy())) is None:
+        loading = any(m.is_here and m.device.engine.state is EngineState.LOADING for m in present)
+        if self._wanted or loading or (back := coming_back(uses, limit, beside=self._busy())) is None:
             return False
         await self._swap(back)
         return True
@@ -212,6 +214,8 @@ class ResidentModels:
         await asyncio.gather(*(self._close(model) for model in leaving))
         if coming is None or self._models.get(swap.name) is not coming or (is_wanted and coming not in self._wanted):
             return
+        if not is_wanted and self._wanted:  # since it was decided on: that one is decided on first
+            return
         self._measure()
         if leaving_for(coming.n_bytes, self._uses(), self._room()) != ():  # others have taken the room meanwhile
             return
@@ -223,7 +227,7 @@ class ResidentModels:
         try:
             await coming.device.start()
             coming.device.place.set(is_open=True)
-            await engine.ready(LOAD_WAIT_S)
+            await (engine.ready(LOAD_WAIT_S) if is_wanted else self._ready_ahead(coming))
         except EndpointError as e:
             log.warning("model %s is not loaded: %s", swap.name, e)
             if engine.state not in (EngineState.LOADING, EngineState.READY):  # else it goes on, from a slow disk
@@ -231,6 +235,24 @@ class ResidentModels:
         except Exception as e:
             log.exception("model %s cannot be started", swap.name)
             await self._give_up(coming, f"the model {swap.name} cannot be started: {type(e).__name__}")
+
+    async def _ready_ahead(self, model: ResidentModel) -> None:
+        """Wait for a model that nobody has asked for, or until another one is wanted: then it loads on by itself.
+
+        Raises EndpointError where it cannot be loaded, and that is known by then; later `_close_left` finds out.
+        """
+        ready = asyncio.create_task(model.device.engine.ready(LOAD_WAIT_S), name="a load ahead")
+        news: asyncio.Task[Any] | None = None
+        try:
+            while not ready.done() and all(m.device.place.is_open for m in self._wanted):
+                self._news.clear()  # whoever comes back from here looks at everything
+                news = asyncio.create_task(self._news.wait(), name="news of models")
+                await asyncio.wait((ready, news), return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+            if ready.done():
+                await ready
+        finally:
+            await cancel_all(ready, news)
 
     async def _give_up(self, model: ResidentModel, why: str) -> None:
         """Let a model that cannot be loaded have no memory; requests are told why, until one may try again."""

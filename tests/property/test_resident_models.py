@@ -53,6 +53,7 @@ class StubEngine:
         self.machine, self.n_bytes, self.fault = machine, n_bytes, fault
         self.state, self.pid = EngineState.STOPPED, cast("int | None", None)
         self.in_flight, self.last_error, self.n_starts = 0, "it is broken", 0
+        self.load_s, self.loading = LOAD_S, cast("asyncio.Task[None] | None", None)
         machine.engines.append(self)
 
     async def start(self) -> None:
@@ -61,18 +62,27 @@ class StubEngine:
             raise RuntimeError("no more processes")
         self.state, self.pid = EngineState.LOADING, 10**9  # a number that no process has
         self.n_starts += 1
+        self.loading = asyncio.create_task(self.load(self.fault))
         assert self.machine.used <= self.machine.limit, "more than there is"
 
-    async def ready(self, timeout_s: float) -> None:
-        await asyncio.sleep(LOAD_S)
-        if self.fault == "refuses":
+    async def load(self, fault: str) -> None:
+        await asyncio.sleep(self.load_s)
+        if fault == "refuses":
             self.state, self.pid = EngineState.FAILED, None
-            raise EngineGone(self.last_error)
+        else:
+            self.state = EngineState.READY
+
+    async def ready(self, timeout_s: float) -> None:
+        assert self.loading is not None
         if self.fault == "breaks":
             raise ValueError("nobody thought of that")
-        self.state = EngineState.READY
+        await asyncio.wait((self.loading,), timeout=timeout_s)
+        if self.state is not EngineState.READY:
+            raise EngineGone(self.last_error)
 
     async def close(self) -> None:
+        if self.loading is not None:
+            self.loading.cancel()
         await asyncio.sleep(CLOSE_S)
         if self.fault == "does not end":
             self.fault = ""  # the next time it does
@@ -89,10 +99,8 @@ def a_model(machine: Machine, name: str, n_bytes: int, fault: str = "") -> Resid
 class Rate:
     """A model that is expected so often, whatever it is asked."""
 
-    is_known = False
-
-    def __init__(self, per_hour: float) -> None:
-        self._per_hour = per_hour
+    def __init__(self, per_hour: float, *, is_known: bool = False) -> None:
+        self._per_hour, self.is_known = per_hour, is_known
 
     def observe(self, at: float) -> None:
         del at
@@ -260,6 +268,40 @@ async def test_whatever_goes_wrong_the_task_goes_on(monkeypatch: pytest.MonkeyPa
         assert other.is_here
 
 
+@pytest.mark.parametrize("room", [20, 30])
+@in_jumps
+async def test_who_asks_for_a_model_does_not_wait_for_one_that_nobody_has_asked_for(room: int) -> None:
+    machine = Machine(room)
+    ahead, wanted, third = (
+        a_model(machine, name, size) for name, size in (("ahead", 15), ("wanted", 10), ("third", 5))
+    )
+    ahead.use, engine_of(ahead).load_s = cast(ExpectedUse, Rate(1e5, is_known=True)), 100.0
+    async with resident(machine, ahead, wanted, third) as owner:
+        await asyncio.sleep(2 * LOOK_S)
+        assert (ahead.state, engine_of(ahead).state) == ("loading", EngineState.LOADING)
+        async with asyncio.timeout(CLOSE_S + LOAD_S + 1.0):
+            await asked(owner, wanted)
+        assert ahead.is_here is (room == 30), "where both have room it goes on beside the other one"
+        ahead.use = cast(ExpectedUse, Rate(1e5 if room == 30 else 1e9, is_known=True))
+        await asyncio.sleep(100.0 + CLOSE_S + 2 * LOOK_S)
+        assert engine_of(ahead).state is EngineState.READY
+        assert engine_of(ahead).n_starts == (1 if room == 30 else 2)
+        assert third.state == "unloaded"
+
+
+@in_jumps
+async def test_a_load_ahead_that_fails_beside_a_wanted_one_is_told_like_any_other() -> None:
+    machine = Machine(30)
+    ahead, wanted = a_model(machine, "ahead", 15, "refuses"), a_model(machine, "wanted", 10)
+    ahead.use, engine_of(ahead).load_s = cast(ExpectedUse, Rate(1e5, is_known=True)), 20.0
+    async with resident(machine, ahead, wanted) as owner:
+        await asyncio.sleep(1.0)
+        await asked(owner, wanted)
+        assert ahead.state == "loading"
+        await asyncio.sleep(20.0 + LOOK_S)
+        assert ahead.state == "failed"
+
+
 actions = st.one_of(
     st.tuples(st.just("ask"), st.integers(0, 3), st.sampled_from((0.0, 0.0, 4.0, 20.0))),
     st.tuples(st.just("wait"), st.integers(0, 3), st.sampled_from((0.5, 1.5, 4.0, 40.0))),
@@ -269,22 +311,23 @@ actions = st.one_of(
 )
 
 
-kinds = st.tuples(st.integers(1, 20), st.sampled_from((0.1, 10.0, 1e5)))  # size, and requests an hour that are expected
+# Size, requests an hour that are expected, and whether it comes by itself also where it was not here yet.
+kinds = st.tuples(st.integers(1, 20), st.sampled_from((0.1, 10.0, 1e5)), st.booleans())
 
 
 @given(st.lists(kinds, min_size=4, max_size=4), st.lists(actions, max_size=30))
 @settings(max_examples=60, deadline=None)
 def test_all_stay_within_the_limit_each_has_one_process_and_who_can_be_served_is(
-    kinds: list[tuple[int, float]], steps: list[tuple[str, int, Any]]
+    kinds: list[tuple[int, float, bool]], steps: list[tuple[str, int, Any]]
 ) -> None:
     @in_jumps
     async def run() -> None:
         machine = Machine(25)
 
         def made(index: int) -> ResidentModel:
-            size, per_hour = kinds[index]
+            size, per_hour, is_known = kinds[index]
             model = a_model(machine, f"m{index}", size)
-            model.use = cast(ExpectedUse, Rate(per_hour))
+            model.use = cast(ExpectedUse, Rate(per_hour, is_known=is_known))
             return model
 
         models = {f"m{i}": made(i) for i in range(4)}
