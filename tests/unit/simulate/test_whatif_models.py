@@ -45,13 +45,12 @@ def measured() -> None:
 def test_a_model_like_the_present_one_saves_nothing_and_a_faster_one_waits_less() -> None:
     recorded, terms = Recorded.of(history()), WhatIfTerms(PRICES)
     phone = recorded.phone
-    alike, faster = (
-        PredictedPhone(
-            "other", times * phone.prefill_tps, times * phone.decode_tps, phone.start_s / times,
-            lambda n, times=times: (n / phone.prefill_tps + phone.start_s) / times,
-        )
-        for times in (1.0, 4.0)
-    )  # fmt: skip
+
+    def times_as_fast(times: float) -> PredictedPhone:
+        tps = times * phone.prefill_tps, times * phone.decode_tps
+        return PredictedPhone("other", *tps, phone.start_s / times, lambda n: n / tps[0] + phone.start_s / times)
+
+    alike, faster = times_as_fast(1.0), times_as_fast(4.0)
     present, same, quick = play(recorded, terms, make_policy("race"), NOW, [alike, faster])
     saved = same.to_json(present.point)["saved"]
     assert saved == pytest.approx(dict.fromkeys(("mean_ttft_s", "server_usd", "device_wh"), 0.0), abs=1e-9)
