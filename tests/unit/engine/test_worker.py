@@ -1,12 +1,15 @@
-"""The engine's process, as far as it needs no model: what ends a warm-up."""
+"""The engine's process, as far as it needs no model: what ends a warm-up, and what comes before peers."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any, cast
 
 from disco_daemon.engine.llama.model import Llama
+from disco_daemon.engine.serve.edge import SplitEdge
+from disco_daemon.engine.serve.partner import SplitPartner
 from disco_daemon.engine.worker import Worker
 from disco_daemon.scheduler.latency import IterationLatency
 
@@ -53,3 +56,26 @@ def test_what_ends_a_warm_up_does_so_before_the_request_that_came_is_computed() 
         assert still_warming == [True]
         worker._put(lambda: None)
         assert still_warming == [True], "nothing is warmed up any more: the decode of a request goes on"
+
+
+def test_a_partner_knows_the_first_characters_of_its_tokens_before_a_peer_is_heard() -> None:
+    # else the first grammar that a peer sends would hold the thread that computes for everybody
+    order: list[str] = []
+
+    class SlowVocabulary:
+        @property
+        def initials(self) -> None:
+            order.append("initials")
+
+    class NoPeers:
+        def sockets(self) -> Iterator[socket.socket]:
+            order.append("peers")
+            yield from ()
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for kind, wanted in ((SplitPartner, ["initials", "peers"]), (SplitEdge, ["peers"])):
+            order.clear()
+            given = cast("Any", (NoPeers(), None, object.__new__(kind), SlowVocabulary()))
+            Worker(theirs)._read_peers(*given)
+            assert order == wanted
