@@ -60,7 +60,7 @@ class Exchange:
     """One chat request and how its answer went. Times in s of the running event loop.
 
     `chunks` counts those with content. `closed_at` is when the client went away before the end of its answer;
-    `closed` is set then.
+    `closed` is set then. `ended_at` is when it was over, in whatever way.
     """
 
     id: str
@@ -72,6 +72,7 @@ class Exchange:
     created: int
     chunks: int = 0
     ended: bool = False
+    ended_at: float | None = None
     closed_at: float | None = None
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -79,7 +80,7 @@ class Exchange:
         """Settle how the exchange ended, once: the first reason counts."""
         if self.ended:
             return
-        self.ended = True
+        self.ended, self.ended_at = True, now
         if by_client:
             self.closed_at = now
             self.closed.set()

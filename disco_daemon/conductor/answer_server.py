@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..endpoints.base import Controls, Endpoint, Resumption
+from ..endpoints.breaker import Breaker
 from ..endpoints.hedge import Hedge, ServerEvents
 from ..errors import EndpointError
 from ..money.spending import Spending
@@ -108,10 +109,12 @@ class AnswerServer:
         self._hedge = self._asked_twice = None
         if hedge is None or other is None or hedge.sent_at is None:
             return
+        if not hedge.won and hedge.second.error is None:
+            return  # it has lost a race, and may still go on with the answer
         self.left = [one for one in self.left if one is not other]
         if hedge.won:
             self._become(other)
-        elif hedge.second.error is not None:
+        else:
             self._told(other)
 
     def _become(self, member: ServerMember) -> None:
@@ -141,14 +144,26 @@ class AnswerServer:
         self._n_at_fault += error.your_fault
         if self._n_at_fault >= MAX_AT_FAULT:
             return False
-        able = [one for one in self.left if not begun or one.endpoint.continuation is not Continuation.NONE]
-        tried = [one for one in able if begun and one.endpoint.continuation is not Continuation.UNTRIED]
-        found = self._choose(tried or able)
+        found = self._next(begun=begun)
         if found is None:
             return False
         self.left.remove(found)
         self._become(found)
         return True
+
+    def _next(self, *, begun: bool) -> ServerMember | None:
+        able = [one for one in self.left if not begun or one.endpoint.continuation is not Continuation.NONE]
+        tried = [one for one in able if begun and one.endpoint.continuation is not Continuation.UNTRIED]
+        return self._choose(tried or able)
+
+    def may_pass_on(self, *, begun: bool) -> bool:
+        """Whether another one would answer, or go on with an answer that has `begun`."""
+        return self._next(begun=begun) is not None
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the one that is asked now is silent for longer than is usual of it."""
+        breaker: Breaker | None = getattr(self.now.endpoint, "breaker", None)
+        return breaker is not None and breaker.is_silent(now)
 
     # --- Endpoint: what the one says that is asked now ----------------------------------------------------------------
 

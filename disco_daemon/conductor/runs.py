@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import replace
 
 from ..answer import Arrived, Broke, Ended, Followed, Start
@@ -22,6 +22,7 @@ from .endpoint_run import EndpointRun, PromptSize
 from .inbox import EventInbox
 from .journal import Journal
 from .second_requests import SecondRequests
+from .silence import SilenceWatch
 
 SHADOW_S = 10.0  # a server that lost the race is listened to for this long; longer says only "slow"
 PRIVATE = "the server is asked nothing: policy.private is on"
@@ -275,7 +276,10 @@ class EndpointRuns:
         """
         with self._journal.running(run):
             try:
-                async with aclosing(endpoint.generate(request, run.usage, run.controls)) as events:
+                async with (
+                    self._watch(run, endpoint),
+                    aclosing(endpoint.generate(request, run.usage, run.controls)) as events,
+                ):
                     async for event in events:
                         if isinstance(event, Token):
                             if run.paused:
@@ -308,6 +312,12 @@ class EndpointRuns:
                 if run.shadow is not None:
                     run.shadow.cancel()
         return None
+
+    def _watch(self, run: EndpointRun, endpoint: Endpoint) -> AbstractAsyncContextManager[None]:
+        """Return what lets a silent one of several servers go; with a device that is how the answer moves."""
+        if isinstance(endpoint, AnswerServer) and Side.DEVICE not in self._context.endpoints:
+            return SilenceWatch(run, endpoint, self._inbox, self._clock, self._context.defaults.stall_s)
+        return nullcontext()
 
     # --- ending --------------------------------------------------------------------------------------------------
 

@@ -20,17 +20,22 @@ CHARS_PER_TOKEN = 4  # English text; only what an answer would cost at one serve
 
 
 class Trials:
-    """When a server that has failed may next be tried, while it shows nothing: to lose a race is no failure."""
+    """When a server that has failed may next be tried, while its trials show nothing: to lose a race is no failure.
+
+    One that has failed again rests as its breaker has it, and the next trial is the first of another outage.
+    """
 
     def __init__(self) -> None:
-        self._next: dict[str, tuple[float, float]] = {}
+        self._next: dict[str, tuple[int, float, float]] = {}
 
-    def take(self, key: str, now: float) -> bool:
+    def take(self, key: str, outage: int, now: float) -> bool:
         """Whether it may be tried now, s; then it may again after twice the time."""
-        at, wait_s = self._next.get(key, (now, TRIAL_AFTER_S))
+        before, at, wait_s = self._next.get(key, (outage, now, TRIAL_AFTER_S))
+        if before != outage:
+            at, wait_s = now, TRIAL_AFTER_S
         if now < at:
             return False
-        self._next[key] = now + wait_s, min(2 * wait_s, TRIAL_AT_LEAST_S)
+        self._next[key] = outage, now + wait_s, min(2 * wait_s, TRIAL_AT_LEAST_S)
         return True
 
     def end(self, key: str) -> None:
@@ -69,7 +74,7 @@ class MemberChooser:
     def next(self, left: Sequence[ServerMember]) -> ServerMember | None:
         """Return the best of those that are left, able and not down, in the order of the groups; None where none is."""
         for group in self._groups:
-            able = [one for one in group if one in left and self._is_able(one)]
+            able = self._undoubted([one for one in group if one in left and self._is_able(one)])
             named = {one.name: one for one in map(self._candidate, able) if not one.down_s > 0}
             if named:
                 weighed = self._pool.weigh(list(named.values()))
@@ -87,7 +92,7 @@ class MemberChooser:
             return able[0]
         if failed := [one for one in able if is_on_trial(one)]:
             others, now = [one for one in able if one not in failed], self._base.clock.now()
-            trial = next((one for one in failed if self._trials.take(one.key, now)), None) if others else failed[0]
+            trial = next((one for one in failed if self._may_try(one, now)), None) if others else failed[0]
             if trial is None or not others:
                 return self._best(others) if trial is None else trial
             best = self._best(others)
@@ -95,6 +100,7 @@ class MemberChooser:
             after_s = LATE_S if weighed.p99_s is None else weighed.p99_s
             self.hedge = OtherServer(best, after_s, lambda: True)  # one request at a time, ever more rarely
             return trial
+        able = self._undoubted(able)
         named = {one.key: one for one in able}
         chosen = self._pool.choose(
             [self._candidate(one) for one in able], self._base.clock.now(), self._n_prompt
@@ -103,6 +109,17 @@ class MemberChooser:
             name, after_s = chosen.hedge
             self.hedge = OtherServer(named[name], after_s, lambda: self._pool.take_hedge(name, self._n_prompt))
         return named[chosen.name]
+
+    def _may_try(self, one: ServerMember, now: float) -> bool:
+        return self._trials.take(one.key, outage_of(one), now)
+
+    def _undoubted(self, members: Sequence[ServerMember]) -> Sequence[ServerMember]:
+        """Return those without a request in flight that will say how they are; all where there is no other."""
+        now = self._base.clock.now()
+        found = [
+            one for one in members if not (isinstance(one.endpoint, Server) and one.endpoint.breaker.is_doubted(now))
+        ]
+        return found or members
 
     def _candidate(self, one: ServerMember) -> Candidate:
         price = one.spending.price
@@ -134,6 +151,11 @@ def is_on_trial(member: ServerMember) -> bool:
     if not isinstance(endpoint, Server) or BreakerState.HALF_OPEN not in endpoint.breakers().values():
         return False
     return not endpoint.readiness().down_s > 0
+
+
+def outage_of(member: ServerMember) -> int:
+    """Return the number of a member's outage."""
+    return member.endpoint.breaker.outage if isinstance(member.endpoint, Server) else 0
 
 
 def offer_of(member: ServerMember) -> Offer:

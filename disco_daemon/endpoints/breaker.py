@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from ..estimation.survival import kaplan_meier
 
@@ -37,6 +38,8 @@ UNLIKELY = 0.1  # a wait that so few take is a stall where it is given up; other
 STALL_S = 10.0  # given up after this long, a server nobody knows has stalled; a loser is listened to for as long
 LATE_STALL_S = 2.0  # a silence between two tokens at which answers are moved away (handoff.stall_s)
 FIRST_S, MAX_S = 1.0, 30.0  # back-off: a restart takes a second, and one failed request in 30 s hurts nobody
+# A request is unlike the latest ones where it is silent for twice as long as the longest of so many of them.
+LATEST, TWICE = 20, 2.0
 TRIAL_S = 30.0  # a trial that says nothing for this long holds up no other; a first token takes 20 s at most by default
 
 
@@ -52,10 +55,11 @@ class BreakerState(Enum):
 class BreakerCall:
     """One request to the server. It ends once: what is said of it later counts for nothing.
 
-    `epoch` is the breaker's when it began: what began before an outage was noticed, or was over, is no news of it.
+    `epoch` is the breaker's when it `began`: what began before an outage was noticed, or was over, is no news of it.
     """
 
     epoch: int
+    began: float = 0.0
     has_spoken: bool = False
     is_over: bool = False
 
@@ -63,8 +67,9 @@ class BreakerCall:
 class Breaker:
     """The breaker of one server and model. `draw` gives numbers in [0, 1), for the jitter.
 
-    All mutable state: the record (failures, waits, and the sum of the test); since when it is open, why, and until
-    when; the trial in flight; and until when a server without room rests, which is no failure.
+    All mutable state: the record (failures, waits, the sum of the test, and since when it is above 0); since when it is
+    open, why, and until when; all calls in flight, and the trial; and until when a server without room rests, which is
+    no failure.
     """
 
     def __init__(self, draw: Callable[[], float] = random.random) -> None:
@@ -79,6 +84,8 @@ class Breaker:
         self._epoch = 0
         self._trial: BreakerCall | None = None
         self._trial_until = -math.inf
+        self._calls: dict[BreakerCall, None] = {}  # in flight, in the order in which they began
+        self._doubted_since = -math.inf
 
     # --- for reading -------------------------------------------------------------------------------------------------
 
@@ -97,6 +104,31 @@ class Breaker:
         """Whether a trial is in flight, so that others wait for what becomes of it."""
         return self._trial is not None and now < self._trial_until
 
+    @property
+    def outage(self) -> int:
+        """A number that changes whenever it opens, closes, or opens again."""
+        return self._epoch
+
+    def is_doubted(self, now: float) -> bool:
+        """Whether a request in flight will say how the server is, so that whoever has another one had better wait.
+
+        One is silent for unusually long, or one has failed lately: many at once shall not all find that out.
+        """
+        return bool(self._calls) and (self._sum > 0 or self.is_silent(now))
+
+    def is_silent(self, now: float) -> bool:
+        """Whether a request in flight has waited for its first token for longer than is usual."""
+        oldest = next((call for call in self._calls if not call.has_spoken), None)
+        if oldest is None:
+            return False
+        known = len(self._waits) >= 1 / UNLIKELY
+        return now - oldest.began > (TWICE * self._longest_s if known else STALL_S)
+
+    @property
+    def _longest_s(self) -> float:
+        """The longest of the latest waits for a first token, s; infinite where there was none."""
+        return max((waited_s for waited_s, _ in islice(reversed(self._waits), LATEST)), default=math.inf)
+
     def why(self, now: float) -> str | None:
         """Return the reason of the failure that opened it, or that it has no room; None where it is closed."""
         if self._is_open:
@@ -107,16 +139,19 @@ class Breaker:
 
     def begin(self, now: float) -> BreakerCall:
         """Return a call for a request that begins now; half open, the first one is the trial."""
-        call = BreakerCall(self._epoch)
+        call = BreakerCall(self._epoch, now)
+        self._calls[call] = None
         if self._is_open and now >= self._until and not self.is_tried(now):
             self._trial, self._trial_until = call, now + TRIAL_S
         return call
 
     def speak(self, call: BreakerCall, waited_s: float) -> None:
         """Note a first token, after so long. An outage of requests that never came so far is over by it."""
-        if call.is_over or call.epoch != self._epoch:
+        if call.is_over:
             return
         call.has_spoken = True
+        if call.epoch != self._epoch:
+            return
         if not self._is_open:
             self._waits.append((waited_s, True))
         elif not self._breaks_late:
@@ -130,7 +165,8 @@ class Breaker:
         if self._is_open:
             self._close()
             return
-        self._sum = max(0.0, self._sum + math.log((1.0 - DOWN) / (1.0 - self._likely)))
+        if call.began >= self._doubted_since:  # else it says how the server was before the first one failed
+            self._sum = max(0.0, self._sum + math.log((1.0 - DOWN) / (1.0 - self._likely)))
         self._remember(failed=False)
         if self._sum == 0:
             self._n_failed, self._breaks_late = 0, False
@@ -145,7 +181,7 @@ class Breaker:
         elif not self._is_open:
             likely = self._likely
             self._remember(failed=True)
-            self._weigh(likely, why, now, late=call.has_spoken)
+            self._weigh(call, likely, why, now)
 
     def leave(self, call: BreakerCall, silent_s: float | None, now: float) -> None:
         """End a request that we let go, in a silence of so long; None where that silence says nothing."""
@@ -160,14 +196,14 @@ class Breaker:
             return
         likely = None if silent_s is None else self._likely_stall(silent_s)
         if was_trial:
-            if likely is not None:
+            if likely is not None or (silent_s is not None and silent_s > self._longest_s):
                 self._open("stalled", now, late=self._breaks_late)
             # Else it has shown nothing, as where it has lost a race: the next request is the trial.
         elif not self._is_open and silent_s is not None:
             if likely is None:
                 self._waits.append((silent_s, False))
             else:  # no part of the record, or an outage would soon look like it
-                self._weigh(likely, "stalled", now, late=False)
+                self._weigh(call, likely, "stalled", now)
 
     # --- what a server says of itself --------------------------------------------------------------------------------
 
@@ -215,10 +251,12 @@ class Breaker:
         if self._asked > MEMORY:
             self._failed, self._asked = self._failed * MEMORY / self._asked, MEMORY
 
-    def _weigh(self, likely: float, why: str, now: float, *, late: bool) -> None:
+    def _weigh(self, call: BreakerCall, likely: float, why: str, now: float) -> None:
         """Add a failure that was `likely` at a server that is as ever; open where that is enough."""
+        if self._sum == 0:
+            self._doubted_since = call.began
         self._sum += math.log(DOWN / likely)
-        self._breaks_late |= late
+        self._breaks_late |= call.has_spoken
         if self._sum >= ENOUGH:
             self._open(why, now, late=self._breaks_late)
 
@@ -238,7 +276,7 @@ class Breaker:
     def _close(self) -> None:
         self._is_open = self._breaks_late = False
         self._epoch += 1
-        self._trial, self._sum = None, AGAIN
+        self._trial, self._sum, self._doubted_since = None, AGAIN, -math.inf
         self._until = -math.inf
 
     def _end(self, call: BreakerCall) -> bool | None:
@@ -246,6 +284,7 @@ class Breaker:
         if call.is_over:
             return None
         call.is_over = True
+        self._calls.pop(call, None)
         was_trial = call is self._trial
         if was_trial:
             self._trial = None

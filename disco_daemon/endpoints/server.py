@@ -76,6 +76,7 @@ class Server:
         self.side = side
         self._clock = clock or SystemClock()
         self._errors = ServerErrors(side, config.base_url, config.api_key, self._clock)
+        self.breaker = self._errors.breaker
         self.known_since = self._clock.wall()
         self.config, self.model = config, config.model
         self.last_error: str | None = None

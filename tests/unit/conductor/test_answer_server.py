@@ -9,7 +9,8 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.conductor.answer_server import MAX_AT_FAULT, AnswerServer, ServerMember, as_one_server
+from disco_daemon.conductor.answer_server import MAX_AT_FAULT, AnswerServer, OtherServer, ServerMember, as_one_server
+from disco_daemon.endpoints.hedge import Hedge
 from disco_daemon.errors import EndpointError
 from disco_daemon.types import EQUAL, Attempt, Continuation, Side, Usage
 
@@ -51,6 +52,16 @@ def test_each_is_asked_once_at_most_and_none_that_cannot_go_on(n: int, begun: bo
     if begun:  # what nobody has tried comes after what is known to go on
         untried = [one.endpoint.continuation is Continuation.UNTRIED for one in asked[1:]]
         assert untried == sorted(untried)
+
+
+def test_who_was_asked_as_well_and_lost_may_still_go_on_with_the_answer() -> None:
+    first, second = member("a"), member("b")
+    server = AnswerServer(first, [first, second], first_of, hedge=OtherServer(second, 0.1, lambda: True))
+    hedge = Hedge(0.1, lambda: True, sent_at=0.2)
+    server.ask_twice(hedge)
+    assert server.leave(DOWN, begun=True)
+    assert server.now is second
+    assert not server.leave(DOWN, begun=True)
 
 
 def test_a_request_that_several_say_is_at_fault_is_not_sent_to_all() -> None:

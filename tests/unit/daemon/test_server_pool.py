@@ -150,8 +150,9 @@ def test_a_server_that_shows_nothing_is_tried_ever_more_rarely_until_it_answers(
     trials, now, wait_s, due = Trials(), 0.0, TRIAL_AFTER_S, 0.0
     for gap in gaps:
         now += gap
-        assert trials.take("a", now) == (now >= due)
+        assert trials.take("a", 1, now) == (now >= due)
         if now >= due:
             due, wait_s = now + wait_s, min(2 * wait_s, TRIAL_AT_LEAST_S)
+    assert trials.take("a", 2, now), "it has failed since, and has rested as its breaker had it"
     trials.end("a")
-    assert trials.take("a", now)
+    assert trials.take("a", 2, now)

@@ -289,3 +289,43 @@ def test_a_server_without_room_rests_and_needs_no_trial() -> None:
     asked.breaker.rest("rate_limited", 4.0, asked.at)
     asked.breaker.rest("rate_limited", 0.0, asked.at)
     assert asked.state() is BreakerState.CLOSED, "it has said that there is room"
+
+
+def test_many_at_once_do_not_all_find_out_that_a_server_is_silent() -> None:
+    """While one waits for unusually long, or one has failed and another is on its way, others had better be asked."""
+    asked = Asked()
+    asked.answers(20)
+    call = asked.breaker.begin(asked.at)
+    assert not asked.breaker.is_doubted(asked.at + 0.15)
+    assert asked.breaker.is_silent(asked.at + 0.25)
+    assert asked.breaker.is_doubted(asked.at + 0.25)
+    asked.breaker.speak(call, 0.3)
+    assert not asked.breaker.is_doubted(asked.at + 0.3)
+    other = asked.breaker.begin(asked.at)
+    asked.breaker.fail(call, WHY, asked.at)
+    assert asked.breaker.is_doubted(asked.at), "the other one will tell"
+    asked.breaker.succeed(other)
+    assert not asked.breaker.is_doubted(asked.at), "nothing is in flight"
+
+
+def test_what_began_before_the_first_failure_does_not_speak_for_the_server() -> None:
+    asked = Asked()
+    early = [asked.breaker.begin(asked.at) for _ in range(5)]
+    for call in early:
+        asked.breaker.speak(call, 0.1)
+    asked.fails(2)
+    for call in early:
+        asked.breaker.succeed(call)
+    asked.fails()
+    assert asked.state() is BreakerState.OPEN
+
+
+def test_a_trial_that_is_silent_for_longer_than_any_lately_has_failed() -> None:
+    asked = Asked()
+    asked.answers(3, ttft_s=0.1)
+    asked.fails(until_open(Asked()))
+    asked.heal_time()
+    asked.is_left(0.05)
+    assert asked.state() is BreakerState.HALF_OPEN, "it has lost a race"
+    asked.is_left(0.2)
+    assert asked.state() is BreakerState.OPEN
