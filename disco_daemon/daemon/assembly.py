@@ -150,7 +150,7 @@ class Parts:
         await self.wattmeter.look()
         if self.prober is not None:
             await asyncio.to_thread(self.prober.restore)
-        if self.context.servers is not None and before is None:
+        if self.context.servers is not None:
             await asyncio.to_thread(self.context.servers.restore)
 
     def under(self, config: Config) -> Parts:

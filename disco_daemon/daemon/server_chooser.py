@@ -82,10 +82,6 @@ class MemberChooser:
                 return next(one for one in able if one.key == best)
         return None
 
-    def failed(self, member: ServerMember) -> None:
-        """Note at once that a member gave no answer."""
-        self._pool.fail(member.key, self._base.clock.now())
-
     def _best(self, able: Sequence[ServerMember]) -> ServerMember:
         """Choose one of several; `hedge` is then who is asked as well where that one is silent."""
         if len(able) == 1:

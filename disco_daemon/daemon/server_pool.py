@@ -8,11 +8,10 @@ daemon without `[[servers]]` loads none of this.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import date
+from itertools import islice
 from typing import Any
 
 from ..conductor import AnswerContext
@@ -28,11 +27,12 @@ from ..dispatch.server_wishes import ServerWishes
 from ..endpoints.base import Endpoint
 from ..endpoints.server import Server
 from ..endpoints.server_client import ServerClient
-from ..errors import DiscoError, RequestError
+from ..errors import RequestError
 from ..money.catalog import Catalog
 from ..money.spending import Spending
 from ..store import History
 from ..system.net import hostname, is_plain, without_credentials
+from ..system.tasks import cancel_all
 from ..types import (
     EQUAL,
     Capabilities,
@@ -41,19 +41,17 @@ from ..types import (
     Side,
     together,
 )
-from ..types.outcome import Attempt, Outcome
+from ..types.outcome import Outcome
 from .endpoints import make_server
 from .grading import Grading
 from .money import price_of
 from .server_chooser import MemberChooser, Trials, offer_of
+from .server_learned import LearnedServers
 from .server_lists import ServerLists
 from .several_servers import NOBODY, SeveralServers
 
-log = logging.getLogger("disco.servers")
-
 MOST_NAMED = 256  # models asked for by name that are kept, the latest; each has some kB, and takes a millisecond
-SAVE_EVERY = 20  # answers; a crash forgets no more of what was learned
-LEARNED = "servers"  # the name under which the history keeps that
+MOST_SHOWN = 32  # of those in a daemon's state, which is asked for every second: each takes some 25 us of the loop
 
 
 class ServerPool(SeveralServers):
@@ -80,11 +78,10 @@ class ServerPool(SeveralServers):
         self._named: OrderedDict[str, ServerMember] = OrderedDict()
         self._is_open = False
         self._apart: tuple[Planner, Mover] | None = None
-        self._day, self._usd_today = date.min, dict[str, float]()
-        self._n_recorded = 0
-        self._n_asked, self._n_hedges = Counter[str](), Counter[str]()
         self._cards: list[dict[str, Any]] | None = None
-        self.choice: Pool = Pool() if before is None else before.choice
+        self._learned: LearnedServers = LearnedServers(history, clock) if before is None else before._learned
+        self.choice = self._learned.choice
+        self._kept: tuple[Pool, dict[str, float]] = Pool(), {}
         self._trials = Trials()
         self.known_since = clock.wall()
         addresses = {
@@ -111,6 +108,8 @@ class ServerPool(SeveralServers):
             if model not in self._mapped:
                 same = tuple(k for k, other in self.own.items() if other.endpoint.model == model)
                 self._mapped[model] = same or (key,)
+        by_maps = (key for keys in self._mapped.values() for key in keys)
+        self._by_settings = tuple(dict.fromkeys((*self.own, *by_maps)))
 
     # --- members ------------------------------------------------------------------------------------------------------
 
@@ -125,8 +124,9 @@ class ServerPool(SeveralServers):
             msg = f"The server '{name}' is no longer in the settings: GET /v1/models lists all models."
             raise RequestError(msg, status=404, param="model", code="model_not_found")
         member = self._named[key] = self._make(name, model)
-        while len(self._named) > MOST_NAMED:
+        if len(self._named) > MOST_NAMED:
             self._named.popitem(last=False)
+            self._learned.keep({*self._by_settings, *self._named})
         return member
 
     def _make(self, name: str, model: str) -> ServerMember:
@@ -230,7 +230,7 @@ class ServerPool(SeveralServers):
         first = chooser.first()
         others = [one for group in groups for one in group] if may_fall_back else []
         hedge = chooser.hedge if may_fall_back and self._config.policy.hedge > 0 else None
-        choice = AnswerServer(first, others, chooser.next, chooser.failed, hedge)
+        choice = AnswerServer(first, others, chooser.next, self._failed, hedge)
         if request.servers:
             planner, mover = self._planner_apart(base)
             return replace(
@@ -251,47 +251,42 @@ class ServerPool(SeveralServers):
     def record(self, context: AnswerContext, outcome: Outcome) -> bool:
         """Learn from one answer of these servers; whether it was one of models that were asked for by name alone."""
         for attempt in outcome.attempts:
-            if attempt.server is not None:
-                self._learn(attempt)
-        self._n_recorded += 1
-        if self._n_recorded % SAVE_EVERY == 0:
-            self.save()
+            if (server := self._servers.get(attempt.server or "")) is not None:
+                key = f"{attempt.server}/{attempt.model}"
+                if self._is_kept(key) and self._learned.learn(attempt, server.base_url):
+                    self._trials.end(key)
+        self._learned.recorded()
         is_apart = self._apart is not None and context.planner is self._apart[0]
         if is_apart:
             self._history.record(outcome)
         return is_apart
 
-    def _learn(self, attempt: Attempt) -> None:
-        today = date.fromtimestamp(self._clock.wall())  # noqa: DTZ012 - the user's own day is wanted
-        if today != self._day:
-            self._day, self._usd_today = today, {}
-        key = f"{attempt.server}/{attempt.model}"
-        self._n_asked[key] += 1
-        self._n_hedges[key] += attempt.hedge is not None
-        self._usd_today[key] = self._usd_today.get(key, 0.0) + attempt.bill_usd
-        is_said = attempt.error is not None and attempt.censored  # by `MemberChooser.failed`, when it happened
-        if not (is_said or attempt.continued or attempt.disturbed) and attempt.ttft_s > 0:
-            if not attempt.censored:
-                self._trials.end(key)
-            self.choice.observe(key, attempt.ttft_s, self._clock.now(), attempt.censored)
+    def _failed(self, member: ServerMember) -> None:
+        """Note at once that a member gave no answer."""
+        if self._is_kept(member.key):
+            self.choice.fail(member.key, self._clock.now())
+
+    def _is_kept(self, key: str) -> bool:
+        """Whether a member is still there: callers may have named many others since."""
+        return key in self.own or key in self._named
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Go on with the times that an earlier daemon has learned; blocks on disk."""
-        try:
-            if (state := self._history.learned(LEARNED)) is not None:
-                self.choice.learned(state)
-        except (DiscoError, ValueError) as e:
-            log.warning("starting without what was learned of servers: %s", e)
+        """Look up what an earlier daemon has learned of these servers, for `start`; blocks on disk."""
+        self._kept = self._learned.restored(self._addresses, self._by_settings)
 
-    def save(self) -> None:
-        """Hand what was learned to the history's writer."""
-        self._history.save_learned(LEARNED, self._clock.wall(), self.choice.to_json())
+    @property
+    def _addresses(self) -> dict[str, str]:
+        return {name: settings.base_url for name, settings in self._servers.items()}
 
     async def run(self) -> None:
-        """Keep the lists of models up to date, until cancelled."""
-        await self.lists.run()
+        """Keep the lists of models up to date, and save what is learned, until cancelled."""
+        saving = asyncio.create_task(self._learned.run(), name="what is learned of servers")
+        try:
+            await self.lists.run()
+        finally:
+            await cancel_all(saving)
 
     async def stop(self) -> None:
         """End a question for one: when this returns, nothing more is sent."""
@@ -302,16 +297,13 @@ class ServerPool(SeveralServers):
         return alone(self._config, of_model(self._servers[member.server], member.endpoint.model))
 
     def documents(self) -> list[dict[str, Any]]:
-        """Return the `servers` of `disco status --json`: those that answer `disco`, then those asked for by name."""
-        return [
-            self._document(key, one)
-            for key, one in (*self.own.items(), *self._named.items())
-        ]  # fmt: skip
+        """Return the `servers` of `disco status --json`: those that answer `disco`, then the latest by name."""
+        named = list(islice(reversed(self._named.items()), MOST_SHOWN))
+        return [self._document(key, one) for key, one in (*self.own.items(), *named)]
 
     def _document(self, key: str, member: ServerMember) -> dict[str, Any]:
         status = member.endpoint.status()
         (weighed,) = self.choice.weigh([Candidate(key)])
-        n_all = self._n_asked.total()
         return {
             "name": member.server,
             "model": member.endpoint.model,
@@ -319,9 +311,7 @@ class ServerPool(SeveralServers):
             "breaker": status.get("breaker"),
             "ttft_p50_s": weighed.p50_s,
             "ttft_p99_s": weighed.p99_s,
-            "share": self._n_asked[key] / n_all if n_all else 0.0,
-            "hedges": self._n_hedges[key],
-            "usd_today": self._usd_today.get(key, 0.0),
+            **self._learned.counts(key),
             "base_url": without_credentials(self._servers[member.server].base_url),
             "down_s": status["down_s"],
             "last_error": status["last_error"],
@@ -337,15 +327,15 @@ class ServerPool(SeveralServers):
                 one.endpoint.forget()
 
     async def start(self) -> None:
-        """Open the members that answer `disco`; nothing is sent."""
+        """Open the members that answer `disco`, and go on with what is known of them; nothing is sent."""
         self._is_open = True
+        self._learned.follow(self._addresses, self._by_settings, self._kept)
         for one in self.own.values():
             await one.endpoint.start()
         await self._listed()
 
     async def close(self) -> None:
-        """Close all connections, and save what was learned."""
-        self.save()
+        """Close all connections."""
         for one in (*self.own.values(), *self._named.values()):
             await one.endpoint.close()
         clients, self._clients = self._clients, {}

@@ -132,6 +132,27 @@ class Pool:
         latest = sorted(self._members.items(), key=lambda item: item[1].seen_at)[-MOST_SAVED:]
         return {"members": {name: member.to_json(self.looks.n_requests) for name, member in latest}}
 
+    def state_of(self, name: str) -> dict[str, Any] | None:
+        """What was learned of one member, as it stands in `to_json`; None where nothing was."""
+        member = self._members.get(name)
+        return None if member is None else member.to_json(self.looks.n_requests)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members of which something is known."""
+        return tuple(self._members)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether something is known of a member."""
+        return name in self._members
+
+    def adopt(self, other: Pool) -> None:
+        """Take of another pool, which is used no more, what is known there of members that are unknown here."""
+        for name, member in other._members.items():
+            if name not in self._members:
+                member.seen_at += self.looks.n_requests - other.looks.n_requests
+                self._members[name] = member
+
     def learned(self, data: Mapping[str, Any]) -> None:
         """Take what `to_json` wrote. Raises ValueError, and takes nothing, where nothing of the kind can be in it."""
         try:

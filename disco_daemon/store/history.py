@@ -17,7 +17,7 @@ from disco_daemon.types import LedgerEntry, Outcome, Side
 
 from .recorded_outcomes import outcomes
 from .tables import text_of
-from .usage import SUMS, By, used
+from .usage import SUMS, USD_OF_SERVERS, By, used
 from .writer import BUSY_TIMEOUT_S, QUEUE_LIMIT, SavedState, Writer
 
 _RECENT = "SELECT * FROM requests WHERE id < ? ORDER BY id DESC LIMIT ?"
@@ -205,6 +205,10 @@ class History:
     def usage(self, by: By, first: date) -> list[dict[str, Any]]:
         """Return what was used from a local day on, by key, model, server or day; see `usage`."""
         return used(self._read(SUMS[by], (first.isoformat(),)), by)
+
+    def usd_of_servers(self, day: date) -> dict[str, float]:
+        """Return what each model of each server has cost on a local day, $, by `SERVER/MODEL`."""
+        return {row["what"]: row["usd"] for row in self._read(USD_OF_SERVERS, (day.isoformat(),))}
 
     def _await_queued(self) -> None:
         with suppress(TimeoutError):

@@ -32,6 +32,12 @@ SUMS: dict[By, str] = {
     "model": _OF_STARTS.format(by="s.model"),
     "server": _OF_STARTS.format(by=_SERVER),
 }
+# What each model of each server has cost on a day, as far as rows are kept; a model's name is as the server has it.
+_OF_DAY = """
+SELECT {server} || '/' || s.model AS what, total(s.bill_usd) AS usd
+FROM ttft_samples s JOIN requests r ON r.id = s.request WHERE r.day = ? AND s.side = 'server' GROUP BY what
+"""
+USD_OF_SERVERS = _OF_DAY.format(server=_SERVER)
 _J_PER_WH = 3600.0
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,18 @@ from msgspec.structs import replace
 
 from disco_daemon.api.names import ModelNames
 from disco_daemon.conductor import Conductor, Keeper
+from disco_daemon.conductor.answer_server import AnswerServer
 from disco_daemon.config.schema import Config, NamedServer
 from disco_daemon.config.servers import first_server, of_model
 from disco_daemon.daemon.assembly import Parts
 from disco_daemon.daemon.server_chooser import TRIAL_AFTER_S, TRIAL_AT_LEAST_S, Trials
-from disco_daemon.daemon.server_pool import ServerPool
+from disco_daemon.daemon.server_pool import MOST_NAMED, MOST_SHOWN, ServerPool
 from disco_daemon.endpoints.server import Server
-from disco_daemon.errors import RequestError
-from disco_daemon.types import BOTH, GenerationRequest, Side
+from disco_daemon.errors import EndpointError, RequestError
+from disco_daemon.system.tasks import cancel_all
+from disco_daemon.types import BOTH, GenerationRequest, Outcome, Side
 from tests.unit.daemon.test_wiring import Scene, scene  # noqa: F401 - a fixture
+from tests.unit.store.test_ledger import outcome
 
 HELLO = ({"role": "user", "content": "hello"},)
 BOX = NamedServer(
@@ -31,6 +37,9 @@ ROUTER = NamedServer(
     name="router", base_url="http://127.0.0.1:9002/v1", map={"gpt-4o": "openai/gpt-4o", "mine": "own/a"}
 )
 SHORT = NamedServer(name="short", base_url="http://127.0.0.1:9003/v1", models=("a", "b"), map={"mine": "a"})
+
+
+Take = Callable[[ServerPool], Awaitable[None]]
 
 
 def pool_of(parts: Parts) -> ServerPool:
@@ -129,20 +138,121 @@ def test_a_key_file_is_read_with_the_settings_and_in_no_request(scene: Scene, tm
     assert str(tmp_path) not in str(off)
 
 
-def test_what_was_learned_outlives_a_daemon_and_a_change_of_the_settings(scene: Scene) -> None:  # noqa: F811
+def told_of(pool: ServerPool) -> dict[str, Any]:
+    return {one["name"]: one for one in pool.documents()}
+
+
+@pytest.fixture
+async def take() -> AsyncIterator[Take]:
+    """Have a pool take its place, as a daemon does."""
+    taken: list[ServerPool] = []
+
+    async def take(pool: ServerPool) -> None:
+        taken.append(pool)
+        await asyncio.to_thread(pool.restore)
+        await pool.start()
+
+    yield take
+    for pool in taken:
+        await pool.close()
+
+
+def answered(server: str, model: str, ttft_s: float = 0.25, usd: float = 0.0) -> Outcome:
+    whole = outcome(1, usd, 0.0)
+    attempt = dataclasses.replace(
+        whole.attempts[0], side=Side.SERVER, server=server, model=model, ttft_s=ttft_s, bill_usd=usd,
+        censored=False, error=None, continued=False, disturbed=False, hedge=None,
+    )  # fmt: skip
+    return dataclasses.replace(whole, attempts=(attempt,))
+
+
+async def test_what_was_learned_outlives_a_daemon_and_a_change_of_the_settings(scene: Scene, take: Take) -> None:  # noqa: F811
     parts = several(scene, BOX)
     pool = pool_of(parts)
+    await take(pool)
     for _ in range(5):
-        pool.choice.observe("box/large", 0.25, 0.0)
+        pool.record(parts.context, answered("box", "large", usd=0.5))
     changed = scene.parts(replace(scene.config(servers=(BOX, ROUTER))), parts)
+    await take(pool_of(changed))
     assert pool_of(changed).choice is pool.choice
-    pool.save()
+    assert told_of(pool_of(changed))["box"]["usd_today"] == 2.5
+    running = asyncio.create_task(pool.run())
+    await asyncio.sleep(0)
+    await cancel_all(running)  # as at an end of the daemon
     scene.shared.history.flush(5.0)
     again = pool_of(several(scene, BOX))
-    again.restore()
-    told = {one["name"]: one for one in again.documents()}
-    assert told["box"]["ttft_p50_s"] == pytest.approx(0.25, rel=0.2)
-    assert told["server"]["ttft_p50_s"] is None
+    await take(again)
+    assert told_of(again)["box"]["ttft_p50_s"] == pytest.approx(0.25, rel=0.2)
+    assert told_of(again)["server"]["ttft_p50_s"] is None
+
+
+async def test_times_of_one_machine_say_nothing_of_another_with_its_name(scene: Scene, take: Take) -> None:  # noqa: F811
+    parts = several(scene, BOX)
+    pool = pool_of(parts)
+    await take(pool)
+    for _ in range(5):
+        pool.record(parts.context, answered("box", "large"))
+    await pool._learned.save()
+    scene.shared.history.flush(5.0)
+    moved = replace(BOX, base_url="http://127.0.0.1:9009/v1")
+    there = scene.parts(replace(scene.config(servers=(moved,))), parts)
+    assert told_of(pool)["box"]["ttft_p50_s"] is not None  # nothing has changed before the new one takes its place
+    await take(pool_of(there))
+    pool.record(parts.context, answered("box", "large"))  # it began before
+    assert told_of(pool_of(there))["box"]["ttft_p50_s"] is None
+    restarted = pool_of(several(scene, moved))
+    await take(restarted)
+    assert told_of(restarted)["box"]["ttft_p50_s"] is None
+    none = scene.parts(scene.config(), there)  # all are taken away …
+    back = pool_of(scene.parts(replace(scene.config(servers=(BOX,))), none))  # … and one comes back
+    await take(back)
+    assert told_of(back)["box"]["ttft_p50_s"] == pytest.approx(0.25, rel=0.2)
+
+
+async def test_what_servers_have_cost_today_is_known_after_a_restart(scene: Scene, take: Take) -> None:  # noqa: F811
+    spent = answered("box", "large", usd=0.75)
+    scene.shared.history.record(dataclasses.replace(spent, created=scene.shared.clock.wall()))
+    scene.shared.history.flush(5.0)
+    pool = pool_of(several(scene, BOX))
+    await take(pool)
+    assert told_of(pool)["box"]["usd_today"] == pytest.approx(0.75)
+    assert told_of(pool)["server"]["usd_today"] == 0.0
+
+
+async def test_names_without_end_take_no_memory_without_end(scene: Scene, take: Take) -> None:  # noqa: F811
+    parts = several(scene, BOX, ROUTER)
+    pool = pool_of(parts)
+    await take(pool)
+    for n in range(3 * MOST_NAMED):
+        request = GenerationRequest("r", HELLO, allowed=frozenset({Side.SERVER}), servers=(f"router/{n}",))
+        server = pool.context(parts.context, request).endpoints[Side.SERVER]
+        assert isinstance(server, AnswerServer)
+        server.leave(EndpointError(Side.SERVER, "not_found", "no such model"))
+        pool.record(parts.context, answered("router", str(n), usd=0.1))
+    pool.record(parts.context, answered("router", "0"))  # one that began long ago
+    assert len(pool.choice.names) <= MOST_NAMED + 2
+    assert all(len(counted) <= MOST_NAMED + 3 for counted in (pool._learned._n_asked, pool._learned._usd_today))
+    assert len(pool.documents()) <= MOST_SHOWN + 2
+    assert pool.documents()[2]["model"] == str(3 * MOST_NAMED - 1)
+
+
+async def test_to_save_what_was_learned_leaves_the_loop_to_answers(scene: Scene, take: Take) -> None:  # noqa: F811
+    own = tuple(replace(BOX, name=f"box{n}", base_url=f"http://127.0.0.1:{9100 + n}/v1") for n in range(20))
+    parts = several(scene, *own)
+    pool, kept = pool_of(parts), list[str]()
+    await take(pool)
+    for server in own:
+        for _ in range(5):
+            pool.record(parts.context, answered(server.name, "large"))
+    pool.record(parts.context, answered("box0", "by name"))
+    ready: list[int] = []
+    scene.shared.history.save_learned = lambda name, *_: kept.append(name)  # type: ignore[method-assign]
+    saving = asyncio.create_task(pool._learned.save())
+    while not saving.done():
+        ready.append(len(kept))
+        await asyncio.sleep(0)
+    assert max(b - a for a, b in pairwise([*ready, len(kept)])) <= 1
+    assert len(kept) == len(set(kept)) == len(own)  # none that a caller has named
 
 
 @given(st.lists(st.floats(0.0, 60.0), max_size=30))
