@@ -2,7 +2,9 @@
 
 Its document is a list of providers, each with the pattern of its addresses and its models. Of that is taken what is
 certain: prices by a model's own name and by the other names that stand there whole. What it says by the beginnings of
-names, by regular expressions, or for a time of the day is left out: there a price stays unknown.
+names, by regular expressions, or for a time of the day is left out: there a price stays unknown. So does that of a
+model with charges that we do not book, such as one for each request, and that of one that is said to cost nothing: no
+cap would ever hold it. Where long prompts cost more, all count as such: a cap may be reached too soon, not passed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ MAX_NAME = 200  # characters of a model's name; the longest one known has 70
 MOST_USD = 10_000.0  # per million tokens; the dearest known is 600, and a larger one is a mistake of some unit
 # An address that is written out, with its dots escaped; what else stands in a pattern is no single address.
 _ADDRESS = re.compile(r"https://([a-z0-9-]+(?:\\\.[a-z0-9-]+)+)((?:/[A-Za-z0-9._-]+)*)(?:\(\?:/\|\$\)|\(/\|\$\))?")
+
+# What is booked, or costs nothing more than that in a request that asks for neither: cached beginnings and searches.
+_BOOKED = {
+    "input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "cache_write_1h_mtok", "web_searches_kcount",
+}  # fmt: skip
+_MEDIA = ("audio", "image", "video")  # in the name of a charge for what is no text
 
 Table = dict[str, Any]
 
@@ -90,7 +98,7 @@ def _price(prices: object, day: date) -> Table | None:
     if not isinstance(prices, dict):
         return None
     told, written = _amount(prices.get("input_mtok")), _amount(prices.get("output_mtok"))
-    if told is None or written is None:
+    if told is None or written is None or told == written == 0 or any(_is_further(key, prices[key]) for key in prices):
         return None
     cached = _amount(prices.get("cache_read_mtok"))
     return {"input": told, "output": written} | ({} if cached is None or cached > told else {"cached_input": cached})
@@ -109,10 +117,22 @@ def _is_in_force(price: object, day: date) -> bool:
         return False
 
 
+def _is_further(key: str, amount: object) -> bool:
+    """Whether a charge comes on top of the tokens of a text."""
+    return key not in _BOOKED and not any(kind in key for kind in _MEDIA) and bool(amount)
+
+
 def _amount(amount: object) -> float | None:
-    """Return an amount; of one with tiers by the prompt's length that of the first."""
+    """Return an amount; of one with tiers by the prompt's length the highest, None where one is not known."""
     if isinstance(amount, dict):
-        amount = amount.get("base")
+        tiers = amount.get("tiers", [])
+        each = [amount.get("base"), *(_tier(one) for one in tiers)] if isinstance(tiers, list) else [None]
+        known = [found for one in each if not isinstance(one, dict) and (found := _amount(one)) is not None]
+        return max(known) if len(known) == len(each) else None
     if isinstance(amount, bool) or not isinstance(amount, int | float) or not (0 <= amount <= MOST_USD):
         return None
     return float(amount) if math.isfinite(amount) else None
+
+
+def _tier(tier: object) -> object:
+    return tier.get("price") if isinstance(tier, dict) else None

@@ -15,13 +15,15 @@ from disco_daemon.money.genai_prices import price_lists
 DAY = date(2026, 11, 29)
 SHIPPED = {"openai": ("https://api.openai.com/v1",)}
 WHOLE = {"input_mtok": 1, "output_mtok": 4}
+TIERS = {"base": 3, "tiers": [{"start": 9, "price": 6}]}
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3)
     | st.dictionaries(
         st.sampled_from(
             ["id", "name", "api_pattern", "models", "match", "equals", "or", "prices", "input_mtok", "output_mtok",
-             "cache_read_mtok", "base", "constraint", "start_date", "context_window"]
+             "cache_read_mtok", "base", "tiers", "price", "requests_kcount", "constraint", "start_date",
+             "context_window"]
         ),
         inner, max_size=5,
     ),
@@ -72,7 +74,16 @@ def test_names_that_stand_there_whole_are_taken_and_each_once() -> None:
         (WHOLE, (1, None, 4)),
         (WHOLE | {"cache_read_mtok": 0.5}, (1, 0.5, 4)),
         (WHOLE | {"cache_read_mtok": 2}, (1, None, 4)),
-        ({"input_mtok": {"base": 3, "tiers": [{"start": 9, "price": 6}]}, "output_mtok": 0}, (3, None, 0)),
+        ({"input_mtok": TIERS, "output_mtok": 0}, (6, None, 0)),
+        ({"input_mtok": TIERS, "output_mtok": 9, "cache_read_mtok": {"base": 0.3, "tiers": [{"price": 0.6}]}},
+         (6, 0.6, 9)),
+        ({"input_mtok": {"base": 3, "tiers": [{"price": 2}]}, "output_mtok": 4}, (3, None, 4)),
+        *(({"input_mtok": {"base": 3, "tiers": tiers}, "output_mtok": 4}, None)
+          for tiers in ([{"start": 9}], [{"price": "6"}], [{"price": {"base": 6}}], [6], {"price": 6}, None)),
+        (WHOLE | {"requests_kcount": 12}, None), (WHOLE | {"requests_kcount": 0}, (1, None, 4)),
+        (WHOLE | {"output_citation_mtok": 2}, None), (WHOLE | {"pages_kcount": {"base": 1}}, None),
+        (WHOLE | {"web_searches_kcount": 10, "cache_write_mtok": 2, "input_audio_mtok": 9}, (1, None, 4)),
+        ({"input_mtok": 0, "output_mtok": 0}, None), ({"input_mtok": 0, "output_mtok": {"base": 0}}, None),
         ([{"prices": WHOLE}, {"constraint": {"start_date": "2026-11-29"}, "prices": WHOLE | {"input_mtok": 2}}],
          (2, None, 4)),
         ([{"prices": WHOLE}, {"constraint": {"start_date": "2026-11-30"}, "prices": {}}], (1, None, 4)),
