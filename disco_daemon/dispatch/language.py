@@ -15,6 +15,7 @@ from collections.abc import Mapping
 MOST_CHARS = 4000  # of a text that are looked at: a language shows in a few sentences, and a prompt may be a book
 _OWN_LETTERS = {"uk": 0.02, "fa": 0.02, "ja": 0.2, "ko": 0.2, "zh": 0.2}  # share of letters; half of them of others
 MOST_CODE_CHARS = 20_000  # in which code is looked for: a file of some 500 lines
+MOST_LINE_CHARS = 200  # of a line that are looked at: a line of a program is shorter, and no pattern is slow on so few
 
 # Of the languages that share a script, the words that show them; each list has the commonest words of running text, and
 # some that questions to a model begin with. A word that two of them share counts for both.
@@ -80,17 +81,20 @@ _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _FENCED = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 
-# Lines that only programs have. Two of them are code, or one that a fence announces.
+# Lines that only programs have, without the blanks around them. Two are code, or one that a fence announces. Strangers
+# write these texts, and the event loop reads them: no two repeats beside each other take the same characters.
 _CODE_LINE = re.compile(
-    r"""^\s*(?:
-        (?:async\s+)?def\s+\w+\s*\( | class\s+\w+.*[:{]\s*$ | from\s+[\w.]+\s+import\s
-      | import\s+[\w.{}*,\s]+(?:;|$|\sfrom\s)
-      | (?:public|private|protected|static)\s+[\w<>\[\],\s]+\( | (?:export\s+)?(?:async\s+)?function\s*\w*\s*\(
+    r"""(?:
+        (?:async\s+)?def\s+\w+\s*\( | class\s+\w.*[:{]$ | from\s+[\w.]+\s+import\s
+      | import\s+[\w.{}*,][\w.{}*,\s]*(?:;|$|(?<=\s)from\s)
+      | (?:public|private|protected|static)\s+[\w<>\[\],][\w<>\[\],\s]*\(
+      | (?:export\s+)?(?:async\s+)?function\b\s*(?:\w+\s*)?\(
       | (?:const|let|var)\s+\w+\s*(?::\s*\w+\s*)?= | \#include\s*[<"] | using\s+[\w.]+; | package\s+\w+;?$
       | fn\s+\w+\s*(?:<.*>)?\( | func\s+(?:\([^)]*\)\s*)?\w+\( | (?:if|for|while|switch)\s*\(.*\)\s*\{
-      | (?:elif|if|for|while|with|try|except)\b[^.?!]*:\s*$ | return\b[^.?!]*;?$ | \}\s*(?:else|catch)?\s*.*[{;]?$
-      | SELECT\s.+\sFROM\s | (?:INSERT\s+INTO|CREATE\s+TABLE|UPDATE)\s+\w+ | \w[\w.\[\]]*\s*[-+*/]?=\s*[^=].*[;)\]}]$
-      | [\w.]+\(.*\);\s*$ | </?\w+(?:\s[\w-]+=["'][^"']*["'])*\s*/?>\s*$ | Traceback\s\(most\srecent | \s+at\s[\w.$]+\(
+      | (?:elif|if|for|while|with|try|except)\b[^.?!]*:$ | return\b[^.?!]*;?$ | \}.*$
+      | SELECT\s.+\sFROM\s | (?:INSERT\s+INTO|CREATE\s+TABLE|UPDATE)\s+\w+ | \w[\w.\[\]]*\s*[-+*/]?=[^=].*[;)\]}]$
+      | [\w.]+\(.*\);$ | </?\w+(?:\s[\w-]+=["'][^"']*["'])*\s*/?>$ | Traceback\s\(most\srecent
+      | at\s[\w$]+\.[\w.$]+\(
       | (?:diff\s--git|@@\s-\d|\+\+\+\s|---\s[ab]/) | [$]\s\w+
     )""",
     re.VERBOSE,
@@ -132,7 +136,7 @@ def has_code(text: str) -> bool:
         return True
     n = 0
     for line in text.splitlines():
-        if _CODE_LINE.match(line):
+        if _CODE_LINE.match(line.strip()[:MOST_LINE_CHARS]):
             n += 1
             if n == LEAST_CODE_LINES:
                 return True

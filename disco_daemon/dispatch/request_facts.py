@@ -15,6 +15,7 @@ from ..types.wanted import wanted
 from .language import has_code, language_of
 
 LEAST_CHARS = 12  # of a question whose language is the conversation's; "and now?" goes by what was said before
+MOST_SAID_CHARS = 100_000  # in which a fact is looked for, the latest message first: a conversation has no end
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,16 @@ class RequestFacts:
         return None if self.tokens is None else self._around.will_do().chance(self.tokens, self.learned_kinds)
 
     def _said(self) -> Iterator[str]:
-        """Yield what the user says, the latest first; a raw prompt is all of it."""
+        """Yield what the user says lately, the latest first."""
+        n_chars = 0
+        for text in self._all_said():
+            yield text
+            n_chars += len(text)
+            if n_chars >= MOST_SAID_CHARS:
+                return
+
+    def _all_said(self) -> Iterator[str]:
+        """Yield all that the user says, the latest first; a raw prompt is all of it."""
         match self._request.prompt:
             case str() as text:
                 yield text

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.dispatch.language import LANGUAGES, has_code, language_of
-from disco_daemon.dispatch.request_facts import KINDS, RequestFacts, SaidFacts, Surroundings
+from disco_daemon.dispatch.request_facts import KINDS, MOST_SAID_CHARS, RequestFacts, SaidFacts, Surroundings
 from disco_daemon.dispatch.rules import DAYS, UNCOUNTED, WORDS, NobodyLeft, Rule, decide, narrowed
 from disco_daemon.estimation.will_do import DeviceAnswer, WillDo
 from disco_daemon.types import BOTH, EQUAL, GenerationRequest, Grade, Relation, Side
@@ -234,6 +235,9 @@ def test_code_in_a_question_is_not_its_language() -> None:
         "const a = 1;\nlet b = a + 1;",
         "SELECT name FROM users WHERE id = 1\nCREATE TABLE users (id INT);",
         "Traceback (most recent call last):\n  File 'x.py'\nimport os\n",
+        "import {a, b} from 'x'\nimport os\n  public static int main(\n",
+        "\tclass A extends B {\n\t  } else {\n",
+        "Error: x\n    at Object.run (x.js:1:2)\n    at a.b.C.run(C.java:12)\n    at a.b.D.run(D.java:7)",
     ],
 )
 def test_program_code_is_seen(text: str) -> None:
@@ -244,6 +248,38 @@ def test_prose_is_no_code() -> None:
     read = [json.loads(line)["prompt"] for line in INSTRUCTIONS.read_text("utf-8").splitlines()]
     seen = [text for text in read if has_code(text)]
     assert all(any(sign in text.lower() for sign in ("code", "html", "python", "function")) for text in seen)
+
+
+# What a pattern may begin with, and what may then come 20,000 times. Each pair is read in the event loop.
+BEGUN = (
+    "", "def x", "class ", "class x", "from ", "from x import", "import ", "import x", "public ", "static x", "export ",
+    "async ", "function ", "const ", "const x", "let x:", "#include ", "using x", "package x", "fn x", "fn x<",
+    "func ", "func (", "if (", "for ", "return ", "} ", "SELECT ", "SELECT x FROM ", "INSERT INTO ", "UPDATE x", "x",
+    "x.", "x(", "x = ", "x[", "<", "</x", "<x ", '<x a="b"', '<x a="', "at ", "at x.", "@@ ", "$ ", "`", "``",
+)  # fmt: skip
+REPEATED = (
+    " ", "\t", "\u2003", "x", "1", "é", ".", ",", "{", "}", "(", ")", "[", "<", ">", "=", ";", ":", "-", "'", '"', "*",
+    "x ", "x.", "x,", "x=", "x:", ' a="b"', "(x)", "<x>", ") ", " FROM ", "else ", "` ", "\v", "x\n", "\n ",
+)  # fmt: skip
+LONGEST_S = 0.1  # of computing, for a text of 20,000 characters; it was 18 s
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+def test_no_text_of_a_stranger_holds_up_the_event_loop(begun: str) -> None:
+    for repeated in REPEATED:
+        line = begun + repeated * (20_000 // len(repeated)) + "!"
+        many = f"{begun}{repeated * (190 // len(repeated))}!\n" * 100
+        for text in (line, many, many.replace("\n", " ")):
+            facts = facts_of(text)
+            began = process_time()
+            _ = facts.code, facts.language
+            assert process_time() - began < LONGEST_S, (begun, repeated)
+
+
+def test_of_a_conversation_without_end_the_latest_messages_are_read() -> None:
+    old, new = "def f(x):\n    return x + 1", "a word of prose " * 1000
+    assert facts_of(old, new).code
+    assert not facts_of(old, *[new] * (1 + MOST_SAID_CHARS // len(new))).code
 
 
 # --- who may answer ---------------------------------------------------------------------------------------------------
