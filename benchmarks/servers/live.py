@@ -295,7 +295,7 @@ def _figures(
         }  # fmt: skip
     met = [m for one in each.values() for m in one["met"]]
     known = [m for one in each.values() for m in one["met_known"]]
-    back = [b for one in each.values() for b in one["back"] if b is not None]
+    backs = [b for one in each.values() for b in one["back"] if b is not None]
     meter = sum(one["meter_usd"] for one in each.values())
     first = statistics.quantiles(run.first_s, n=100, method="inclusive")
     return {
@@ -307,7 +307,7 @@ def _figures(
         },
         "silence_ms": round(max(run.silent_s) * 1e3),
         "met_most": max(met, default=0), "met_known_most": max(known, default=0),
-        "back_most": max(back, default=0), "outages": len(back),
+        "back_most": max(backs, default=0), "outages": len(backs),
         "booked_requests": ledger["requests"], "ledger_usd": ledger["server_usd"], "meter_usd": meter,
         "difference": ledger["server_usd"] / meter - 1, "servers": each,
     }  # fmt: skip
