@@ -64,7 +64,7 @@ class HostLink:
     asked has gone. What one says that `is_lent` by another machine is no fact of this one: neither that it shares
     memory, nor how long it took for rows; and its cells are checked before llama.cpp has them.
 
-    Whoever waits for it has no time to say so: `beat` is called while it starts or loads, and whenever it got on.
+    Whoever waits for it has no time to say so: `beat` is called while it starts or only loads, and as it gets on.
     """
 
     def __init__(
@@ -210,8 +210,8 @@ class HostLink:
             self._came_at = time.monotonic()
 
     def _show_begin(self) -> None:
-        """Let it be known that it starts or loads."""
-        if time.monotonic() < self._begins_until:
+        """Let it be known that it starts or loads; while it owes rows or cells, only its signs say that it gets on."""
+        if self._asked.is_empty and time.monotonic() < self._begins_until:
             self._beat()
 
     def _hear_sign(self, sign: SignOfLife) -> None:

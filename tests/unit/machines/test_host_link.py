@@ -319,6 +319,28 @@ def test_home_shows_that_it_does_not_hang_while_a_host_loads(
     assert not beats, "no loading takes so long"
 
 
+def test_a_segment_that_is_loaded_beside_rows_hides_no_host_that_hangs_with_them(
+    ends: tuple[socket.socket, socket.socket], now: list[float]
+) -> None:
+    beats = list[float]()
+    home, host = linked(ends, beat=lambda: beats.append(now[0]))
+    home.load(2, wire.Load(model_path="/a", n_ctx=64, n_threads=1, layers=(3, 5, 9)))
+    fly(home, 1, 1)
+    beats.clear()
+    home.look()
+    host.send(SignOfLife(n_done=0, cpu_s=0.0))
+    home.read()
+    assert not beats, "it owes rows, and nothing says that it computes them"
+    host.send(SignOfLife(n_done=1, cpu_s=0.1))
+    home.read()
+    assert len(beats) == 1
+    host.send(RowsComputed(segment=1, flight=1, n_batch=1, took_s=0.1), rows(1))
+    home.read()
+    beats.clear()
+    home.look()
+    assert beats, "nothing is owed but the segment, for which a disk may take long"
+
+
 def test_home_shows_that_it_does_not_hang_while_a_host_starts(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
