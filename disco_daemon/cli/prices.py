@@ -107,6 +107,7 @@ def _refresh(args: argparse.Namespace) -> int:
     from ..config.pricelist import load as load_prices
     from ..errors import ConfigError
     from ..onboarding import price_refresh as new_prices
+    from ..system.net import without_credentials
 
     config, folder = load(), config_path().parent / "servers"
     if args.file:
@@ -115,8 +116,8 @@ def _refresh(args: argparse.Namespace) -> int:
     elif config.policy.private and not args.online:
         raise ConfigError("nothing is asked for, policy.private is on: `--online` fetches it, `--from FILE` reads one")
     else:
-        source, day = args.list_url or new_prices.URL, datetime.now(UTC).date()
-        raw = new_prices.fetch(source)
+        url, day = args.list_url or new_prices.URL, datetime.now(UTC).date()
+        raw, source = new_prices.fetch(url), without_credentials(url)
     new = new_prices.looked_at(raw, source, day)
     before, kept = load_prices(folder), fetched_lists(folder)
     found, lost = new_prices.changes(before, new), new_prices.gone(kept, new)

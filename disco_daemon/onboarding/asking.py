@@ -20,7 +20,7 @@ from ..endpoints.retry import retry_after_s
 from ..errors import ConfigError
 from ..money.catalog import is_private
 from ..plain import one_line, reason_of
-from ..system.net import hostname, is_address, is_loopback, is_private_address, pointed_to
+from ..system.net import hostname, is_address, is_loopback, is_private_address, pointed_to, without_credentials
 
 if TYPE_CHECKING:
     import httpx2
@@ -97,16 +97,17 @@ def _page(url: str, name: str) -> str:
 
 def fetch_document(url: str, max_bytes: int) -> bytes:
     """Return a public page, of which more than `max_bytes` is not read; no key goes along. Raises ConfigError."""
+    shown = without_credentials(url)
     try:
         http = _client(url, FETCH_TIMEOUT_S)
         response, body = within(FETCH_TIMEOUT_S, lambda: _get_page(http, url, max_bytes))
     except _late() as e:
-        raise ConfigError(f"{url}: no answer within {FETCH_TIMEOUT_S:g} s; try again, or give a file") from e
+        raise ConfigError(f"{shown}: no answer within {FETCH_TIMEOUT_S:g} s; try again, or give a file") from e
     except _trouble() as e:
-        raise ConfigError(f"{url} cannot be fetched: {reason_of(e)}; try again, or give a file") from e
+        raise ConfigError(f"{shown} cannot be fetched: {reason_of(e)}; try again, or give a file") from e
     if response.status_code != 200:
         to = f" and points to {one_line(elsewhere, 200)}" if (elsewhere := _elsewhere(response)) else ""
-        raise ConfigError(f"{url} answers {response.status_code}{to}; nothing was changed")
+        raise ConfigError(f"{shown} answers {response.status_code}{to}; nothing was changed")
     return body
 
 

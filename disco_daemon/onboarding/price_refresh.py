@@ -17,7 +17,7 @@ from ..config.pricelist import FETCHED, fetched, shipped_lists
 from ..errors import ConfigError
 from ..money.catalog import Catalog, Price, ServerProfile
 from ..money.genai_prices import price_lists
-from ..system.net import hostname, is_loopback, is_plain
+from ..system.net import hostname, is_loopback, is_plain, without_credentials
 from ..system.smallfile import open_regular
 from .asking import fetch_document
 
@@ -55,9 +55,10 @@ class Change:
 def fetch(url: str) -> bytes:
     """Return the list at an address, bounded in size and time. Raises ConfigError."""
     if is_plain(url) and not is_loopback(hostname(url)):
-        raise ConfigError(f"{url}: prices are fetched by https only, so that nobody on the way can change them")
+        shown = without_credentials(url)
+        raise ConfigError(f"{shown}: prices are fetched by https only, so that nobody on the way can change them")
     raw = fetch_document(url, MAX_BYTES)
-    return _bounded(raw, url)
+    return _bounded(raw, without_credentials(url))
 
 
 def read(path: Path) -> tuple[bytes, date]:

@@ -115,6 +115,20 @@ def test_a_newer_list_is_fetched_shown_as_a_difference_and_used(
     assert "0 are new, 0 have changed, 1 are gone" in disco("refresh", "--list-url", url)[1]
 
 
+def test_a_password_in_the_lists_address_is_neither_kept_nor_shown(
+    disco: Disco, page: tuple[type[Page], str], tmp_path: Path
+) -> None:
+    handler, url = page
+    with_password = url.replace("://", "://anna:s3cret@")
+    handler.body = json.dumps(document(**{"gpt-4o-mini": 0.1})).encode()
+    code, said, _ = disco("refresh", "--list-url", with_password)
+    assert (code, handler.n_asked) == (0, 1)
+    assert rows(disco)["gpt-4o-mini"]["source"] == url
+    assert "s3cret" not in said + (tmp_path / "servers" / pricelist.FETCHED).read_text()
+    handler.status = 404
+    assert "s3cret" not in "".join(map(str, disco("refresh", "--list-url", with_password)))
+
+
 def test_a_list_of_ones_own_and_the_settings_go_before_it(
     disco: Disco, page: tuple[type[Page], str], tmp_path: Path
 ) -> None:
