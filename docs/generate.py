@@ -151,6 +151,18 @@ def doors() -> str:
     return "\n".join(lines)
 
 
+def doors_for_keys() -> str:
+    """The routes that a key with a name opens, by what it gets there."""
+    from disco_daemon.api.doors import FOR_KEYS, ROUTES, ForKey
+
+    lines = ["| a key with a name gets it | routes |", "| --- | --- |"]
+    opened = {what: [route for route in ROUTES if FOR_KEYS.get(route) is what] for what in (*ForKey, None)}
+    for what, routes in opened.items():
+        said = "not at all" if what is None else what.value
+        lines.append(f"| {said} | {', '.join(f'`{method} {display_path(path)}`' for method, path in routes)} |")
+    return "\n".join(lines)
+
+
 def display_path(path: str) -> str:
     """Return a path as the documents write it."""
     return path.replace("{request_id}", "ID").replace("{name}", "NAME")
@@ -340,6 +352,7 @@ BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/reference/api.md", "fields"): fields,
     ("docs/reference/api.md", "routes"): routes,
     ("docs/reference/doors.md", "doors"): doors,
+    ("docs/reference/doors.md", "doors-for-keys"): doors_for_keys,
     ("docs/reference/states.md", "states"): states,
     ("docs/reference/states.md", "handoff-states"): handoff_states,
 }

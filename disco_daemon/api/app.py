@@ -14,13 +14,13 @@ from .control import documents, fleet_routes, key_routes, machine_routes, openap
 from .control.control_requests import parse_adjustment
 from .control.documents import Documents
 from .control.metrics import Metrics
-from .control.scrape import METRICS, counted, scraped
-from .doors import DOOR, UnixDoor, check_control, fit
+from .control.scrape import METRICS, counted
+from .doors import DOOR, UnixDoor, check_control, fit, sees_keys
 from .http import cross_origin
 from .http.bodies import decoded
 from .http.connections import body, bounded
 from .http.failures import MAX_BODY, json_response, shape_errors, signed
-from .http.guard import CONFIG, ApiConfig, check_caller
+from .http.guard import CONFIG, ApiConfig, check_caller, key_of
 from .llama_server import infill_routes, rerank_routes
 from .ollama import ollama_routes
 from .openai import embeddings
@@ -56,7 +56,7 @@ def make_app(conductor: Conductor, daemon: Documents, config: ApiConfig, metrics
     fleet_routes.add_routes(app)
     key_routes.add_routes(app)
     app.router.add_post("/disco/v1/answers/{request_id}", _adjust)
-    app.router.add_get("/metrics", scraped)
+    app.router.add_get("/metrics", _metrics)
     openapi_route.add_routes(app)
     return app
 
@@ -86,7 +86,8 @@ async def _adjust(request: web.Request) -> web.Response:
     request_id = request.match_info["request_id"]
     wish = parse_adjustment(await body(request))
     delivery = None if wish.delivery is None else Delivery(wish.delivery)
-    if not request.app[CONDUCTOR].in_flight.adjust(request_id, pace_tps=wish.pace_tps, delivery=delivery):
+    caller = None if (key := key_of(request)) is None else key.caller
+    if not request.app[CONDUCTOR].in_flight.adjust(request_id, wish.pace_tps, delivery, caller):
         raise RequestError(f"No answer '{request_id}' is running.", status=404, code="not_found")
     return json_response({"request_id": request_id, "pace_tps": wish.pace_tps, "delivery": wish.delivery})
 
@@ -123,4 +124,13 @@ async def _health(request: web.Request) -> web.Response:
 
 async def _trace(request: web.Request) -> web.Response:
     """GET /disco/v1/trace/ID: Return when each token of an answer came and was shown; `latest` is the last one."""
-    return json_response(fit(request, trace_route.document(request.app[CONDUCTOR], request.match_info["request_id"])))
+    caller = None if (key := key_of(request)) is None else key.caller
+    found = trace_route.document(request.app[CONDUCTOR], request.match_info["request_id"], caller)
+    return json_response(fit(request, found))
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    """GET /metrics: Return all metrics for Prometheus; those by key for who may see keys."""
+    accept = request.headers.get("Accept", "")
+    text, content_type = request.app[METRICS].render(accept, by_key=sees_keys(request))
+    return web.Response(body=text, headers={"Content-Type": content_type})

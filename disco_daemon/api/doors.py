@@ -3,13 +3,14 @@
 The *Unix socket* is the owner's: by the file system only this user can reach it (`socketfile`). Every route is served
 there, without a key. *TCP* is for callers, and any process of this machine can reach it: it serves answers and state. A
 *control*, a route that changes something or shows paths, prompts or places of keys, is served over TCP only with a key:
-`api.control_key`, or where that is not set, `api.key`. A key with a name opens what callers get, at either door, and
-never a control; nor /metrics, which say what other keys have used.
+`api.control_key`, or where that is not set, `api.key`. A key with a name opens what `FOR_KEYS` says, at either door:
+what editors and agents need, never a control, and nothing that says what others ask or use.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -100,6 +101,33 @@ ROUTES: dict[tuple[str, str], At] = {
 }
 
 
+class ForKey(Enum):
+    """What a key with a name gets of a route, at either door."""
+
+    TERMS = "as far as it may ask"
+    OWN = "of its own answers alone"
+    PART = "without what others ask or use"
+    SAME = "as anybody, since it says nothing of anybody"
+
+
+_ASKED = """
+    /v1/chat/completions /v1/completions /v1/embeddings /v1/rerank /v2/rerank /rerank /v1/responses
+    /v1/responses/input_tokens /v1/messages /v1/messages/count_tokens /infill /api/chat /api/generate /api/embed
+    /api/embeddings /api/show
+"""
+# Every route that a key with a name opens; one that is missing here it does not.
+FOR_KEYS: dict[tuple[str, str], ForKey] = {
+    **{("POST", path): ForKey.TERMS for path in _ASKED.split()},
+    **{("GET", path): ForKey.TERMS for path in ("/api/tags", "/api/ps", "/v1/models", "/v1/models/{name}")},
+    ("GET", "/disco/v1/trace/{request_id}"): ForKey.OWN,
+    ("POST", "/disco/v1/answers/{request_id}"): ForKey.OWN,
+    ("GET", "/disco/v1/state"): ForKey.PART,
+    **{("GET", path): ForKey.SAME for path in ("/", "/health", "/openapi.json", "/api/version")},
+    **{("POST", f"/api/{verb}"): ForKey.SAME for verb in ("create", "push", "copy", "blobs/{digest}")},
+    ("DELETE", "/api/delete"): ForKey.SAME,
+}
+
+
 @dataclass(slots=True)
 class UnixDoor:
     """The Unix socket: its path, once it is open."""
@@ -108,7 +136,6 @@ class UnixDoor:
 
 
 DOOR = web.AppKey("door", UnixDoor)
-METRICS = "/metrics"
 
 
 def may_control(request: web.Request) -> bool:
@@ -122,22 +149,36 @@ def may_control(request: web.Request) -> bool:
     return bool(key) and shows_key(request, key)
 
 
-def at(request: web.Request) -> At:
-    """Return how the requested route is served; an unknown route or method answers so at both doors."""
+def sees_keys(request: web.Request) -> bool:
+    """Whether a request may see who has keys and what each has used, where it need not use the controls.
+
+    Where no key is asked for, that is each program of the daemon's own user.
+    """
+    if may_control(request):
+        return True
+    is_ours = peer_of(request).whose is Whose.OURS and not request.app[CONFIG].asks_key
+    return is_ours and key_of(request) is None
+
+
+def route_of(request: web.Request) -> tuple[str, str] | None:
+    """Return the requested route as the tables have it; None for an unknown one, also by its method."""
     route = request.match_info.route
     if request.match_info.http_exception is not None or route.resource is None:
-        return At.BOTH
-    method = "GET" if request.method == "HEAD" else request.method
-    return ROUTES.get((method, route.resource.canonical), At.CONTROL)
+        return None
+    return "GET" if request.method == "HEAD" else request.method, route.resource.canonical
 
 
 @web.middleware
 async def check_control(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a control to everybody but the owner. Raises RequestError."""
-    if at(request) is At.CONTROL and not may_control(request):
+    """Refuse a control to everybody but the owner, and more to a key with a name. Raises RequestError."""
+    route = route_of(request)  # an unknown one answers so at both doors
+    if route is not None and ROUTES.get(route, At.CONTROL) is At.CONTROL and not may_control(request):
         raise RequestError(_where(request), status=403, code="control")
-    if request.path == METRICS and (key := key_of(request)) is not None:
-        msg = f"The key '{key.name}' does not open {METRICS}, which say what other keys have used; api.key does."
+    if route is not None and route not in FOR_KEYS and (key := key_of(request)) is not None:
+        msg = (
+            f"The key '{key.name}' does not open {request.method} {request.path}: a key with a name opens what asks "
+            "models, and nothing that says what others ask or use."
+        )
         raise RequestError(msg, status=403, code="control")
     return await handler(request)
 
@@ -161,8 +202,22 @@ _FOLDERS = re.compile(r"(?<![\w.:/])~?/(?=\S)(?:[^/\n\"'`:;,()<>]*/)*")
 
 
 def fit(request: web.Request, payload: Any) -> Any:
-    """Return a document as the client of a request may see it."""
+    """Return a document as the client of a request may see it, by where its route is served."""
     return payload if may_control(request) else without_paths(msgspec.to_builtins(payload))
+
+
+# Of the state what holds whoever asks. Sums, counts, errors and what was learned are of others' requests as well.
+_OF_STATE = ("version", "uptime_s", "policy", "private")
+_OF_ENDPOINT = ("kind", "model", "state")
+
+
+def state_for_key(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a key with a name may see of the daemon's state."""
+    endpoints = {
+        side: {name: status[name] for name in _OF_ENDPOINT if name in status}
+        for side, status in state["endpoints"].items()
+    }
+    return {name: state[name] for name in _OF_STATE} | {"endpoints": endpoints}
 
 
 def without_paths(payload: Any) -> Any:

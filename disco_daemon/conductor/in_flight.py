@@ -117,12 +117,18 @@ class InFlight:
         if stopped:
             await asyncio.wait(stopped, timeout=CONFINE_S)
 
-    def adjust(self, request_id: str, pace_tps: float | None, delivery: Delivery | None) -> bool:
-        """Deliver a running answer at another pace or in another mode; False if there is none of that id."""
+    def is_answering(self, request_id: str, caller: Caller | None = None) -> bool:
+        """Whether an answer of that id runs, and is that caller's where one is given."""
         answer_run = self.answering.get(request_id)
-        if answer_run is not None:
-            answer_run.adjust(pace_tps, delivery)
-        return answer_run is not None
+        return answer_run is not None and (caller is None or answer_run.caller == caller)
+
+    def adjust(
+        self, request_id: str, pace_tps: float | None, delivery: Delivery | None, caller: Caller | None = None
+    ) -> bool:
+        """Deliver a running answer at another pace or in another mode; False if none of that id `is_answering`."""
+        if is_there := self.is_answering(request_id, caller):
+            self.answering[request_id].adjust(pace_tps, delivery)
+        return is_there
 
     def still_s(self, device: Endpoint) -> float:
         """Return how long answers will still need another device than that one, s, as far as is known."""

@@ -24,8 +24,10 @@ class Traces:
         if len(self._kept) > self._size:
             del self._kept[next(iter(self._kept))]
 
-    def find(self, request_id: str) -> Trace | None:
-        """The trace of an answer, or of the latest one; None if it is not kept."""
+    def find(self, request_id: str, key: str | None = None) -> Trace | None:
+        """The trace of an answer, or of the latest one; None if it is not kept. With a `key`, of its answers alone."""
         if request_id == LATEST:
-            return next(reversed(self._kept.values()), None)
-        return self._kept.get(request_id)
+            every = reversed(self._kept.values())
+            return next((one for one in every if key is None or one.outcome.key == key), None)
+        found = self._kept.get(request_id)
+        return found if found is None or key is None or found.outcome.key == key else None

@@ -17,8 +17,9 @@ from disco_daemon.types import Attempt, Delivery, LedgerEntry, Outcome, Reading,
 
 Row = dict[str, object]
 
-# What the reader of an earlier answer did next goes with that answer's row, for as long as that is kept.
-FOLLOW = "UPDATE requests SET followed = ? WHERE request_id = ?"
+# What the reader of an earlier answer did next goes with that answer's row, for as long as that is kept. Nobody says so
+# of an answer that another key got: what is learned of such rows moves the owner's money.
+FOLLOW = "UPDATE requests SET followed = ? WHERE request_id = ? AND key = ?"
 
 # Times in s (`created` is Unix time), money in US dollars, energy in J. A plan delay of NULL means "not planned" (inf).
 # AUTOINCREMENT: an id is never used twice, so paging by id stays right while old rows go.

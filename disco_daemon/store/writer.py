@@ -202,7 +202,8 @@ def _insert(connection: sqlite3.Connection, item: Outcome | LedgerEntry, keep_te
         for sample in samples:
             _put(connection, "ttft_samples", sample | {"request": request})
         if isinstance(item, Outcome) and item.earlier is not None:
-            connection.execute(FOLLOW, (item.earlier.act.value, text_of(item.earlier.request_id)))
+            earlier = item.earlier.act.value, text_of(item.earlier.request_id), text_of(item.key)
+            connection.execute(FOLLOW, earlier)
     except _ROW_FAULTS as error:
         connection.execute("ROLLBACK TO outcome")
         _log.warning("history: request %r cannot be stored: %s", item.request_id, error)

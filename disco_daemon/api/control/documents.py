@@ -15,8 +15,9 @@ from ...errors import ConfigError, RequestError
 from ...keys.named_key import KeyTerms
 from ...link.trust.roles import Role
 from ...plain import which
-from ..doors import fit
+from ..doors import fit, state_for_key
 from ..http.connections import body
+from ..http.guard import key_of
 from ..ollama.ollama_models import DeviceFile
 from .control_requests import parse_settings
 
@@ -197,7 +198,8 @@ def add_routes(app: web.Application, documents: Documents) -> None:
 
 async def _state(request: web.Request) -> web.Response:
     """GET /disco/v1/state: Return the state of the daemon, as `disco status` shows it."""
-    return as_json(fit(request, request.app[DOCUMENTS].state()))
+    state = request.app[DOCUMENTS].state()
+    return as_json(fit(request, state if key_of(request) is None else state_for_key(state)))
 
 
 async def _history(request: web.Request) -> web.Response:

@@ -23,6 +23,7 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 MAX_WORDS = 32  # values of one label; a server chooses its finish reasons, and each one is a time series for ever
 OPENMETRICS = "application/openmetrics-text"
+_END = b"# EOF\n"  # of OpenMetrics, once
 
 
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0)
@@ -37,13 +38,14 @@ class Metrics:
     """All metrics of one daemon, for its event loop's thread. `health` returns its state; labels are bounded."""
 
     def __init__(self, health: Callable[[], HealthSnapshot] | None = None) -> None:
-        self._registry = CollectorRegistry()
+        self._registry, self._by_key = CollectorRegistry(), CollectorRegistry()
         self._seen: dict[str, set[str]] = {}
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self._of_answers()
         self._of_endpoints()
         self._of_two_machines()
         self._of_money()
+        self._of_keys()
         self._of_the_daemon()
         if health is not None:
             self._registry.register(Present(health))
@@ -95,10 +97,17 @@ class Metrics:
         self._cost = self._counter("disco_cost_usd", "The servers' bill and the worth of our energy, $.")
         self._bill = self._counter("disco_server_usd", "What servers bill, $.")
         self._energy = self._counter("disco_energy_joules", "Energy that this machine spent on answers, J.")
-        self._key_requests = self._counter("disco_key_requests", "Requests of keys with names.", "key")
-        self._key_tokens = self._counter("disco_key_tokens", "Tokens as these clients were told them.", "key", "kind")
-        self._key_bill = self._counter("disco_key_server_usd", "What servers bill for these requests, $.", "key")
-        self._key_energy = self._counter("disco_key_energy_joules", "Energy of this machine for them, J.", "key")
+
+    def _of_keys(self) -> None:
+        """Make the metrics by key, which name who has one: not everybody may see them."""
+
+        def counter(name: str, told: str, *labels: str) -> Counter:
+            return Counter(name, told, labels, registry=self._by_key)
+
+        self._key_requests = counter("disco_key_requests", "Requests of keys with names.", "key")
+        self._key_tokens = counter("disco_key_tokens", "Tokens as these clients were told them.", "key", "kind")
+        self._key_bill = counter("disco_key_server_usd", "What servers bill for these requests, $.", "key")
+        self._key_energy = counter("disco_key_energy_joules", "Energy of this machine for them, J.", "key")
 
     def _of_the_daemon(self) -> None:
         self._lag = self._histogram("disco_loop_lag_seconds", "Lateness of the event loop, every 20 ms.", _LAG_S, "")
@@ -141,10 +150,14 @@ class Metrics:
         """Count an answered HTTP request; `handler` is its route's path, of which there are few."""
         self._of(self._requests, handler, str(code)).inc()
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return all metrics and their content type: OpenMetrics where it is accepted, else Prometheus' text."""
+    def render(self, accept: str = "", *, by_key: bool = True) -> tuple[bytes, str]:
+        """Return all metrics and their content type: OpenMetrics where it is accepted, else Prometheus' text.
+
+        Those that name keys are left out without `by_key`.
+        """
         encode, content_type = choose_encoder(OPENMETRICS if OPENMETRICS in accept else "")
-        return encode(self._registry), content_type
+        parts = [encode(registry) for registry in (self._registry, self._by_key)[: 1 + by_key]]
+        return b"".join([*(part.removesuffix(_END) for part in parts[:-1]), parts[-1]]), content_type
 
     def _counter(self, name: str, told: str, *labels: str) -> Counter:
         return Counter(name, told, labels, registry=self._registry)

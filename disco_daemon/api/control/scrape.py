@@ -1,4 +1,4 @@
-"""/metrics, and the count of all that is asked over HTTP."""
+"""The count of all that is asked over HTTP."""
 
 from __future__ import annotations
 
@@ -24,9 +24,3 @@ async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
     resource = request.match_info.route.resource
     request.app[METRICS].count_request("other" if resource is None else resource.canonical, response.status)
     return response
-
-
-async def scraped(request: web.Request) -> web.Response:
-    """GET /metrics: Return all metrics for Prometheus."""
-    body, content_type = request.app[METRICS].render(request.headers.get("Accept", ""))
-    return web.Response(body=body, headers={"Content-Type": content_type})

@@ -7,18 +7,23 @@ from typing import Any
 from ...conductor import Conductor
 from ...conductor.traces import LATEST, MAX_TRACES
 from ...errors import RequestError
+from ...types import Caller
 
 GONE = "trace_gone"  # the error's code
 
 
-def document(conductor: Conductor, request_id: str) -> dict[str, Any]:
-    """Return the trace of an answer, or of the latest one. Raises RequestError (404) if it is not kept."""
-    trace = conductor.context.traces.find(request_id)
+def document(conductor: Conductor, request_id: str, caller: Caller | None = None) -> dict[str, Any]:
+    """Return the trace of an answer, or of the latest one. Raises RequestError (404) if it is not kept.
+
+    A `caller` with a key sees its own alone; others' are not there for it.
+    """
+    trace = conductor.context.traces.find(request_id, None if caller is None else caller.name)
     if trace is not None:
         return trace.to_json()
     if request_id == LATEST:
-        msg = "No answer has been given since the daemon started."
-    elif request_id in conductor.in_flight.answering:
+        whom = "" if caller is None else f" to the key '{caller.name}'"
+        msg = f"No answer has been given{whom} since the daemon started."
+    elif conductor.in_flight.is_answering(request_id, caller):
         msg = f"The answer '{request_id}' is still running: its trace is there when it has ended."
     else:
         msg = f"No trace of '{request_id}' is kept: only those of the last {MAX_TRACES} answers are, in memory."

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from openai import APIError, AsyncOpenAI, AuthenticationError, PermissionDeniedError, RateLimitError
 
+from disco_daemon.api.doors import FOR_KEYS, ROUTES, ForKey
 from disco_daemon.bench.child import child_env
 from tests.fixtures.daemon import DaemonProcess, ask, running
 from tests.fixtures.upstream import Upstream
@@ -177,6 +178,69 @@ async def test_a_key_with_a_name_opens_no_control_at_either_door(ends: Ends) -> 
             assert status == 403, path
             assert "curious" in json.dumps(said)
     assert (await told(daemon, key, "GET", "/disco/v1/state"))[0] == 200
+
+
+async def test_each_route_shows_a_key_what_the_table_says_and_nothing_of_others(ends: Ends) -> None:
+    """Route by route, at both doors; what another key and the owner have asked stands in none of the replies."""
+    daemon, _ = ends
+    nosy, other = await made(daemon, "nosy"), await made(daemon, "somebody-else")
+    own = (await told(daemon, nosy, "POST", "/v1/chat/completions", FEW))[2]["X-Disco-Request-Id"]
+    others = [
+        (await told(daemon, key, "POST", "/v1/chat/completions", FEW))[2]["X-Disco-Request-Id"]
+        for key in (other, "no-key-of-ours")
+    ]
+    for door in (daemon.session, daemon.controls):
+        for route in ROUTES:
+            method, path = route
+            body = None if method == "GET" else {}
+            for request_id in (own, "latest", *others) if "{request_id}" in path else ("",):
+                at = path.replace("{request_id}", request_id).replace("{name}", "disco").replace("{digest}", "x")
+                headers = {"Authorization": f"Bearer {nosy}"}
+                async with door.request(method, daemon.root + at, json=body, headers=headers) as response:
+                    status, said = response.status, await response.text()
+                if (what := FOR_KEYS.get(route)) is None:
+                    assert status == 403, route
+                    assert "nosy" in said, route
+                    continue
+                assert status not in (401, 403), (route, said)
+                assert "somebody-else" not in said, route
+                if what is ForKey.OWN:
+                    found = 200 if request_id in (own, "latest") else 404
+                    assert status == (found if method == "GET" else 400), (route, said)
+                    assert not [one for one in others if one in said and one != request_id], route
+                else:
+                    assert not [one for one in others if one in said], route
+                if what is ForKey.PART:
+                    assert set(json.loads(said)) == {"version", "uptime_s", "policy", "private", "endpoints"}
+    for request_id in others:
+        status, _, _ = await told(daemon, nosy, "POST", f"/disco/v1/answers/{request_id}", {"pace_tps": 5})
+        assert status == 404
+        redo = FEW | {"disco": {"redo_of": request_id}}
+        assert (await told(daemon, nosy, "POST", "/v1/chat/completions", redo))[0] == 200
+    redo = FEW | {"disco": {"redo_of": own}}
+    assert (await told(daemon, nosy, "POST", "/v1/chat/completions", redo))[0] == 200
+    rows = {row["request_id"]: row["followed"] for row in await daemon.history()}
+    assert [rows[one] for one in (own, *others)] == ["redone", None, None], "nobody judges another one's answer"
+
+
+async def test_a_running_answer_is_paced_by_its_own_key(ends: Ends) -> None:
+    daemon, upstream = ends
+    go_on = asyncio.Event()
+    nosy, own = await made(daemon, "pacer"), await made(daemon, "paced")
+    with upstream.held_until(go_on, 2):
+        async with daemon.session.post(
+            f"{daemon.url}/chat/completions",
+            json=FEW | {"model": "disco/server", "stream": True},
+            headers={"Authorization": f"Bearer {own}"},
+        ) as response:
+            await response.content.readline()
+            path = f"/disco/v1/answers/{response.headers['X-Disco-Request-Id']}"
+            assert (await told(daemon, nosy, "POST", path, {"pace_tps": 5}))[0] == 404
+            running_ = (await told(daemon, nosy, "GET", path.replace("answers", "trace")))[1]
+            assert "still running" not in json.dumps(running_)
+            assert (await told(daemon, own, "POST", path, {"pace_tps": 50}))[0] == 200
+            go_on.set()
+            await response.read()
 
 
 async def test_models_are_listed_and_asked_for_as_the_key_may(ends: Ends) -> None:

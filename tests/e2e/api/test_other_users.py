@@ -65,6 +65,26 @@ async def test_health_and_metrics_are_for_everybody(path: str, daemon: DaemonPro
     assert (await replied(daemon.url, message("GET", path), uid=NOBODY)).status == 200
 
 
+async def test_who_has_keys_is_told_to_nobody_else(daemon: DaemonProcess) -> None:
+    async with daemon.controls.post(f"{daemon.root}/disco/v1/keys", json={"name": "anna"}) as response:
+        headers = {"Authorization": f"Bearer {(await response.json())['key']}"}
+    chat = {"model": "disco", "messages": [{"role": "user", "content": "Hi"}]}
+    async with daemon.session.post(f"{daemon.url}/chat/completions", json=chat, headers=headers) as response:
+        assert response.status == 200
+    for openmetrics in (False, True):
+        accept = {"Accept": "application/openmetrics-text; version=1.0.0"} if openmetrics else {}
+        reply = await replied(daemon.url, message("GET", "/metrics", **accept), uid=NOBODY)
+        assert b"disco_answers_total" in reply.body
+        assert b"anna" not in reply.body
+        assert b"disco_key" not in reply.body
+        assert reply.body.endswith(b"# EOF\n") is openmetrics
+        for door in (daemon.session, daemon.controls):
+            async with door.get(f"{daemon.root}/metrics", headers=accept) as response:
+                told = await response.text()
+            assert 'disco_key_requests_total{key="anna"} 1.0' in told, "the owner's own programs see it"
+            assert told.count("# EOF") == openmetrics
+
+
 async def test_a_connection_is_looked_at_once_and_stays_whose_it_was(daemon: DaemonProcess) -> None:
     reader, writer = await asyncio.open_connection(sock=socket_of(NOBODY, daemon.url))
     for path, status in (("/health", b"200"), ("/v1/models", b"403"), ("/health", b"200"), ("/v1/models", b"403")):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_daemon.api.app import make_app
-from disco_daemon.api.doors import ROUTES, At, without_paths
+from disco_daemon.api.doors import FOR_KEYS, ROUTES, At, ForKey, state_for_key, without_paths
 from disco_daemon.api.http.guard import ApiConfig
 
 
@@ -29,6 +29,24 @@ def test_what_changes_something_is_a_control() -> None:
     for (method, path), where in ROUTES.items():
         if method != "GET" and path.startswith("/disco/") and path not in may_change:
             assert where is At.CONTROL, (method, path)
+
+
+def test_a_key_with_a_name_opens_no_control_and_what_it_opens_is_there() -> None:
+    assert set(FOR_KEYS) <= {route for route, where in ROUTES.items() if where is not At.CONTROL}
+
+
+def test_what_says_what_others_ask_or_use_is_opened_by_no_key_or_in_part() -> None:
+    told = {path for (_, path), what in FOR_KEYS.items() if what in (ForKey.SAME, ForKey.TERMS)}
+    assert not [path for path in told if path.startswith("/disco/") or path == "/metrics"]
+
+
+def test_of_the_state_a_key_sees_nothing_that_is_added_to_it() -> None:
+    server = {"kind": "openai", "model": "m", "state": "configured", "new": "sum of all"}
+    state = {"version": "1", "uptime_s": 2.0, "policy": "disco", "private": False, "new": "sum of all"}
+    state["endpoints"] = {"server": server}
+    shown = state_for_key(state)
+    assert "sum of all" not in str(shown)
+    assert shown["endpoints"]["server"]["model"] == "m"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -16,7 +17,7 @@ from disco_daemon.conductor.traces import LATEST, MAX_TRACES, Traces
 from disco_daemon.delivery.buffer import TokenBuffer
 from disco_daemon.delivery.trace import MAX_TRACED, Trace
 from disco_daemon.errors import RequestError
-from disco_daemon.types import Attempt, Delivery, Outcome, Plan, Side, Token, Usage
+from disco_daemon.types import Attempt, Caller, Delivery, Outcome, Plan, Side, Token, Usage
 from disco_tui.draw import token_timeline
 
 BEGAN = 100.0  # of every answer, on the buffer's clock, s
@@ -117,7 +118,9 @@ class Played:
     def __init__(self) -> None:
         self.context = self.in_flight = self
         self.traces = Traces()
-        self.answering = {"req-running": object()}
+
+    def is_answering(self, request_id: str, caller: Caller | None) -> bool:
+        return request_id == "req-running" and caller is None
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,25 @@ def test_a_trace_that_is_not_kept_is_not_found_and_it_is_said_why(request_id: st
     with pytest.raises(RequestError, match=message) as raised:
         api.document(conductor, request_id)
     assert (raised.value.status, raised.value.code) == (404, api.GONE)
+
+
+def test_a_key_finds_the_traces_of_its_own_answers_alone() -> None:
+    conductor = cast(Conductor, Played())
+    anna, bert = Caller("anna", "1"), Caller("bert", "2")
+    for request_id, key in (("req-a", "anna"), ("req-b", "bert"), ("req-o", "")):
+        trace = traced(buffered([], []), request_id)
+        conductor.context.traces.keep(replace(trace, outcome=replace(trace.outcome, key=key)))
+    seen = {
+        (caller, request_id): api.document(conductor, request_id, caller)["request_id"]
+        for caller, request_id in ((anna, "req-a"), (bert, "req-b"), (anna, LATEST), (bert, LATEST), (None, LATEST))
+    }
+    assert list(seen.values()) == ["req-a", "req-b", "req-a", "req-b", "req-o"]
+    for request_id in ("req-b", "req-o", "req-running"):
+        with pytest.raises(RequestError, match="No trace of") as raised:
+            api.document(conductor, request_id, anna)
+        assert raised.value.status == 404
+    with pytest.raises(RequestError, match="No answer has been given to the key 'carl'"):
+        api.document(conductor, LATEST, Caller("carl", "3"))
 
 
 # --- whatever happens -------------------------------------------------------------------------------------------------
