@@ -92,7 +92,7 @@ class ModelNames:
         together, as far as they are known.
         """
         found, servers = self.find(name), self._conductor.context.servers
-        if found.servers and servers is not None:
+        if found.servers and servers is not None and Side.DEVICE not in found.sides & self._here:
             told = {"id": name, "object": "model", "created": 0, "owned_by": found.servers[0].partition("/")[0]}
             alias = {"alias_of": found.target} if found.target != name else {}
             return told | alias | dict(servers.card(found.target)) | {"id": name}
@@ -162,9 +162,9 @@ def _sides(name: str, conductor: Conductor) -> frozenset[Side]:
         return BOTH
     if _local(name, conductor):
         return frozenset({Side.DEVICE})
-    if _servers(name, conductor):
-        return frozenset({Side.SERVER})
-    endpoints = conductor.endpoints
+    endpoints, here = conductor.endpoints, conductor.endpoints.get(Side.DEVICE)
+    if _servers(name, conductor):  # the device keeps its own name, and both may race
+        return BOTH if here is not None and here.model == name else frozenset({Side.SERVER})
     for side, endpoint in endpoints.items():
         ours, _, adapter = name.partition(":")
         if ours == f"{OWN}/{side}" and (name == ours or endpoint.adapters.get(adapter) == ""):

@@ -61,26 +61,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rows(config: Config, catalog: Catalog) -> list[dict[str, Any]]:
-    """Return a row for each model of each server that the settings name."""
-    from ..config.servers import servers_of
+    """Return a row for each model of each server that the settings name, by the prices that a daemon uses."""
+    from ..config.servers import alone, of_model, servers_of
+    from ..daemon.money import price_of
 
     rows = []
     for name, server in servers_of(config).items():
         models = dict.fromkeys(model for model in (server.model, *getattr(server, "models", ())) if model)
         for model in models:
-            price = catalog.price(server.base_url, model)
-            own = (server.input_usd_per_mtok, server.output_usd_per_mtok) if model == server.model else (None, None)
-            is_set = own[0] is not None and own[1] is not None
+            price = price_of(alone(config, of_model(server, model)), catalog)
             rows.append(
                 {
                     "server": name,
                     "model": model,
-                    "known": price.known or is_set,
-                    "input_usd_per_mtok": price.input if own[0] is None else own[0],
-                    "cached_input_usd_per_mtok": price.cached_input if own[0] is None else own[0],
-                    "output_usd_per_mtok": price.output if own[1] is None else own[1],
-                    "source": "your settings" if is_set else price.source,
-                    "as_of": None if is_set or price.as_of is None else price.as_of.isoformat(),
+                    "known": price.known,
+                    "input_usd_per_mtok": price.input,
+                    "cached_input_usd_per_mtok": price.cached_input,
+                    "output_usd_per_mtok": price.output,
+                    "source": price.source,
+                    "as_of": None if price.as_of is None else price.as_of.isoformat(),
                 }
             )
     return rows

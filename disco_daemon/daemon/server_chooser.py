@@ -157,4 +157,5 @@ def outage_of(member: ServerMember) -> int:
 def offer_of(member: ServerMember) -> Offer:
     """Return what a client's wishes are held against."""
     price = member.spending.price
-    return Offer(member.server, member.key, (price.input, price.output) if price.known else None)
+    usd = (price.input, price.output) if price.known else None
+    return Offer(member.server, member.key, usd, keeps_wishes=member.passes_wishes)

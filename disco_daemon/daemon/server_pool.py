@@ -51,7 +51,14 @@ from .server_lists import ServerLists
 from .several_servers import NOBODY, SeveralServers
 
 MOST_NAMED = 256  # models asked for by name that are kept, the latest; each has some kB, and takes a millisecond
+ROUTES_ITSELF = "openrouter.ai"  # the host, and those below it, that gets what a request says of `provider`
 MOST_SHOWN = 32  # of those in a daemon's state, which is asked for every second: each takes some 25 us of the loop
+
+NO_WISHES = ServerWishes()
+NO_FIT = "no server fits what 'provider' says"
+NO_PRIVATE = (
+    "no server fits what 'provider' says: with data_collection or zdr only OpenRouter may be asked, which keeps to it"
+)
 
 
 class ServerPool(SeveralServers):
@@ -143,7 +150,7 @@ class ServerPool(SeveralServers):
         spending = self._spending.at(price, stops_billing=self._catalog.stops_billing(settings.base_url))
         sides = {Side.SERVER: endpoint} | ({} if self._device is None else {Side.DEVICE: self._device})
         relation: Callable[[], Relation] = Grading(seen, sides) if model == self._servers[name].model else _equal
-        routes = hostname(settings.base_url).endswith("openrouter.ai")
+        routes = f".{hostname(settings.base_url)}".endswith(f".{ROUTES_ITSELF}")
         return ServerMember(name, f"{name}/{model}", endpoint, spending, relation, passes_wishes=routes)
 
     def _key(self, name: str) -> str:
@@ -217,12 +224,13 @@ class ServerPool(SeveralServers):
             return base
         members = [self.member(key) for key in request.servers] or list(self.own.values())
         groups = [members] if members else []
-        may_fall_back = True
+        wishes = NO_WISHES
         if (provider := request.extra.get("provider")) is not None:
             wishes = ServerWishes.of(provider)
-            groups, may_fall_back = wishes.narrow(members, offer_of), wishes.allow_fallbacks
+            groups = wishes.narrow(members, offer_of)
+        may_fall_back = wishes.allow_fallbacks
         if not groups:
-            why = "no server fits what 'provider' says" if members else NOBODY
+            why = (NO_PRIVATE if wishes.is_confidential else NO_FIT) if members else NOBODY
             if Side.DEVICE in request.allowed and Side.DEVICE in base.endpoints:
                 return replace(base, endpoints={Side.DEVICE: base.endpoints[Side.DEVICE]})
             raise RequestError(f"{why[:1].upper()}{why[1:]}.", param="provider" if members else "model")
@@ -231,14 +239,17 @@ class ServerPool(SeveralServers):
         others = [one for group in groups for one in group] if may_fall_back else []
         hedge = chooser.hedge if may_fall_back and self._config.policy.hedge > 0 else None
         choice = AnswerServer(first, others, chooser.next, self._failed, hedge)
-        if request.servers:
-            planner, mover = self._planner_apart(base)
-            return replace(
-                base, endpoints={Side.SERVER: choice}, spending=first.spending, planner=planner, mover=mover,
-                relation=_equal,
-            )  # fmt: skip
-        endpoints = {**base.endpoints, Side.SERVER: choice}
-        return replace(base, endpoints=endpoints, spending=first.spending, relation=first.relation)
+        has_device = not request.servers or Side.DEVICE in request.allowed  # its model may have the same name
+        planner, mover = (base.planner, base.mover) if has_device else self._planner_apart(base)
+        mover = mover.priced(
+            lambda *tps: Costs(**choice.now.spending.prices.per_token(*tps)),
+            lambda: choice.now.spending.stops_billing,
+        )
+        endpoints = {**base.endpoints, Side.SERVER: choice} if has_device else {Side.SERVER: choice}
+        return replace(
+            base, endpoints=endpoints, spending=first.spending, planner=planner, mover=mover,
+            relation=first.relation if has_device else _equal,
+        )  # fmt: skip
 
     def _planner_apart(self, base: AnswerContext) -> tuple[Planner, Mover]:
         """Return what plans for models that are asked for by name: of their times the race is to learn nothing."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 from ..types import Readiness, Side
 from .migrate import (
@@ -86,6 +87,10 @@ class Mover(Protocol):
         """Take the decode speed of one run, token/s."""
         ...
 
+    def priced(self, costs: Callable[[float, float], Costs], stops_billing: Callable[[], bool]) -> Self:
+        """Return this one for an answer whose server has other prices; speeds that one observes, both know."""
+        ...
+
 
 class CostMover:
     """Moves an answer when that saves more than it costs (docs/explain/design.md#handoff).
@@ -97,8 +102,14 @@ class CostMover:
     def __init__(self, planner: Planner, costs: Callable[[float, float], Costs], *, stops_billing: bool = True) -> None:
         self._planner = planner
         self._costs = costs
-        self._stops_billing = stops_billing
+        self._stops_billing: Callable[[], bool] = lambda: stops_billing
         self.decode_tps = dict(DECODE_TPS)
+
+    def priced(self, costs: Callable[[float, float], Costs], stops_billing: Callable[[], bool]) -> Self:
+        """See `priced` above."""
+        other = copy.copy(self)
+        other._costs, other._stops_billing = costs, stops_billing
+        return other
 
     def next_check(self, generated: int) -> int:
         """See `next_check` above."""
@@ -116,7 +127,7 @@ class CostMover:
         """Return the reserve B to move with now, tokens; None if a move gains nothing or the target is unavailable."""
         if view.readiness.down_s > 0 or not self._affordable(view):
             return None
-        if view.target is Side.DEVICE and not self._stops_billing:
+        if view.target is Side.DEVICE and not self._stops_billing():
             return None
         costs = self._prices()
         if costs.cheaper is not view.target:
@@ -221,6 +232,12 @@ class _Around:
 
     def __init__(self, inner: CostMover) -> None:
         self._inner = inner
+
+    def priced(self, costs: Callable[[float, float], Costs], stops_billing: Callable[[], bool]) -> Self:
+        """See `CostMover`."""
+        other = copy.copy(self)
+        other._inner = self._inner.priced(costs, stops_billing)
+        return other
 
     def reserve(self, view: View) -> int:
         """See `CostMover`."""

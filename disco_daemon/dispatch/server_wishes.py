@@ -2,7 +2,8 @@
 
 `provider = {"order": [...], "only": [...], "ignore": [...], "allow_fallbacks": false, "max_price": {...}}`. Names are
 those of the servers in the settings, or of one of their models as `SERVER/MODEL`. Other names are of providers behind a
-server that routes itself, and are its business: they narrow nothing here.
+server that routes itself, and are its business: they narrow nothing here. What is said there of privacy,
+`"data_collection": "deny"` or `"zdr": true`, such a server alone can keep, and none but those may be asked then.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A server's name, the name of its model there, and the price of it, $ per million tokens; None if unknown."""
+    """A server's name, the name of its model there, and the price of it, $ per million tokens; None if unknown.
+
+    `keeps_wishes`: it gets what the client says, and keeps to it.
+    """
 
     server: str
     key: str
     usd: tuple[float, float] | None
+    keeps_wishes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class ServerWishes:
     only: frozenset[str] = frozenset()
     ignore: frozenset[str] = frozenset()
     allow_fallbacks: bool = True
+    is_confidential: bool = False  # nobody may keep the text
     most_usd: tuple[float, float] = (math.inf, math.inf)  # for a million prompt tokens, and of the answer
 
     @classmethod
@@ -46,6 +52,7 @@ class ServerWishes:
             frozenset(_names(provider.get("only"))),
             frozenset(_names(provider.get("ignore"))),
             provider.get("allow_fallbacks") is not False,
+            _is_confidential(provider),
             (_amount(found.get("prompt")), _amount(found.get("completion"))),
         )
 
@@ -64,6 +71,8 @@ class ServerWishes:
 
     def _allows(self, told: Offer, only: frozenset[str]) -> bool:
         names = _names_of(told)
+        if self.is_confidential and not told.keeps_wishes:
+            return False
         if (only and not only & names) or self.ignore & names:
             return False
         if self.most_usd == (math.inf, math.inf):
@@ -87,6 +96,11 @@ def _once(groups: Iterable[list[T]]) -> list[list[T]]:
 
 def _names(value: object) -> Iterable[str]:
     return [name.casefold() for name in value if isinstance(name, str)] if isinstance(value, list) else ()
+
+
+def _is_confidential(provider: Mapping[Any, Any]) -> bool:
+    """Whether the text is said to be nobody's to keep; a word that is unknown here may say just that."""
+    return provider.get("data_collection", "allow") not in ("allow", None) or provider.get("zdr") not in (None, False)
 
 
 def _amount(value: Any) -> float:

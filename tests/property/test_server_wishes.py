@@ -13,10 +13,11 @@ from disco_daemon.dispatch.server_wishes import Offer, ServerWishes
 NAMES = ("box", "Router", "b")
 MODELS = ("m", "owner/large")
 offers = st.builds(
-    lambda server, model, usd: Offer(server, f"{server}/{model}", usd),
+    lambda server, model, usd, keeps: Offer(server, f"{server}/{model}", usd, keeps_wishes=keeps),
     st.sampled_from(NAMES),
     st.sampled_from(MODELS),
     st.none() | st.tuples(st.sampled_from((0.0, 1.0, 5.0)), st.sampled_from((0.0, 2.0, 9.0))),
+    st.booleans(),
 )
 names = st.sampled_from((*NAMES, "BOX", "box/m", "router/owner/large", "Azure", "openai"))
 wishes = st.fixed_dictionaries(
@@ -26,6 +27,8 @@ wishes = st.fixed_dictionaries(
         "only": st.lists(names, max_size=3),
         "ignore": st.lists(names, max_size=2),
         "allow_fallbacks": st.booleans(),
+        "data_collection": st.sampled_from(("allow", "deny", "a word of tomorrow", None)),
+        "zdr": st.booleans() | st.none(),
         "max_price": st.fixed_dictionaries(
             {}, optional={"prompt": st.sampled_from((0, 1, "2")), "completion": st.just(3)}
         ),
@@ -52,6 +55,8 @@ def test_each_one_left_was_there_once_and_nothing_forbids_it(provider: dict[str,
     ignored = {name.casefold() for name in provider.get("ignore", ())}
     most = provider.get("max_price", {})
     for one in left:
+        if provider.get("zdr") or provider.get("data_collection") not in (None, "allow"):
+            assert one.keeps_wishes
         assert not ignored & {one.server.casefold(), one.key.casefold()}
         if most:
             assert one.usd is not None

@@ -9,10 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from disco_daemon.cli import prices
 from disco_daemon.cli.main import main
 from disco_daemon.config import pricelist
+from disco_daemon.config.pricelist import load
+from disco_daemon.config.schema import Config, NamedServer
 from disco_daemon.errors import ConfigError
 
 OPENAI = "https://api.openai.com/v1"
@@ -191,3 +195,15 @@ def test_prices_are_fetched_by_https_and_a_list_that_was_broken_later_says_what_
         (tmp_path / "servers" / pricelist.FETCHED).write_text(text)
         with pytest.raises(ConfigError, match=r"disco prices refresh|no day|quotes"):
             pricelist.load(tmp_path / "servers")
+
+
+def test_what_is_shown_is_what_a_daemon_uses(tmp_path: Path) -> None:
+    said = NamedServer(
+        name="plain", base_url="https://unlisted.example/v1", models=("a", "b"), input_usd_per_mtok=1.0,
+        output_usd_per_mtok=2.0,
+    )  # fmt: skip
+    config, catalog = Config(servers=(said, msgspec.structs.replace(said, name="own", model="a"))), load(tmp_path)
+    rows = {f"{row['server']}/{row['model']}": row for row in prices._rows(config, catalog)}
+    assert [rows[f"plain/{model}"]["known"] for model in ("a", "b")] == [True, True]  # said of all that it has …
+    assert [rows[f"own/{model}"]["known"] for model in ("a", "b")] == [True, False]  # … and of its own one alone
+    assert (rows["plain/b"]["input_usd_per_mtok"], rows["plain/b"]["source"]) == (1.0, "your settings")

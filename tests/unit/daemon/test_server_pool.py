@@ -17,11 +17,12 @@ from msgspec.structs import replace
 from disco_daemon.api.names import ModelNames
 from disco_daemon.conductor import Conductor, Keeper
 from disco_daemon.conductor.answer_server import AnswerServer
-from disco_daemon.config.schema import Config, NamedServer
+from disco_daemon.config.schema import Config, HandoffSettings, NamedServer
 from disco_daemon.config.servers import first_server, of_model
 from disco_daemon.daemon.assembly import Parts
 from disco_daemon.daemon.server_chooser import TRIAL_AFTER_S, TRIAL_AT_LEAST_S, Trials
 from disco_daemon.daemon.server_pool import MOST_NAMED, MOST_SHOWN, ServerPool
+from disco_daemon.dispatch.mover import DECODE_TPS, CostMover
 from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import EndpointError, RequestError
 from disco_daemon.system.tasks import cancel_all
@@ -110,6 +111,61 @@ def test_wishes_that_no_server_fits_leave_the_device(scene: Scene) -> None:  # n
     assert set(pool_of(parts).context(parts.context, asked).endpoints) == {Side.DEVICE}
     with pytest.raises(RequestError, match="provider"):
         pool_of(parts).context(parts.context, dataclasses.replace(asked, allowed=frozenset({Side.SERVER})))
+
+
+@pytest.mark.parametrize("wish", [{"data_collection": "deny"}, {"zdr": True}])
+def test_who_may_not_keep_the_text_is_not_given_it(scene: Scene, wish: dict[str, Any]) -> None:  # noqa: F811
+    like_it = replace(BOX, name="like", base_url="https://notopenrouter.ai/v1", insecure=True)
+    parts = several(scene, BOX, like_it)
+    asked = GenerationRequest("r", HELLO, extra={"provider": wish})
+    assert set(pool_of(parts).context(parts.context, asked).endpoints) == {Side.DEVICE}
+    with pytest.raises(RequestError, match="data_collection or zdr only OpenRouter"):
+        pool_of(parts).context(parts.context, dataclasses.replace(asked, allowed=frozenset({Side.SERVER})))
+    for host in ("openrouter.ai", "eu.openrouter.ai"):
+        known = several(scene, BOX, replace(BOX, name="or", base_url=f"https://{host}/api/v1"))
+        server = pool_of(known).context(known.context, asked).endpoints[Side.SERVER]
+        assert isinstance(server, AnswerServer)
+        assert (server.now.server, server.left) == ("or", [])
+
+
+def test_a_name_that_the_device_has_as_well_is_answered_by_both(scene: Scene) -> None:  # noqa: F811
+    here = scene.parts(scene.config()).endpoints[Side.DEVICE].model
+    parts = several(scene, replace(BOX, model=here), replace(BOX, name=here.partition("/")[0], model=""))
+    pool, names = pool_of(parts), names_of(parts, {})
+    found = names.find(here)
+    assert (found.sides, found.servers) == (BOTH, (f"box/{here}",))
+    context = pool.context(parts.context, GenerationRequest("r", HELLO, allowed=found.sides, servers=found.servers))
+    assert context.endpoints.keys() == BOTH
+    assert context.endpoints[Side.SERVER].model == here
+    assert context.planner is parts.planner
+    assert [card["id"] for card in names.cards()].count(here) == 1
+    scene.shared.privacy.on = True
+    assert pool.context(parts.context, GenerationRequest("r", HELLO, servers=found.servers)) is parts.context
+    assert names.card(here)["id"] == here
+
+
+def test_a_move_for_money_goes_by_the_prices_of_the_server_that_answers(scene: Scene) -> None:  # noqa: F811
+    dear = replace(BOX, name="dear", input_usd_per_mtok=15.0, output_usd_per_mtok=75.0)
+    free = replace(BOX, name="free", input_usd_per_mtok=0.0, output_usd_per_mtok=0.0)
+    parts = several(scene, free, dear, handoff=HandoffSettings(for_cost=True))
+    cheaper = {}
+    for only in ("free", "dear"):
+        asked = GenerationRequest("r", HELLO, extra={"provider": {"only": [only]}})
+        mover = pool_of(parts).context(parts.context, asked).mover
+        assert isinstance(mover, CostMover)
+        cheaper[only] = mover._prices().cheaper
+        mover.observe(Side.DEVICE, 100.0)
+    assert cheaper == {"free": Side.SERVER, "dear": Side.DEVICE}
+    assert isinstance(parts.context.mover, CostMover)
+    assert parts.context.mover.decode_tps[Side.DEVICE] > DECODE_TPS[Side.DEVICE]  # all learn of one device
+    asked = GenerationRequest("r", HELLO, extra={"provider": {"order": ["dear", "free"], "ignore": ["server"]}})
+    context = pool_of(parts).context(parts.context, asked)
+    server, mover = context.endpoints[Side.SERVER], context.mover
+    assert isinstance(server, AnswerServer)
+    assert isinstance(mover, CostMover)
+    assert mover._prices().cheaper is Side.DEVICE
+    server.leave(EndpointError(Side.SERVER, "cut", "it broke"))
+    assert mover._prices().cheaper is Side.SERVER
 
 
 def test_hundreds_of_models_keep_some_members_only(scene: Scene) -> None:  # noqa: F811
