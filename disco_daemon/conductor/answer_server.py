@@ -90,7 +90,7 @@ class AnswerServer:
         self.model, self.known_since = first.endpoint.model, first.endpoint.known_since
         self._choose, self._told = choose, failed
         self._has_failed = self._is_over = False
-        self._n_at_fault = 0
+        self._n_at_fault, self._told_of = 0, set[str]()
         self._hedge, self._sent = hedge, None if hedge is None else hedge.member
         self._asked_twice: Hedge | None = None
 
@@ -100,22 +100,31 @@ class AnswerServer:
         return self._hedge
 
     def ask_twice(self, hedge: Hedge) -> None:
-        """Take the order by which the other one may be asked as well; its account says what comes of it."""
-        self._asked_twice = hedge
+        """Take the order by which the other one may be asked as well, once; its account says what comes of it."""
+        self._hedge, self._asked_twice = None, hedge
 
-    def _look_back(self) -> None:
-        """Take what became of a second request: who won is who is asked now, and who failed is told of."""
+    def look_back(self, *, heard: bool = True) -> bool:
+        """Take what became of a second request: True where its server is the one that is asked now.
+
+        Whoever failed of the two is told of. Of a run that is not `heard` any more nothing but that is taken.
+        """
         hedge, other = self._asked_twice, self._sent
-        self._hedge = self._asked_twice = None
+        self._asked_twice = None
         if hedge is None or other is None or hedge.sent_at is None:
-            return
-        if not hedge.won and hedge.second.error is None:
-            return  # it has lost a race, and may still go on with the answer
-        self.left = [one for one in self.left if one is not other]
-        if hedge.won:
+            return False
+        if hedge.won or hedge.second.error is not None:  # else it has lost a race, and may still go on with the answer
+            self.left = [one for one in self.left if one is not other]
+        for member, account in ((self.now, hedge.first), (other, hedge.second)):
+            if account.error is not None and not account.at_fault:
+                self._tell(member)
+        if hedge.won and heard:
             self._become(other)
-        else:
-            self._told(other)
+        return hedge.won and heard
+
+    def _tell(self, member: ServerMember) -> None:
+        if member.key not in self._told_of:
+            self._told_of.add(member.key)
+            self._told(member)
 
     def _become(self, member: ServerMember) -> None:
         self.now, self._has_failed = member, False
@@ -137,10 +146,10 @@ class AnswerServer:
         """
         if self._is_over:
             return False
-        self._look_back()
+        self.look_back()
         self._has_failed = True
         if not error.your_fault:
-            self._told(self.now)
+            self._tell(self.now)
         self._n_at_fault += error.your_fault
         if self._n_at_fault >= MAX_AT_FAULT:
             return False

@@ -13,6 +13,7 @@ from ..delivery.trace import Trace
 from ..dispatch.planner import Planned
 from ..endpoints.hedge import RequestAccount
 from ..errors import DiscoError, EndpointError
+from ..money.prices import J_PER_KWH
 from ..money.spending import Reservation
 from ..types import (
     EQUAL,
@@ -98,7 +99,7 @@ class Recorder:
             handoffs=answer.handoffs,
             tokens=tokens_of(answer.tokens, self._runs.all),
             attempts=attempts,
-            cost_usd=sum(prices.cost_usd(a) for a in attempts),
+            cost_usd=sum(a.bill_usd + a.energy_j / J_PER_KWH * prices.usd_per_kwh for a in attempts),
             energy_j=sum(a.energy_j for a in attempts),
             prompt=transcript(request) if keep_text else None,
             answer=answer.generated.by_choice if keep_text else None,

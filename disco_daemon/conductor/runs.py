@@ -221,10 +221,21 @@ class EndpointRuns:
             self._give_up(run.side)
         if self.is_stale(run) or not choice.leave(error, begun=begun):
             return False
+        self._follow(choice)
+        return True
+
+    def _follow(self, choice: AnswerServer) -> None:
+        """Go by the prices and the ways of the server that is asked now."""
         self._context.spending = choice.now.spending
         self._cost_limit.follow(choice.now.spending)
-        self._continuation[run.side] = choice.continuation
-        return True
+        self._continuation[choice.side] = choice.continuation
+
+    def _look_back(self, run: EndpointRun, endpoint: Endpoint) -> None:
+        """Take what became of a second request: the answer is another server's from here on where that one has won."""
+        if run.controls.hedge is None or not isinstance(endpoint, AnswerServer):
+            return
+        if endpoint.look_back(heard=not self.is_stale(run)):
+            self._follow(endpoint)
 
     def _in_place_of(
         self, failed: EndpointRun, choice: AnswerServer, asked: GenerationRequest
@@ -287,6 +298,7 @@ class EndpointRuns:
                             run.last_at = run.heard_at = self._clock.now()
                             if run.first_at is None:
                                 run.first_at = run.last_at
+                                self._look_back(run, endpoint)
                                 self._prompt.measure(run)
                                 self._journal.run_prefilled(run, run.first_at)
                             if run.shadow is not None:
@@ -299,6 +311,7 @@ class EndpointRuns:
                             run.pause(self._clock.now(), paused=event.paused)
                         else:
                             run.whole = True
+                            self._look_back(run, endpoint)
                             await self._inbox.put(run, Ended(run.side, event))
             except EndpointError as e:
                 release_frames(e)
@@ -309,6 +322,7 @@ class EndpointRuns:
             finally:
                 if run.ended_at is None:  # else it was cut then: to let go of an endpoint takes a moment more
                     run.ended_at = self._clock.now()
+                self._look_back(run, endpoint)
                 if run.shadow is not None:
                     run.shadow.cancel()
         return None

@@ -24,10 +24,14 @@ Ask = Callable[[Usage], ServerEvents]
 
 @dataclass(slots=True, eq=False)
 class RequestAccount:
-    """What became of one of two requests: its usage, and the reason why it failed; it was over at `over_at`, s."""
+    """What became of one of two requests: its usage, and the reason why it failed; it was over at `over_at`, s.
+
+    `at_fault`: it failed by the request's own fault, which says nothing of the server.
+    """
 
     usage: Usage = field(default_factory=Usage)
     error: str | None = None
+    at_fault: bool = False
     over_at: float | None = None
 
 
@@ -130,6 +134,7 @@ class _TwoRequests:
     def _note(self, one: _Begun, error: EndpointError) -> None:
         """A request has failed: another one may still answer."""
         one.account.error, one.account.over_at = error.reason, self._clock.now()
+        one.account.at_fault = error.your_fault
         if self._hedge.sent_at is not None:
             which = "first" if one.account is self._hedge.first else "second"
             log.info("the %s of two requests for one answer failed (%s)", which, error.reason)

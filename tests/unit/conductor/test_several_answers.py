@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from disco_daemon.errors import EndpointError
 from disco_daemon.money.caps import CapLimits
 from disco_daemon.money.catalog import Price
-from disco_daemon.types import Sampling
+from disco_daemon.types import Readiness, Sampling
 from tests.fixtures.jumping import in_jumps
 from tests.fixtures.several import WHOLE, Call, Stage, asked, server
 
@@ -67,3 +69,74 @@ async def test_another_server_goes_on_where_all_of_it_fits(n_cut: int) -> None:
     assert outcome is not None
     assert stage.page.text == WHOLE
     assert stage.told == ["a"]
+
+
+# --- a second request to another server -------------------------------------------------------------------------------
+
+
+@in_jumps
+async def test_an_answer_that_the_second_server_won_is_that_servers_from_its_first_token_on() -> None:
+    """What rests, moves or breaks afterwards goes by its ways and its prices, not by those of the silent one."""
+    stage = Stage([(server(Call(LONG)), CHEAP), (server(Call(0.1, between_s=0.1)), DEAR)], hedge_after_s=0.2)
+    seen: list[tuple[str, float]] = []
+    token = stage.page.token
+
+    def shown(*what: Any) -> None:
+        assert stage.choice is not None
+        answer_run = stage.conductor.in_flight.answering["r"]
+        seen.append((stage.choice.now.server, answer_run.context.spending.price.output))
+        token(*what)
+
+    cast(Any, stage.page).token = shown
+    outcome = await stage.answer()
+    assert outcome is not None
+    assert seen == [("b", DEAR.output)] * len(seen)
+    assert (stage.page.text, outcome.server, stage.told) == (WHOLE, "b", [])
+    assert outcome.cost_usd == sum(one.bill_usd for one in outcome.attempts)
+
+
+@in_jumps
+async def test_the_cost_of_an_answer_is_the_sum_of_what_each_server_bills() -> None:
+    stage = Stage([(server(Call(0.0, 3, "cut")), CHEAP), (server(), DEAR)])
+    outcome = await stage.answer()
+    assert outcome is not None
+    assert [(one.server, one.bill_usd > 0) for one in outcome.attempts] == [("a", True), ("b", True)]
+    assert outcome.cost_usd == sum(one.bill_usd for one in outcome.attempts)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "acts", "told"),
+    [
+        (Call(0.5, 0, "cut"), Call(1.0), (), ["a"]),  # the second one wins
+        (Call(1.0), Call(0.1, 0, "cut"), (), ["b"]),  # the first one wins
+        (Call(0.5, 0, "cut"), Call(0.6, 0, "cut"), (), ["a", "b"]),
+        (Call(0.5, 0, "cut"), Call(9.0), [(1.0, "cancel")], ["a"]),
+        (Call(0.5, 0, "refused"), Call(1.0), (), []),  # that is the request's own fault
+    ],
+)
+@in_jumps
+async def test_whoever_fails_of_two_servers_is_told_of_whoever_wins(
+    first: Call, second: Call, acts: list[tuple[float, str]], told: list[str]
+) -> None:
+    stage = Stage([(server(first), CHEAP), (server(second), CHEAP)], hedge_after_s=0.2)
+    await stage.answer(acts=acts)
+    assert stage.told == told
+
+
+@in_jumps
+async def test_a_second_request_that_a_cap_a_limit_or_its_share_refuses_holds_and_uses_nothing() -> None:
+    for more, limit in (({"limits": CapLimits(usd_per_day=0.01)}, None), ({"hedge_share": 0.0}, None), ({}, ONCE_USD)):
+        stage = Stage([(server(Call(LONG)), DEAR), (server(), DEAR)], hedge_after_s=0.2, **cast(Any, more))
+        outcome = await stage.answer(asked(sampling=EIGHT, max_cost_usd=limit))
+        assert outcome is not None
+        assert (stage.page.text, len(stage.sources["b"].metered), stage.pool.hedges.n_taken) == (WHOLE, 0, 0)
+        assert [one.hedge for one in outcome.attempts] == [None]
+        assert all(not cap["reserved"] for cap in stage.caps.state(0.0).values())
+
+
+@in_jumps
+async def test_a_server_without_room_for_second_requests_gets_none() -> None:
+    full = server(ready=Readiness(hedgeable=False))
+    stage = Stage([(server(Call(LONG)), CHEAP), (full, CHEAP)], hedge_after_s=0.2)
+    await stage.answer()
+    assert (stage.page.text, full.metered) == (WHOLE, [])
