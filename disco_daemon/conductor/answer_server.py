@@ -84,11 +84,15 @@ class AnswerServer:
         choose: Choose,
         failed: Callable[[ServerMember], None] = lambda member: None,
         hedge: OtherServer | None = None,
+        asked: Callable[[ServerMember], None] = lambda member: None,
     ) -> None:
-        """`failed` is told of each member that fails, when it does; with a `hedge` another one may be asked as well."""
+        """`failed` is told of each member that fails, when it does, and `asked` of each that is asked.
+
+        With a `hedge` another one may be asked as well.
+        """
         self.now, self.left = first, [one for one in others if one is not first]
         self.model, self.known_since = first.endpoint.model, first.endpoint.known_since
-        self._choose, self._told = choose, failed
+        self._choose, self._told, self._asking = choose, failed, asked
         self._has_failed = self._is_over = False
         self._n_at_fault, self._told_of = 0, set[str]()
         self._hedge, self._sent = hedge, None if hedge is None else hedge.member
@@ -219,6 +223,7 @@ class AnswerServer:
         if controls is not None and controls.hedge is not None and self._sent is not None:
             other = self._sent
             controls.hedge.elsewhere = lambda own: _asked(other, request, own)
+        self._asking(self.now)
         return self.now.endpoint.generate(_said_to(self.now, request), usage, controls)
 
     def status(self) -> dict[str, Any]:

@@ -145,6 +145,10 @@ class Servers(Protocol):
         """Return the context of one answer: with a server chosen for it, or the base where it may not leave."""
         ...
 
+    def allow_hedges(self, share: float) -> None:
+        """Ask another server as well for this share of the requests at most, from now on."""
+        ...
+
     def record(self, context: AnswerContext, outcome: Outcome) -> bool:
         """Learn from one answer; return whether it was one of models that were asked for by name, and is recorded."""
         ...

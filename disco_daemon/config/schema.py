@@ -271,7 +271,8 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Let a server that lost the race show its first token: about one token's cost, and its time is known."""
     hedge: _Share = 0.08
     """Share of the prompt tokens that the server may be sent a second time, where `optimal` expects a first token at
-    least 1 % sooner of it; 0 = never: docs/explain/policy.md#a-second-request. Both requests are billed."""
+    least 1 % sooner of it; 0 = never: docs/explain/policy.md#a-second-request. Both requests are billed. Of several
+    servers it is also the share of the requests for which another one is asked as well, 0.05 at most."""
     private: bool = False
     """Never leave this machine: every request is as a `private` one (docs/reference/api.md#one-request), and the server
     is asked nothing, not even by a probe; a request that asks for the server gets a 403."""

@@ -168,6 +168,8 @@ class Parts:
         self.context.defaults = self.live.defaults
         self.context.relation = self.live.relation
         self.device.follow(self.config, self.endpoints.get(Side.SERVER))
+        if self.context.servers is not None:
+            self.context.servers.allow_hedges(self.config.policy.hedge)
         if before is not None:
             self.planner.succeed(before.planner)
 

@@ -22,21 +22,27 @@ CHARS_PER_TOKEN = 4  # English text; only what an answer would cost at one serve
 class Trials:
     """When a server that has failed may next be tried, while its trials show nothing: to lose a race is no failure.
 
-    One that has failed again rests as its breaker has it, and the next trial is the first of another outage.
+    One that has failed again rests as its breaker has it, and the next trial is the first of another outage. Of one
+    that is chosen for a trial, and then not asked, nothing is known: it may be tried soon again.
     """
 
     def __init__(self) -> None:
         self._next: dict[str, tuple[int, float, float]] = {}
 
     def take(self, key: str, outage: int, now: float) -> bool:
-        """Whether it may be tried now, s; then it may again after twice the time."""
+        """Whether it may be tried now, s; nobody else tries it meanwhile."""
         before, at, wait_s = self._next.get(key, (outage, now, TRIAL_AFTER_S))
         if before != outage:
             at, wait_s = now, TRIAL_AFTER_S
         if now < at:
             return False
-        self._next[key] = outage, now + wait_s, min(2 * wait_s, TRIAL_AT_LEAST_S)
+        self._next[key] = outage, now + TRIAL_AFTER_S, wait_s
         return True
+
+    def begin(self, key: str, outage: int, now: float) -> None:
+        """Note that it is asked now, s: then it may be tried again after twice the time."""
+        _, _, wait_s = self._next.get(key, (outage, now, TRIAL_AFTER_S))
+        self._next[key] = outage, now + wait_s, min(2 * wait_s, TRIAL_AT_LEAST_S)
 
     def end(self, key: str) -> None:
         """Forget it: it has answered."""
@@ -55,7 +61,7 @@ class MemberChooser:
         groups: Sequence[Sequence[ServerMember]],
     ) -> None:
         self.hedge: OtherServer | None = None
-        self._trials = trials
+        self._trials, self._trial = trials, ""
         self._pool, self._base, self._request, self._groups = pool, base, request, groups
         self._n_prompt = max(1, request.n_chars // CHARS_PER_TOKEN)
         rest = base.planner.knowledge.outputs.expected_remaining(0, self._n_prompt)
@@ -82,20 +88,42 @@ class MemberChooser:
                 return next(one for one in able if one.key == best)
         return None
 
+    def asked(self, member: ServerMember) -> None:
+        """Note that a member is asked now: a trial begins then, not where it is planned."""
+        if member.key == self._trial:
+            self._trials.begin(member.key, outage_of(member), self._base.clock.now())
+
     def _best(self, able: Sequence[ServerMember]) -> ServerMember:
         """Choose one of several; `hedge` is then who is asked as well where that one is silent."""
         if len(able) == 1:
             return able[0]
-        if failed := [one for one in able if is_on_trial(one)]:
-            others, now = [one for one in able if one not in failed], self._base.clock.now()
-            trial = next((one for one in failed if self._may_try(one, now)), None) if others else failed[0]
-            if trial is None or not others:
-                return self._best(others) if trial is None else trial
-            best = self._best(others)
-            (weighed,) = self._pool.weigh([self._candidate(best)])
-            after_s = LATE_S if weighed.p99_s is None else weighed.p99_s
-            self.hedge = OtherServer(best, after_s, lambda: True)  # one request at a time, ever more rarely
-            return trial
+        failed = [one for one in able if is_on_trial(one)]
+        others = [one for one in able if one not in failed and not one.endpoint.readiness().down_s > 0]
+        if not failed or not others:
+            return failed[0] if failed else self._chosen(able)
+        best = self._chosen(others)
+        return self._tried(failed, best) or best
+
+    def _tried(self, failed: Sequence[ServerMember], best: ServerMember) -> ServerMember | None:
+        """Return a server that has failed and is tried now, with the best one beside it, None if none is.
+
+        The best one counts as a second request. Where there may be none at all, the trial goes alone.
+        """
+        hedges, now = self._pool.hedges, self._base.clock.now()
+        may_hedge = hedges.share > 0 and best.spending.price.known
+        if may_hedge and not hedges.allows(self._n_prompt):
+            return None
+        trial = next((one for one in failed if self._may_try(one, now)), None)
+        if trial is None:
+            return None
+        self._trial = trial.key
+        (weighed,) = self._pool.weigh([self._candidate(best)])
+        after_s = LATE_S if weighed.p99_s is None else weighed.p99_s
+        self.hedge = self._beside(best, after_s, is_due_anyway=True)
+        return trial
+
+    def _chosen(self, able: Sequence[ServerMember]) -> ServerMember:
+        """Return the pool's choice; `hedge` is then who is asked as well where that one is silent."""
         able = self._undoubted(able)
         named = {one.key: one for one in able}
         chosen = self._pool.choose(
@@ -103,8 +131,15 @@ class MemberChooser:
         )  # fmt: skip
         if chosen.hedge is not None and chosen.hedge[0] in named:
             name, after_s = chosen.hedge
-            self.hedge = OtherServer(named[name], after_s, lambda: self._pool.take_hedge(name, self._n_prompt))
+            self.hedge = self._beside(named[name], after_s)
         return named[chosen.name]
+
+    def _beside(self, other: ServerMember, after_s: float, *, is_due_anyway: bool = False) -> OtherServer | None:
+        """Return the order to ask another server as well; None where nobody knows what that costs, or none may be."""
+        if not other.spending.price.known or not self._pool.hedges.share > 0:
+            return None
+        n_prompt = self._n_prompt
+        return OtherServer(other, after_s, lambda: self._pool.take_hedge(other.key, n_prompt), is_due_anyway)
 
     def _may_try(self, one: ServerMember, now: float) -> bool:
         return self._trials.take(one.key, outage_of(one), now)

@@ -22,7 +22,7 @@ from ..config.servers import alone, of_model, servers_of
 from ..dispatch.migrate import Costs
 from ..dispatch.mover import CostMover, Mover, Stay
 from ..dispatch.planner import Planner
-from ..dispatch.pool import Candidate, Pool
+from ..dispatch.pool import HEDGE_SHARE, Candidate, Pool
 from ..dispatch.server_wishes import ServerWishes
 from ..endpoints.base import Endpoint
 from ..endpoints.server import Server
@@ -89,6 +89,8 @@ class ServerPool(SeveralServers):
         self._learned: LearnedServers = LearnedServers(history, clock) if before is None else before._learned
         self.choice = self._learned.choice
         self._kept: tuple[Pool, dict[str, float]] = Pool(), {}
+        if before is None:  # else the new settings hold from the swap on
+            self.allow_hedges(config.policy.hedge)
         self._trials = Trials()
         self.known_since = clock.wall()
         addresses = {
@@ -237,8 +239,8 @@ class ServerPool(SeveralServers):
         chooser = MemberChooser(self.choice, self._trials, base, request, groups)
         first = chooser.first()
         others = [one for group in groups for one in group] if may_fall_back else []
-        hedge = chooser.hedge if may_fall_back and self._config.policy.hedge > 0 else None
-        choice = AnswerServer(first, others, chooser.next, self._failed, hedge)
+        hedge = chooser.hedge if may_fall_back else None
+        choice = AnswerServer(first, others, chooser.next, self._failed, hedge, chooser.asked)
         has_device = not request.servers or Side.DEVICE in request.allowed  # its model may have the same name
         planner, mover = (base.planner, base.mover) if has_device else self._planner_apart(base)
         mover = mover.priced(
@@ -250,6 +252,10 @@ class ServerPool(SeveralServers):
             base, endpoints=endpoints, spending=first.spending, planner=planner, mover=mover,
             relation=first.relation if has_device else _equal,
         )  # fmt: skip
+
+    def allow_hedges(self, share: float) -> None:
+        """Ask another server as well for this share of the requests from now on, also for answers that run."""
+        self.choice.hedges.share = min(share, HEDGE_SHARE)
 
     def _planner_apart(self, base: AnswerContext) -> tuple[Planner, Mover]:
         """Return what plans for models that are asked for by name: of their times the race is to learn nothing."""

@@ -23,6 +23,7 @@ from disco_daemon.daemon.assembly import Parts
 from disco_daemon.daemon.server_chooser import TRIAL_AFTER_S, TRIAL_AT_LEAST_S, Trials
 from disco_daemon.daemon.server_pool import MOST_NAMED, MOST_SHOWN, ServerPool
 from disco_daemon.dispatch.mover import DECODE_TPS, CostMover
+from disco_daemon.dispatch.pool import HEDGE_SHARE
 from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import EndpointError, RequestError
 from disco_daemon.system.tasks import cancel_all
@@ -318,7 +319,37 @@ def test_a_server_that_shows_nothing_is_tried_ever_more_rarely_until_it_answers(
         now += gap
         assert trials.take("a", 1, now) == (now >= due)
         if now >= due:
+            trials.begin("a", 1, now)
             due, wait_s = now + wait_s, min(2 * wait_s, TRIAL_AT_LEAST_S)
     assert trials.take("a", 2, now), "it has failed since, and has rested as its breaker had it"
     trials.end("a")
     assert trials.take("a", 2, now)
+
+
+@given(st.lists(st.floats(0.0, 60.0), max_size=30))
+def test_a_server_that_was_not_asked_after_all_is_tried_again_soon(gaps: list[float]) -> None:
+    """A device that answers first keeps the trial from being sent: that says nothing of the server."""
+    trials, now = Trials(), 0.0
+    for gap in gaps:
+        now += gap
+        trials.take("a", 1, now)
+    assert trials.take("a", 1, now + TRIAL_AFTER_S)
+
+
+def test_the_share_of_second_requests_is_that_of_the_settings_and_changes_at_once(scene: Scene) -> None:  # noqa: F811
+    for hedge, share in ((0.0, 0.0), (0.01, 0.01), (0.5, HEDGE_SHARE)):
+        config = scene.config(servers=(BOX,))
+        parts = several(scene, BOX, policy=replace(config.policy, hedge=hedge))
+        assert pool_of(parts).choice.hedges.share == share
+        off = parts.under(replace(parts.config, policy=replace(config.policy, hedge=0.0)))
+        off.commit()
+        assert pool_of(parts).choice.hedges.share == 0.0
+
+
+def test_new_parts_change_the_share_when_they_are_taken_up_and_not_before(scene: Scene) -> None:  # noqa: F811
+    before = several(scene, BOX)
+    off = replace(scene.config(servers=(BOX, ROUTER)), policy=replace(before.config.policy, hedge=0.0))
+    after = scene.parts(off, before)
+    assert pool_of(before).choice.hedges.share > 0
+    after.commit(before)
+    assert pool_of(before).choice.hedges.share == 0.0
