@@ -82,7 +82,8 @@ class Recorder:
         """Settle budget and caps, and let the planner learn. `plan` is the one as far as it fits the request."""
         answer, context, request, delivery = self._answer, self._context, self._request, self._delivery
         attempts = self._booked_attempts()
-        keep_text = context.keep_text and not (request.private or context.private)
+        private = request.private or context.private
+        keep_text = context.keep_text and not private
         prices, arrivals = context.spending.prices, answer.buffer.arrivals
         outcome = Outcome(
             request_id=request.request_id,
@@ -115,8 +116,9 @@ class Recorder:
             relation=self._relation,
             stopped=answer.stopped,
             rule=request.rule,
-            kind=request.kind,
-            earlier=None if request.private or context.private else request.earlier,
+            kind=None if private or request.prompt is not None else request.kind,
+            earlier=None if private else request.earlier,
+            private=private,
             key=request.caller.name,
         )
         self._runs.release_budget(planned)

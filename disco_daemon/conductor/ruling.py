@@ -5,9 +5,9 @@ A daemon without rules loads nothing of this.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from ..dispatch.request_facts import RequestFacts, SaidFacts, Surroundings
 from ..dispatch.rules import UNCOUNTED, NobodyLeft, Rule, Uncounted, decide, narrowed
@@ -15,6 +15,18 @@ from ..errors import RequestError
 from ..types import GenerationRequest, Relation, Side, Unequal, raced
 from .context import AnswerContext
 from .plan import prompt_length
+
+
+class LearnedAnswers(Protocol):
+    """What the history teaches of the device's answers."""
+
+    def relearn(self) -> None:
+        """Begin to bring it up to date, if need be."""
+        ...
+
+    async def learn(self) -> None:
+        """Bring it up to date."""
+        ...
 
 
 class Ruling:
@@ -25,11 +37,11 @@ class Ruling:
         rules: Sequence[Rule],
         around: Surroundings,
         grades: Callable[[], Relation],
-        learn: Callable[[], Awaitable[object]] | None = None,
+        answers: LearnedAnswers | None = None,
     ) -> None:
-        """`learn` brings what is known of the device's answers up to date; only rules that ask for it need that."""
+        """`answers` is what is known of the device's answers; only rules that ask for it need that."""
         self.rules, self._around, self._grades = tuple(rules), around, grades
-        self._learn = learn if any(rule.asks_chance for rule in self.rules) else None
+        self._answers = answers if any(rule.asks_chance for rule in self.rules) else None
 
     async def apply(
         self, request: GenerationRequest, model: str, headers: Mapping[str, str], context: AnswerContext
@@ -39,8 +51,8 @@ class Ruling:
         The name is "" where the rule says a side, and where no rule fits. Raises RequestError that names the rule.
         """
         facts = RequestFacts(request, model, headers, self._around)
-        if self._learn is not None:
-            await self.learn()
+        if self._answers is not None:
+            self._answers.relearn()
             if not request.private:
                 request = replace(request, kind=",".join(facts.learned_kinds))
         if (rule := decide(self.rules, facts)) is UNCOUNTED:
@@ -56,8 +68,8 @@ class Ruling:
 
     async def learn(self) -> None:
         """Bring what is known of the device's answers up to date, if a rule asks for it."""
-        if self._learn is not None:
-            await self._learn()
+        if self._answers is not None:
+            await self._answers.learn()
 
     def explain(
         self, tokens: int, kind: Mapping[str, Any], available: frozenset[Side], relation: Relation
@@ -69,7 +81,7 @@ class Ruling:
         facts = SaidFacts(self._around, tokens, **kind)
         rule = decide(self.rules, facts)
         found, available, relation = self._explained(rule, available, relation)
-        if self._learn is not None:
+        if self._answers is not None:
             found["device_chance"] = self._around.will_do().to_json(tokens, facts.learned_kinds)
         return found, available, relation
 

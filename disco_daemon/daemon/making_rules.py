@@ -27,9 +27,9 @@ def make_ruling(parts: Parts, clock: Clock, answers: DeviceAnswers) -> Ruling | 
         will_do=lambda: answers.known,
     )
     if len(parts.endpoints) > 1 or not any(rule.has_floor for rule in rules):
-        return Ruling(rules, around, relation, answers.learn)
+        return Ruling(rules, around, relation, answers)
     # Of one side alone nobody has asked how good it is. Its file is read now, and not while a request waits.
     device = device_grade(parts.config) if Side.DEVICE in parts.endpoints else Grade()
     server = server_grade(parts.config) if Side.SERVER in parts.endpoints else Grade()
     alone = Relation(device=device, server=server)
-    return Ruling(rules, around, lambda: alone, answers.learn)
+    return Ruling(rules, around, lambda: alone, answers)

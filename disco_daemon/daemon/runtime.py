@@ -193,7 +193,9 @@ class Runtime:
         from .making_rules import make_ruling
 
         shared = self._assembly.shared
-        answers = DeviceAnswers(shared.history, lambda: self.conductor.in_flight.n_served)
+        device = self.parts.endpoints.get(Side.DEVICE)
+        model = "" if device is None else device.model
+        answers = DeviceAnswers(shared.history, lambda: self.conductor.in_flight.n_served, model)
         self.conductor.rules = make_ruling(self.parts, shared.clock, answers)
 
     async def new_code(self, role: Role, address: str) -> dict[str, Any]:

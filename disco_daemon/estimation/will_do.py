@@ -7,9 +7,9 @@ says nothing until there is enough evidence, of answers that did and of some tha
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,7 +20,14 @@ LEAST_EACH = 10  # that did, and that did not: with fewer the curve is its prior
 PRIOR = 1.0  # of each slope, per unit: as if one answer had said that it is 0
 STEPS = 12  # Newton's, which settle after five or six
 USUAL_TOKENS = 100.0  # a prompt of this length has 0 as its feature
-_NOT_AN_ANSWER = ("embedding", "probe")
+
+
+class Row(Protocol):
+    """A row of the history, by the names of its columns."""
+
+    def __getitem__(self, name: str, /) -> Any:
+        """Return what a column has."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +39,12 @@ class DeviceAnswer:
     did: bool
 
 
-def answer_of(row: Mapping[str, Any]) -> DeviceAnswer | None:
-    """Return what a row of the history teaches; None for one that is not the device's alone, or says nothing.
+def answer_of(row: Row) -> DeviceAnswer | None:
+    """Return what a row of the history teaches, of those that do; None for a question that was edited.
 
-    A reader who asked for the same again, or stopped it, was not content; a question that was edited says nothing.
+    A reader who asked for the same again, or stopped it, was not content.
     """
-    by_device = row["winner"] == "device" and not row["server_tokens"] and row["error"] is None
-    if not by_device or row["policy"] in _NOT_AN_ANSWER or row["followed"] == "edited":
+    if row["followed"] == "edited":
         return None
     did = row["followed"] is None and row["stopped"] is None and row["finish_reason"] != "cancelled"
     return DeviceAnswer(max(1, row["prompt_tokens"]), frozenset(filter(None, row["kind"].split(","))), did)

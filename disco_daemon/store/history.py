@@ -47,6 +47,11 @@ _SAVE_PROFILE = """
 INSERT INTO profiles (name, updated, state) VALUES (?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET updated = excluded.updated, state = excluded.state
 """
+# The columns that show whether an answer did, of a model's latest: none of them has a text of anybody.
+_TAUGHT = """
+SELECT prompt_tokens, kind, followed, stopped, finish_reason FROM requests
+WHERE teaches_of = ? ORDER BY id DESC LIMIT ?
+"""
 _MAX_ID = (1 << 63) - 1
 READ_PATIENCE_S = 2.0  # how long a reader waits for what is queued before it, which is written within milliseconds
 PICO, MICRO = 1e12, 1e6  # the ledger counts in these parts of a $ and of a J
@@ -159,6 +164,10 @@ class History:
         rows = self._read(_RECENT, (_MAX_ID if before_id is None else before_id, max(0, limit)))
         return [{**dict(row), "moves": json.loads(row["moves"] or "[]")} for row in rows]
 
+    def taught(self, model: str, limit: int) -> list[sqlite3.Row]:
+        """Return what the newest answers of a model of this machine teach, newest first; nothing is waited for."""
+        return self._read(_TAUGHT, (text_of(model), max(0, limit)), after_queued=False)
+
     def outcomes(self) -> list[Outcome]:
         """Return the newest requests to compute with, oldest first, as `past.outcomes` does."""
         self._await_queued()
@@ -214,10 +223,11 @@ class History:
         with suppress(TimeoutError):
             self._writer.flush(READ_PATIENCE_S)
 
-    def _read(self, sql: str, arguments: tuple[object, ...]) -> list[sqlite3.Row]:
+    def _read(self, sql: str, arguments: tuple[object, ...], *, after_queued: bool = True) -> list[sqlite3.Row]:
         if self._writer.foreign:
             raise Unavailable(f"there is no history: {self._writer.error}")
-        self._await_queued()
+        if after_queued:
+            self._await_queued()
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         try:
             with closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_s)) as connection:

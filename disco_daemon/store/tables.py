@@ -17,9 +17,9 @@ from disco_daemon.types import Attempt, Delivery, LedgerEntry, Outcome, Reading,
 
 Row = dict[str, object]
 
-# What the reader of an earlier answer did next goes with that answer's row, for as long as that is kept. Nobody says so
-# of an answer that another key got: what is learned of such rows moves the owner's money.
-FOLLOW = "UPDATE requests SET followed = ? WHERE request_id = ? AND key = ?"
+# What the reader of an earlier answer did next goes with that answer's row, for as long as that is kept; a private one
+# keeps nothing. Nobody says so of an answer that another key got: what is learned of such rows moves the owner's money.
+FOLLOW = "UPDATE requests SET followed = ? WHERE request_id = ? AND key = ? AND NOT private"
 
 # Times in s (`created` is Unix time), money in US dollars, energy in J. A plan delay of NULL means "not planned" (inf).
 # AUTOINCREMENT: an id is never used twice, so paging by id stays right while old rows go.
@@ -188,13 +188,22 @@ ALTER TABLE requests ADD COLUMN followed TEXT;
 # What of its kind the request was (tools, code …), where a rule asks what was learned of such ones; "" where none does.
 _V9 = "ALTER TABLE requests ADD COLUMN kind TEXT NOT NULL DEFAULT '';"
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9)
+# Whether it was private, so that its row keeps nothing of what its reader did next; and of which model of this machine
+# an answer teaches how likely the next one is to do. NULL: it teaches nothing, since nobody looked at its kind, it was
+# private, another model's, or one that editors stop as a habit.
+_V10 = """
+ALTER TABLE requests ADD COLUMN private INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE requests ADD COLUMN teaches_of TEXT;
+CREATE INDEX requests_that_teach ON requests (teaches_of, id) WHERE teaches_of IS NOT NULL;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8, _V9, _V10)
 
 _READING = tuple(field.name for field in fields(Reading))  # columns of the same names
 # The columns of `requests` in which a cost without an answer has nothing to say.
-_NULL = (*_READING, "ttft_s", "prompt", "answer", "stopped", "used_prompt_tokens", "followed")
+_NULL = (*_READING, "ttft_s", "prompt", "answer", "stopped", "used_prompt_tokens", "followed", "teaches_of")
 _NO_ANSWER: Row = dict.fromkeys(_NULL) | {
-    "rule": "", "kind": "",
+    "rule": "", "kind": "", "private": False,
     "handoffs": 0, "device_tokens": 0, "server_tokens": 0, "delivery": Delivery.RESERVE.value, "moves": "[]",
 }  # fmt: skip
 
@@ -230,8 +239,8 @@ def _request_row(outcome: Outcome, keep_text: bool) -> Row:
         "server_usd": outcome.server_usd,
         "energy_j": outcome.energy_j,
         "day": _day(outcome.created),
-        "prompt": text_of(outcome.prompt) if keep_text else None,
-        "answer": text_of(outcome.answer) if keep_text else None,
+        "prompt": text_of(outcome.prompt) if keep_text and not outcome.private else None,
+        "answer": text_of(outcome.answer) if keep_text and not outcome.private else None,
         "delivery": outcome.delivery.value,
         "moves": json.dumps([asdict(move) for move in outcome.moves], allow_nan=False),
         "stopped": outcome.stopped,
@@ -239,7 +248,9 @@ def _request_row(outcome: Outcome, keep_text: bool) -> Row:
         "used_prompt_tokens": outcome.billed[0],
         "server": _server(outcome.winner, outcome.server),
         "rule": text_of(outcome.rule),
-        "kind": outcome.kind,
+        "kind": "" if outcome.private else outcome.kind or "",
+        "private": outcome.private,
+        "teaches_of": text_of(outcome.teaches_of),
         "followed": None,  # that is the future
     }
 

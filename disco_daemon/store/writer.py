@@ -201,7 +201,7 @@ def _insert(connection: sqlite3.Connection, item: Outcome | LedgerEntry, keep_te
         request = _put(connection, "requests", row)
         for sample in samples:
             _put(connection, "ttft_samples", sample | {"request": request})
-        if isinstance(item, Outcome) and item.earlier is not None:
+        if isinstance(item, Outcome) and item.earlier is not None and not item.private:
             earlier = item.earlier.act.value, text_of(item.earlier.request_id), text_of(item.key)
             connection.execute(FOLLOW, earlier)
     except _ROW_FAULTS as error:

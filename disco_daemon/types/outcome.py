@@ -139,8 +139,8 @@ class Outcome:
     keeps none of them. It has `choices`: their tokens are those of all, the reason to finish is that of the last one.
     `stopped` says what went wrong with an answer that was ended for that: `repetition`. `key` is the name of the key
     that asked, "" for none with a name, `rule` the user's rule that decided who may answer, `kind` what of its kind it
-    was where a rule asks what is learned of that, `earlier` the answer that
-    this one is in place of.
+    was where a rule asks what is learned of that (None where none does), `earlier` the answer that this one is in place
+    of. Of one that was `private` neither is kept.
     """
 
     request_id: str
@@ -174,8 +174,18 @@ class Outcome:
     stopped: str | None = None
     key: str = ""
     rule: str = ""
-    kind: str = ""
+    kind: str | None = None
     earlier: EarlierAnswer | None = None
+    private: bool = False
+
+    @property
+    def teaches_of(self) -> str | None:
+        """The model of this machine of which it shows how likely an answer is to do; None where it shows nothing.
+
+        It has to be that model's alone, and its kind known. A question that was changed is seen to later.
+        """
+        alone = self.winner is Side.DEVICE and self.error is None and not self.tokens.get(Side.SERVER, 0)
+        return self.winner_model if alone and self.kind is not None and not self.private else None
 
     @property
     def winner_model(self) -> str | None:

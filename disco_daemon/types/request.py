@@ -92,9 +92,9 @@ class GenerationRequest:
     that the device may think, if they are not `None`, whatever `extra` says. `local` is the one of several models of
     this machine that answers alone; "" for the device of the race. `caller` is whose caps and books it counts in.
     `rule` is the name of the user's rule that decided, `ruled` whether it has narrowed anything. In a `race` both sides
-    begin at once, however good their models are. `kind` is what a rule's learned chance tells it by. `earlier` is the
-    answer in whose place this one is to come. Of several servers it may be only those of `servers`, each `NAME/MODEL`;
-    () for those that answer `disco`.
+    begin at once, however good their models are. `kind` is what a rule's learned chance tells it by; None where nobody
+    looked. `earlier` is the answer in whose place this one is to come. Of several servers it may be only those of
+    `servers`, each `NAME/MODEL`; () for those that answer `disco`.
     """
 
     request_id: str
@@ -126,7 +126,7 @@ class GenerationRequest:
     rule: str = ""
     ruled: bool = False
     race: bool = False
-    kind: str = ""
+    kind: str | None = None
     earlier: EarlierAnswer | None = None
     servers: tuple[str, ...] = ()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import tomlkit
 
+from disco_daemon.models.default import DEFAULT_MODEL
 from disco_daemon.store import History
 from disco_daemon.types import EarlierAnswer, NextAct, Outcome, Side
 from tests.fixtures.daemon import DaemonProcess, running
@@ -170,11 +171,12 @@ async def test_a_rule_names_a_model_of_another_server(tmp_path: Path) -> None:
             assert (status, refused["error"]["code"]) == (400, "invalid_setting")
 
 
-def past(n: int) -> list[Outcome]:
-    """Answers of the device: those with code were redone, the others did."""
+def past(n: int, model: str) -> list[Outcome]:
+    """Answers of a model of the device: those with code were redone, the others did."""
     found = []
+    own = tuple(replace(one, model=model) if one.side is Side.DEVICE else one for one in OUTCOME.attempts)
     for i in range(n):
-        was = OUTCOME if i % 2 else replace(OUTCOME, kind="code")
+        was = replace(OUTCOME, attempts=own, kind="" if i % 2 else "code")
         found.append(replace(was, request_id=f"past-{i}", prompt_tokens=30, tokens={Side.DEVICE: 30}))
         if was.kind:
             redone = EarlierAnswer(f"past-{i}", NextAct.REDONE)
@@ -184,7 +186,7 @@ def past(n: int) -> list[Outcome]:
 
 async def test_a_rule_goes_by_what_was_learned_of_this_machines_answers(tmp_path: Path) -> None:
     with History(tmp_path / "history.sqlite") as history:
-        for outcome in past(120):
+        for outcome in (*past(120, DEFAULT_MODEL.removesuffix(".gguf")), *past(80, "the-model-of-before")):
             history.record(outcome)
     code = "def f(x):\n    return x + 1\nWhat is wrong?"
     async with Upstream() as upstream, running(tmp_path, server=upstream.url) as daemon:
@@ -194,13 +196,17 @@ async def test_a_rule_goes_by_what_was_learned_of_this_machines_answers(tmp_path
             {"name": "the rest", "use": "prefer-device"},
         ]
         assert (await reload(daemon, rules))[0] == 200
+        thought = (await plan(daemon, "tokens=30&is=code"))["device_chance"]
+        assert (thought["answers"], thought["failed"]) == (120, 60), "of the present model alone"
+        assert thought["chance"] < 0.2
         with upstream.answering(SERVERS):
+            _, hidden = await chat(daemon, code, disco={"private": True})
+            _, found = await chat(daemon, "Say yes.", disco={"redo_of": hidden["request_id"]})
             _, found = await chat(daemon, "Say yes.")
             assert (found["winner"], found["rule"]) == ("device", "the rest")
             _, found = await chat(daemon, code)
             assert (found["winner"], found["rule"]) == ("server", "too hard")
-        thought = (await plan(daemon, "tokens=30&is=code"))["device_chance"]
-        assert (thought["answers"], thought["failed"]) == (120, 60)
-        assert thought["chance"] < 0.2
-        rows = {row["request_id"]: row["kind"] for row in await daemon.history()}
-        assert rows[found["request_id"]] == "code"
+        rows = {row["request_id"]: row for row in await daemon.history()}
+        assert rows[found["request_id"]]["kind"] == "code"
+        of_private = rows[hidden["request_id"]]
+        assert [of_private[name] for name in ("kind", "followed", "teaches_of", "private")] == ["", None, None, 1]

@@ -154,7 +154,10 @@ def request(**changes: Any) -> dict[str, Any]:
         "key": "",
         "used_prompt_tokens": None,
         "rule": "",
+        "kind": "",
         "followed": None,
+        "private": 0,
+        "teaches_of": None,
         "server": None,
     } | changes
 

@@ -147,6 +147,8 @@ def test_an_outcome_with_two_attempts_comes_back(path: Path) -> None:
             "rule": "",
             "kind": "",
             "followed": None,
+            "private": 0,
+            "teaches_of": None,
         }
         (won,) = history.samples(Side.DEVICE, "tiny", 10)
         assert won == {
@@ -826,6 +828,46 @@ def test_what_the_reader_did_next_goes_with_the_answer_that_would_not_do(path: P
         later, earlier = history.recent(10)
     assert (earlier["request_id"], earlier["rule"], earlier["followed"]) == ("r-1", "code", act.value)
     assert later["followed"] is None
+
+
+def test_the_row_of_a_private_answer_keeps_nothing_of_its_text_its_kind_or_its_reader(path: Path) -> None:
+    own: dict[str, Any] = {"prompt": "a", "answer": "b", "kind": "code", "tokens": {Side.DEVICE: 30}}
+    redone: dict[str, Any] = {"earlier": EarlierAnswer("r-1", NextAct.REDONE)}
+    with History(path, keep_text=True) as history:
+        put(history, replace(OUTCOME, **own), replace(OUTCOME, request_id="r-2", **own, **redone, private=True))
+        put(history, outcome(3, earlier=EarlierAnswer("r-2", NextAct.EDITED)))
+        _, hidden, open_ = history.recent(3)
+    kept = ("prompt", "answer", "kind", "followed", "teaches_of", "private")
+    assert [open_[name] for name in kept] == ["a", "b", "code", None, "tiny", 0], "the private one says nothing of it"
+    assert [hidden[name] for name in kept] == [None, None, "", None, None, 1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": None}, {"private": True}, {"winner": Side.SERVER}, {"winner": None}, {"error": "stalled"},
+        {"tokens": {Side.DEVICE: 30, Side.SERVER: 1}}, {"attempts": (replace(WON, model="other"), LATE)},
+    ],
+)  # fmt: skip
+def test_only_the_present_models_own_answers_whose_kind_was_looked_at_teach(
+    path: Path, changes: dict[str, Any]
+) -> None:
+    teaches = replace(OUTCOME, kind="code", tokens={Side.DEVICE: 30})
+    with History(path) as history:
+        put(history, teaches, replace(teaches, request_id="r-2", **changes))
+        assert [row["kind"] for row in history.taught("tiny", 10)] == ["code"]
+
+
+def test_what_answers_teach_is_read_without_a_text_and_without_waiting(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with History(path, keep_text=True) as history:
+        put(history, replace(OUTCOME, kind="", tokens={Side.DEVICE: 30}, prompt="secret", answer="secret"))
+        monkeypatch.setattr(history, "flush", lambda _: pytest.fail("it waits for the writer"))
+        monkeypatch.setattr(history._writer, "flush", lambda _: pytest.fail("it waits for the writer"))
+        (row,) = history.taught("tiny", 10)
+        monkeypatch.undo()
+    assert set(row.keys()) == {"prompt_tokens", "kind", "followed", "stopped", "finish_reason"}
 
 
 def test_an_answer_that_is_no_longer_kept_is_not_missed(path: Path) -> None:
