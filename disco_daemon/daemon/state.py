@@ -152,8 +152,8 @@ class StateDocuments(Documents):
         today = datetime.fromtimestamp(self._shared.clock.wall()).date()  # noqa: DTZ006 - the user's own day is wanted
         return self._shared.history.usage(by, today - timedelta(days=days - 1))
 
-    def keys(self) -> list[dict[str, Any]]:
-        return self._keys.document()
+    async def keys(self) -> list[dict[str, Any]]:
+        return await self._keys.document()
 
     async def add_key(self, name: str, terms: KeyTerms) -> dict[str, Any]:
         return await self._keys.add(name, terms)
@@ -194,8 +194,7 @@ class StateDocuments(Documents):
         return self.settings() | {"changed": sorted(changes), "needs_restart": [], "money": self._money()}
 
     async def reload(self) -> dict[str, Any]:
-        await self._keys.follow()
-        return await self._runtime.reload()
+        return await self._keys.reload_with(self._runtime.reload)
 
     # --- other machines -----------------------------------------------------------------------------------------------
 

@@ -44,7 +44,8 @@ class KeyFile:
             content = msgspec.json.decode(text, type=_Content)
         except msgspec.MsgspecError as e:
             msg = (
-                f"{self.path} is damaged ({e}): nobody is let in by it. Restore it, or remove it and add the keys anew"
+                f"{self.path} is damaged ({e}): no key is taken up from it. Restore it, or remove it and add the keys "
+                "anew; until then a running daemon lets in those that it has, and `disco keys revoke NAME` ends one"
             )
             raise ConfigError(msg) from e
         if content.version > 1:

@@ -82,11 +82,8 @@ class Documents(Protocol):
         """Return what was used in the latest days, by key, model, server or day; called in a thread, as `history`."""
         ...
 
-    def keys(self) -> list[dict[str, Any]]:
-        """Return what the keys with names may, and what they have spent; nothing of their secrets. Raises ConfigError.
-
-        Called in a thread, since it blocks on disk.
-        """
+    async def keys(self) -> list[dict[str, Any]]:
+        """Return what the keys with names may and have spent, and nothing of their secrets. Raises ConfigError."""
         ...
 
     async def add_key(self, name: str, terms: KeyTerms) -> dict[str, Any]:

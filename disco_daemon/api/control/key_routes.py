@@ -54,7 +54,7 @@ def add_routes(app: web.Application) -> None:
 async def _keys(request: web.Request) -> web.Response:
     """GET /disco/v1/keys: List the keys with names, what they may and what they have spent; no secrets."""
     with settings_at_fault():
-        return as_json({"data": await asyncio.to_thread(request.app[DOCUMENTS].keys)})
+        return as_json({"data": await request.app[DOCUMENTS].keys()})
 
 
 async def _add(request: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from disco_daemon.errors import ConfigError
@@ -117,6 +117,7 @@ def test_terms_that_are_none_are_refused(given: dict[str, object]) -> None:
 
 
 @given(st.lists(st.floats(0, 200), max_size=60), st.integers(1, 5))
+@example([196.9477895614069, 0.0], 1)  # whose minute is rounded up
 def test_no_minute_has_more_requests_than_the_rate_and_who_waits_as_told_is_admitted(
     waits: list[float], limit: int
 ) -> None:
