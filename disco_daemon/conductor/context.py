@@ -165,6 +165,10 @@ class Servers(Protocol):
         """End a question for one: when this returns, nothing more is sent."""
         ...
 
+    def value_waiting(self, usd_per_hour: float) -> None:
+        """Weigh prices and waits of servers by what an hour of waiting is worth, $, from now on."""
+        ...
+
     def documents(self) -> list[dict[str, Any]]:
         """Return the `servers` of `disco status --json`."""
         ...

@@ -263,6 +263,9 @@ class PolicySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Share of the requests whose tail `paper` protects first."""
     kappa: _NonNegative = 0.058
     """Weight of the slowest 1 % in `optimal`: s of mean that a second of them is worth."""
+    usd_per_hour_waited: Annotated[float, Meta(gt=0, le=1e6)] = 30.0  # with more, no price counts beside a millisecond
+    """What an hour of waiting is worth, $, where one of several servers is chosen by its speed and its price: with less
+    rather a cheaper one is asked, with more rather a sooner one. 30 is about what an hour of work costs in the EU."""
     unequal: Literal["stand-in", "first-words", "race"] = "stand-in"
     """What a side may do whose model is far worse than the other one's: answer only where that one is silent, fails or
     must not be asked (`stand-in`), show the first words besides, where the other one can go on with them
@@ -523,6 +526,7 @@ LIVE = frozenset(
     {
         "device.grade", "device.usd_per_kwh", "server.grade", "policy.alpha", "policy.budget", "policy.hedge",
         "policy.kappa", "policy.private", "policy.set", "policy.unequal",
+        "policy.usd_per_hour_waited",
         "policy.scarcer", "caps.usd_per_day", "caps.usd_per_month", "caps.wh_per_day", "caps.battery_floor",
         "delivery.mode", "delivery.pace_tps", "delivery.expected_ttft_s", "delivery.stop_repetition", "handoff.pause",
         "handoff.stall_s", "split.alone", "split.mode", "split.private_alone", "split.theta", "fleet.mode",

@@ -170,6 +170,7 @@ class Parts:
         self.device.follow(self.config, self.endpoints.get(Side.SERVER))
         if self.context.servers is not None:
             self.context.servers.allow_hedges(self.config.policy.hedge)
+            self.context.servers.value_waiting(self.config.policy.usd_per_hour_waited)
         if before is not None:
             self.planner.succeed(before.planner)
 

@@ -289,6 +289,10 @@ class ServerPool(SeveralServers):
 
     # --- what is kept -------------------------------------------------------------------------------------------------
 
+    def value_waiting(self, usd_per_hour: float) -> None:
+        """Weigh prices and waits by what an hour of waiting is worth, $, from now on."""
+        self.choice.usd_per_hour_waited = usd_per_hour
+
     def restore(self) -> None:
         """Look up what an earlier daemon has learned of these servers, for `start`; blocks on disk."""
         self._kept = self._learned.restored(self._addresses, self._by_settings)

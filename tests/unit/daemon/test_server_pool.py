@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from disco_daemon.api.names import ModelNames
 from disco_daemon.conductor import Conductor, Keeper
 from disco_daemon.conductor.answer_server import AnswerServer
-from disco_daemon.config.schema import Config, HandoffSettings, NamedServer
+from disco_daemon.config.schema import Config, HandoffSettings, NamedServer, PolicySettings
 from disco_daemon.config.servers import first_server, of_model
 from disco_daemon.daemon.assembly import Parts
 from disco_daemon.daemon.server_chooser import TRIAL_AFTER_S, TRIAL_AT_LEAST_S, Trials
 from disco_daemon.daemon.server_pool import MOST_NAMED, MOST_SHOWN, ServerPool
 from disco_daemon.dispatch.mover import DECODE_TPS, CostMover
-from disco_daemon.dispatch.pool import HEDGE_SHARE
+from disco_daemon.dispatch.pool import HEDGE_SHARE, Candidate
 from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import EndpointError, RequestError
 from disco_daemon.system.tasks import cancel_all
@@ -94,6 +94,25 @@ def test_each_model_has_its_own_price_and_all_have_one_account(scene: Scene) -> 
     assert context.spending.prices.server_input_usd_per_mtok == 1.0
     assert set(context.endpoints) == {Side.SERVER}
     assert context.planner is not parts.planner  # of its times the race learns nothing
+
+
+def test_what_an_hour_of_waiting_is_worth_holds_from_the_change_of_the_setting_on(scene: Scene) -> None:  # noqa: F811
+    def chosen(parts: Parts) -> str:
+        weighed = pool_of(parts).choice.weigh([Candidate("box/large", 0.01), Candidate("short/a", 0.0)])
+        return min(weighed, key=lambda one: one.cost_s or 0.0).name
+
+    parts = several(scene, BOX, SHORT)
+    parts.commit()
+    for _ in range(50):
+        pool_of(parts).choice.observe("box/large", 0.2, 0.0)
+        pool_of(parts).choice.observe("short/a", 1.0, 0.0)
+    for usd_per_hour, name in ((30.0, "short/a"), (100.0, "box/large"), (3.0, "short/a"), (1e6, "box/large")):
+        settings = replace(parts.config, policy=PolicySettings(usd_per_hour_waited=usd_per_hour))
+        parts.under(settings).commit()  # a cent is 1.2 s at 30 $, and the dear one is 0.8 s sooner
+        assert chosen(parts) == name, usd_per_hour
+    after = scene.parts(replace(parts.config, policy=PolicySettings(usd_per_hour_waited=3.0)))
+    after.commit()
+    assert pool_of(after).choice.usd_per_hour_waited == 3.0
 
 
 def test_what_is_private_is_never_given_a_server(scene: Scene) -> None:  # noqa: F811
