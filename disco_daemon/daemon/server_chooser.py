@@ -67,8 +67,9 @@ class MemberChooser:
         rest = base.planner.knowledge.outputs.expected_remaining(0, self._n_prompt)
         most = request.sampling.max_tokens
         self._n_answer = round(rest if most is None else min(rest, most))
-        limits, self._bound = base.spending.caps.limits, CostBound.of(request, self._n_prompt)
-        self._is_capped = limits.usd_per_day is not None or limits.usd_per_month is not None
+        whole, self._bound = base.spending.caps, CostBound.of(request, self._n_prompt)
+        limits = [caps.limits for caps in (whole, whole.keys.get(request.caller.name)) if caps is not None]
+        self._is_capped = any(one.usd_per_day is not None or one.usd_per_month is not None for one in limits)
         self._needs = bool(wanted(request)) or request.prompt is not None
 
     def first(self) -> ServerMember:

@@ -26,8 +26,9 @@ from disco_daemon.dispatch.mover import DECODE_TPS, CostMover
 from disco_daemon.dispatch.pool import HEDGE_SHARE, Candidate
 from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import EndpointError, RequestError
+from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.system.tasks import cancel_all
-from disco_daemon.types import BOTH, GenerationRequest, Outcome, Side
+from disco_daemon.types import BOTH, Caller, GenerationRequest, Outcome, Side
 from tests.unit.daemon.test_wiring import Scene, scene  # noqa: F401 - a fixture
 from tests.unit.store.test_ledger import outcome
 
@@ -186,6 +187,31 @@ def test_a_move_for_money_goes_by_the_prices_of_the_server_that_answers(scene: S
     assert mover._prices().cheaper is Side.DEVICE
     server.leave(EndpointError(Side.SERVER, "cut", "it broke"))
     assert mover._prices().cheaper is Side.SERVER
+
+
+@pytest.mark.parametrize("limits", [CapLimits(usd_per_day=0.0), CapLimits(usd_per_month=0.0)])
+@pytest.mark.parametrize("of_key", [True, False], ids=["of the key", "of the whole"])
+def test_beyond_any_cap_a_server_that_costs_nothing_is_asked(
+    scene: Scene,  # noqa: F811
+    of_key: bool,
+    limits: CapLimits,
+) -> None:
+    dear = replace(BOX, name="dear", input_usd_per_mtok=15.0, output_usd_per_mtok=75.0)
+    free = replace(BOX, name="free", input_usd_per_mtok=0.0, output_usd_per_mtok=0.0)
+    parts = several(scene, free, dear)
+    wish = {"provider": {"order": ["dear", "free"], "ignore": ["server"]}}
+    asked = GenerationRequest("r", HELLO, extra=wish, caller=Caller("anna", "1"))
+    caps = parts.spending.caps
+    caps.keys["anna"] = Caps(limits if of_key else CapLimits(), None, 0.0, key="anna")
+    if not of_key:
+        caps.set_limits(limits)
+    chosen = pool_of(parts).context(parts.context, asked).endpoints[Side.SERVER]
+    assert isinstance(chosen, AnswerServer)
+    assert chosen.now.server == "free"
+    other = dataclasses.replace(asked, caller=Caller("bert", "2"))
+    chosen = pool_of(parts).context(parts.context, other).endpoints[Side.SERVER]
+    assert isinstance(chosen, AnswerServer)
+    assert chosen.now.server == ("dear" if of_key else "free"), "another key has caps of its own"
 
 
 def test_hundreds_of_models_keep_some_members_only(scene: Scene) -> None:  # noqa: F811
