@@ -18,7 +18,7 @@ from openai import APIError, AsyncOpenAI, AuthenticationError, PermissionDeniedE
 
 from disco_daemon.api.doors import FOR_KEYS, ROUTES, ForKey
 from disco_daemon.bench.child import child_env
-from tests.fixtures.daemon import DaemonProcess, ask, running
+from tests.fixtures.daemon import PRICES, DaemonProcess, ask, running
 from tests.fixtures.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -330,10 +330,13 @@ async def test_a_cap_closes_the_server_for_its_key_and_no_other(ends: Ends) -> N
 
 
 async def test_a_running_answer_of_a_revoked_key_ends_and_those_of_others_do_not(tmp_path: Path) -> None:
+    """And what was held for it is free again, in the caps of the whole and in those of its name."""
+    settings = {"caps": {"usd_per_day": 100.0}}
+    limit = 1000 * PRICES["output_usd_per_mtok"] / 1e6  # more than the answer costs, and less than is held for it
     async with (
         Upstream(tokens=400, interval_s=0.02) as upstream,
-        running(tmp_path, server=upstream.url, device=False) as daemon,
-        client_of(daemon, await made(daemon, "gone")) as of_gone,
+        running(tmp_path, server=upstream.url, device=False, settings=settings) as daemon,
+        client_of(daemon, await made(daemon, "gone", usd_per_day=limit)) as of_gone,
         client_of(daemon, await made(daemon, "stays")) as of_other,
     ):
         streams = [
@@ -342,6 +345,10 @@ async def test_a_running_answer_of_a_revoked_key_ends_and_those_of_others_do_not
         ]
         for stream in streams:
             await anext(aiter(stream))
+        (whole,) = (await daemon.state())["money"]["caps"].values()
+        assert whole["reserved"] > 2 * limit
+        with pytest.raises(RateLimitError, match="held for answers that run"):
+            await of_gone.chat.completions.create(**FEW)
         assert await verb(daemon, "keys", "revoke", "gone") == {"revoked": "gone", "ended": 1}
         with pytest.raises(APIError, match="was revoked"):
             async for _ in streams[0]:
@@ -351,8 +358,10 @@ async def test_a_running_answer_of_a_revoked_key_ends_and_those_of_others_do_not
         with pytest.raises(AuthenticationError):
             await of_gone.chat.completions.create(**FEW)
         await streams[1].close()
-        state = await daemon.until(lambda s: not s["in_flight"])
-        assert all(not cap["reserved"] for cap in state["money"]["caps"].values())
+        (whole,) = (await daemon.until(lambda s: not s["in_flight"]))["money"]["caps"].values()
+        assert (whole["limit"], whole["reserved"]) == (100.0, 0)
+        async with client_of(daemon, await made(daemon, "gone", usd_per_day=limit)) as again:
+            assert (await again.chat.completions.create(**FEW)).choices, "nothing is held in the name's caps either"
 
 
 async def test_the_verbs_work_without_a_daemon_and_the_next_one_knows_the_keys(tmp_path: Path) -> None:
