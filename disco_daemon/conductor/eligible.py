@@ -38,6 +38,14 @@ def eligible(request: GenerationRequest, context: AnswerContext) -> tuple[Genera
     return request, sides
 
 
+def may_take_over(side: Side, request: GenerationRequest, context: AnswerContext) -> bool:
+    """Whether a side may go on with an answer at all: it is there, wished for, able, and not known to fail."""
+    endpoint = context.endpoints.get(side)
+    if endpoint is None or side not in request.allowed or not endpoint.may_serve():
+        return False
+    return _refusal(side, endpoint, request) is None
+
+
 def _by_rule(request: GenerationRequest) -> str:
     """Name the user's rule that has left nobody else, in parentheses; "" where none has."""
     return f" (and nobody else may answer this, by rule '{request.rule}')" if request.ruled else ""

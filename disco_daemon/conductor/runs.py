@@ -18,6 +18,7 @@ from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Ord
 from .answer_server import AnswerServer
 from .context import AnswerContext
 from .cost_limit import CostLimit
+from .eligible import may_take_over
 from .endpoint_run import EndpointRun, PromptSize
 from .inbox import EventInbox
 from .journal import Journal
@@ -328,8 +329,8 @@ class EndpointRuns:
         return None
 
     def _watch(self, run: EndpointRun, endpoint: Endpoint) -> AbstractAsyncContextManager[None]:
-        """Return what lets a silent one of several servers go; with a device that is how the answer moves."""
-        if isinstance(endpoint, AnswerServer) and Side.DEVICE not in self._context.endpoints:
+        """Return what lets a silent one of several servers go; to a device that can take over the answer moves."""
+        if isinstance(endpoint, AnswerServer) and not may_take_over(Side.DEVICE, self._request, self._context):
             return SilenceWatch(run, endpoint, self._inbox, self._clock, self._context.defaults.stall_s)
         return nullcontext()
 

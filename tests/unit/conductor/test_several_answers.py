@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from disco_daemon.errors import EndpointError
 from disco_daemon.money.caps import CapLimits
 from disco_daemon.money.catalog import Price
-from disco_daemon.types import Readiness, Sampling
+from disco_daemon.types import BOTH, GenerationRequest, Readiness, Sampling, Side
 from tests.fixtures.jumping import in_jumps
-from tests.fixtures.several import WHOLE, Call, Stage, asked, server
+from tests.fixtures.several import STALL_S, WHOLE, Call, Source, Stage, asked, server
 
 CHEAP, DEAR = Price(1.0, 0.5, 2.0), Price(300.0, 150.0, 600.0)
 EIGHT = Sampling(max_tokens=8)
@@ -69,6 +70,35 @@ async def test_another_server_goes_on_where_all_of_it_fits(n_cut: int) -> None:
     assert outcome is not None
     assert stage.page.text == WHOLE
     assert stage.told == ["a"]
+
+
+class Unable(Source):
+    """A device that this request is not for."""
+
+    def refuses(self, request: GenerationRequest) -> str:  # type: ignore[override]
+        del request
+        return "the device cannot do this"
+
+
+@pytest.mark.parametrize(
+    ("device", "allowed"),
+    [
+        (None, BOTH),
+        (Source(Side.DEVICE, "small", [Call()]), frozenset({Side.SERVER})),
+        (Unable(Side.DEVICE, "small", [Call()]), BOTH),
+    ],
+    ids=["no device", "the server alone is wished for", "the device cannot"],
+)
+@in_jumps
+async def test_a_server_that_is_silent_in_mid_answer_is_left_where_no_device_can_take_over(
+    device: Source | None, allowed: frozenset[Side]
+) -> None:
+    began = asyncio.get_running_loop().time()
+    stage = Stage([(server(Call(0.1, between_s=500.0)), CHEAP), (server(), CHEAP)], device=device)
+    outcome = await stage.answer(asked(allowed=allowed))
+    assert outcome is not None
+    assert (stage.page.text, stage.told, outcome.handoffs) == (WHOLE, ["a"], 1)
+    assert asyncio.get_running_loop().time() - began < 3 * STALL_S
 
 
 # --- a second request to another server -------------------------------------------------------------------------------
