@@ -89,12 +89,20 @@ def reason_of_refusal(
     named = next((reason for code in codes if (reason := _CODES.get(code.lower()))), None)
     if status == 429:
         return "no_credit" if named == "no_credit" or _is_broke(codes, message or raw, raw, after_s) else "rate_limited"
+    if status == 404:  # it may be the path, or a wish of the request that nobody behind a router meets
+        return "not_found" if names_model(codes, message) else None
     if status not in (200, 400, 403, 422):
         return None
     if status == 403 and _FLAGGED.search(message):
         return "refused"
     said = next((reason for reason, phrases in _SAID.items() if phrases.search(message)), None)
     return named or said or ("forbidden" if status == 403 else None)
+
+
+def names_model(codes: Collection[str], message: str) -> bool:
+    """Whether a refusal says that its server does not have the model."""
+    named = any(_CODES.get(code.lower()) == "not_found" for code in codes)
+    return named or _SAID["not_found"].search(message[:MAX_SAID]) is not None
 
 
 def _is_broke(codes: Collection[str], message: str, raw: str, after_s: float | None) -> bool:

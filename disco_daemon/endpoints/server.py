@@ -47,7 +47,7 @@ from .server_call import ServerCall
 from .server_capabilities import ServerCapabilities, lack_of, with_other_limit
 from .server_client import ServerClient, look_up_private
 from .server_config import ServerConfig
-from .server_errors import ServerErrors, StatusError, refusal_of
+from .server_errors import ServerErrors, StatusError, refusal_of, refused_wish
 from .stream import Bytes, EventStream, most_bytes
 from .thoughts import Thoughts
 
@@ -393,7 +393,7 @@ class Server:
         return None
 
     def _learn(self, error: EndpointError, request: GenerationRequest) -> EndpointError | None:
-        """Return the error for a refusal that says what the server lacks, which is remembered; None for others."""
+        """Return the error for a refusal that says what the server lacks, which is remembered, or that is of a wish."""
         status, document = refusal_of(error)
         understood = self._known.learn(status, document, str(error), request)
-        return None if understood is None else lack_of(understood, error, request)
+        return refused_wish(error, request) if understood is None else lack_of(understood, error, request)

@@ -6,7 +6,7 @@ from ..clock import Clock
 from ..errors import EndpointError
 from ..types import GenerationRequest, Infill
 from .breaker import BreakerCall
-from .server_errors import ServerErrors
+from .server_errors import ServerErrors, is_of_model
 from .stream import Patience
 
 
@@ -40,9 +40,13 @@ class ServerCall:
             self._errors.breaker.succeed(self._call)
 
     def fail(self, error: EndpointError, request: GenerationRequest) -> None:
-        """End it: the server has failed. That a path for half an answer is not there says nothing of the model."""
+        """End it: the server has failed.
+
+        That a path for half an answer is not there says nothing of the model, nor that nobody has what a request wants.
+        """
         if self._call is not None:
             is_plain = not request.answer_so_far and not isinstance(request.prompt, Infill)
+            is_plain &= error.reason != "not_found" or is_of_model(error, request)
             self._errors.broke(self._call, error, is_plain=is_plain)
 
     def close(self) -> None:

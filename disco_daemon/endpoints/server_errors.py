@@ -15,12 +15,12 @@ from ..clock import Clock
 from ..errors import EndpointError
 from ..plain import MAX_LINE, masked, one_line, reason_of
 from ..system.net import in_the_clear, origin, pointed_to
-from ..types import Side
+from ..types import GenerationRequest, Side, wanted
 from .breaker import Breaker, BreakerCall, BreakerState
 from .chunks import CutError
 from .kept_connections import KeptDrop
 from .plainhttp import NotPrivateError
-from .refusal_reason import MAX_SAID, error_of, named_wait_s, reason_of_refusal
+from .refusal_reason import MAX_SAID, error_of, named_wait_s, names_model, reason_of_refusal
 from .retry import exhausted_s, retry_after_s
 from .stream import Endless
 
@@ -34,6 +34,7 @@ _NO_NEWS = (
     "insecure",
     "no_continuation",
 )  # of a kept connection that was idle, and of nothing that was sent
+_OF_ROUTES = ("provider", "models", "route", "plugins", "transforms")  # whom a router asks, in OpenRouter's words
 _BUSY = (503, 529)  # the second one is Anthropic's
 _NAMED = {  # the status that a word within an answer stands for: OpenAI's, Anthropic's and Google's
     "rate_limit_error": 429, "rate_limit_exceeded": 429, "resource_exhausted": 429,
@@ -301,6 +302,26 @@ def refusal_of(error: EndpointError) -> tuple[int, object]:
     """Return the HTTP status that an error is made of, and the document that came with it; (0, None) if none is."""
     said = error.__cause__
     return (said.status, said.document) if isinstance(said, StatusError) else (0, None)
+
+
+def is_of_model(error: EndpointError, request: GenerationRequest) -> bool:
+    """Whether nothing was found for a model: its refusal names that, or the request wants nothing beside."""
+    said = error.__cause__
+    return not wanted(request) or (isinstance(said, StatusError) and names_model(said.codes, said.message))
+
+
+def refused_wish(error: EndpointError, request: GenerationRequest) -> EndpointError | None:
+    """Return the error where nothing was found for what a request says of whom to ask; None where it is not that.
+
+    OpenRouter says 404 where no provider fits: the model is there for all others. Of several `models` of the request
+    one that is unknown is the request's too.
+    """
+    said, extra = error.__cause__, request.extra
+    if error.reason != "not_found" or not any(extra.get(name) for name in _OF_ROUTES):
+        return None
+    if isinstance(said, StatusError) and names_model(said.codes, said.message) and not extra.get("models"):
+        return None
+    return EndpointError(error.side, "refused", str(error), your_fault=True)
 
 
 def _cause(e: BaseException, kind: type[BaseException]) -> BaseException | None:

@@ -120,6 +120,46 @@ async def test_a_path_that_is_not_there_says_nothing_of_the_model() -> None:
         assert one.breaker()["state"] == "closed"
 
 
+NO_PROVIDER = "No allowed providers are available for the selected model."
+NO_POLICY = "No endpoints found matching your data policy."
+
+
+@pytest.mark.parametrize("said", [NO_PROVIDER, NO_POLICY])
+@pytest.mark.parametrize("name", ["provider", "models", "route"])
+async def test_one_clients_wish_that_nobody_fits_takes_the_server_from_no_other(said: str, name: str) -> None:
+    wish = {"provider": {"only": ["x"]}, "models": ["x/y"], "route": "fallback"}[name]
+    async with standing() as one:
+        with one.upstream.status(404, {"error": {"message": said, "code": 404}}):
+            for _ in range(9):
+                assert await one.asks(replace(REQUEST, extra={name: wish})) == "refused"
+        assert (one.breaker()["state"], one.down_s) == ("closed", 0)
+        assert await one.asks() is None
+
+
+async def test_a_further_model_of_the_client_that_is_unknown_is_the_requests_fault() -> None:
+    async with standing() as one:
+        with one.upstream.status(404):  # its code says that the model is unknown, and not which
+            assert await one.asks(replace(REQUEST, extra={"models": ["x/y"]})) == "refused"
+        assert one.breaker()["state"] == "closed"
+
+
+async def test_an_unknown_model_is_one_whatever_the_client_wishes() -> None:
+    async with standing() as one:
+        with one.upstream.status(404):
+            assert await one.asks(replace(REQUEST, extra={"provider": {"order": ["x"]}})) == "not_found"
+        assert (one.breaker()["state"], one.down_s) == ("open", math.inf)
+
+
+async def test_that_nobody_has_what_a_request_wants_says_nothing_of_the_model_and_a_plain_one_does() -> None:
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+    async with standing() as one:
+        with one.upstream.status(404, {"error": {"message": "Not Found"}}):
+            assert await one.asks(replace(REQUEST, extra=tools)) is not None
+            assert one.down_s < math.inf
+            assert await one.asks() == "not_found"
+        assert one.down_s == math.inf
+
+
 async def test_requests_at_fault_and_a_kept_connection_that_was_closed_are_no_failures() -> None:
     async with standing() as one:
         with one.upstream.status(400):
