@@ -34,7 +34,7 @@ from ..system.net import (
 from .lines import line_of
 from .one_device import check_device
 from .schema import LISTS, MODELS, RULES, SECRET_KEYS, SECTIONS, SERVERS, TABLES, Config, keys
-from .servers import check_servers
+from .servers import check_servers, foreign_key, place_of
 
 LOCK_S = 10.0  # for another program that writes settings, which takes milliseconds
 MAX_FILE = 1024 * 1024  # bytes of config.toml; one with all settings and comments has 10 kB
@@ -219,18 +219,14 @@ def find_key(config: Config, env: Mapping[str, str] | None = None) -> str:
         return key
     if not config.server.api_key_file:
         return ""
-    return read_key_file(Path(config.server.api_key_file).expanduser(), "server.api_key_file ")
+    return read_key_file(Path(config.server.api_key_file).expanduser(), f"{place_of(config.server)}api_key_file ")
 
 
 def _not_for(config: Config, base_url: str) -> str:
     """Return why the configured key may not go to an address, with the mend; "" if it may."""
     server, asked = config.server, origin(base_url)
-    owner = origin(server.key_origin or server.base_url)
-    if asked != owner:
-        return (
-            f"the API key is for {owner} (server.key_origin) and is not given to {asked}: `disco setup` sets a server "
-            f"with its own key; if this key is for {asked}, `disco config set server.key_origin {asked}`"
-        )
+    if (owner := origin(server.key_origin or server.base_url)) != asked:
+        return foreign_key(server, owner, asked)
     host = hostname(base_url)
     if is_plain(base_url) and is_address(host) and not is_private_address(host) and not server.insecure:
         return in_the_clear(asked)

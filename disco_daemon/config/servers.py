@@ -8,7 +8,7 @@ from ..continuations import CONTINUATIONS
 from ..errors import ConfigError
 from ..plain import which
 from ..system.net import is_http_url, origin
-from .schema import SAID_OF, Config, ServerSettings
+from .schema import SAID_OF, Config, NamedServer, ServerSettings
 
 SERVER = "server"  # what `[server]` is called among several
 
@@ -38,6 +38,24 @@ def of_model(server: ServerSettings, model: str) -> ServerSettings:
     plain = ServerSettings()
     names = (key.partition(".")[2] for key in SAID_OF["server.model"])
     return msgspec.structs.replace(server, model=model, **{name: getattr(plain, name) for name in names})
+
+
+def place_of(server: ServerSettings) -> str:
+    """Return what stands before the name of one of its settings in errors."""
+    return f"[[servers]] {server.name}: " if isinstance(server, NamedServer) else "server."
+
+
+def foreign_key(server: ServerSettings, owner: str, asked: str) -> str:
+    """Return why a server's key, which is for the origin `owner`, is not given to another one, with the mend."""
+    if isinstance(server, NamedServer):
+        return (
+            f"the API key of [[servers]] {server.name} is for {owner} and is not given to {asked}: give it a key "
+            f"of its own there, or key_origin = '{asked}' if this one is for it"
+        )
+    return (
+        f"the API key is for {owner} (server.key_origin) and is not given to {asked}: `disco setup` sets a server "
+        f"with its own key; if this key is for {asked}, `disco config set server.key_origin {asked}`"
+    )
 
 
 def check_servers(config: Config) -> None:

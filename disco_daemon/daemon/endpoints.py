@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..clock import Clock
 from ..config.layers import KeyRefusedError, server_api_key
-from ..config.schema import Config
+from ..config.schema import Config, NamedServer
 from ..endpoints.base import Endpoint, Tokenizer
 from ..endpoints.server_off import Off
 from ..errors import ConfigError
@@ -98,6 +98,7 @@ def make_server(
             chosen=Capabilities.of(settings.capabilities, context_length=settings.context_length or None),
             listed=listed,
             shared=shared,
+            name=settings.name if isinstance(settings, NamedServer) else "",
         ),
         clock=clock,
         tokens=device.token_ids if isinstance(device, Tokenizer) else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ log = logging.getLogger("disco.servers")
 
 REFRESH_S = 21_600.0  # models come and go within days; four looks a day cost nobody anything
 RETRY_S = 600.0  # a server that did not tell: it may be away
+MAX_NAME = 512  # characters of a model's name; the longest that we know of has 70
 MOST_LISTED = 1000  # of one server; the longest list that we know of has some hundred
 
 Told = dict[str, Capabilities]  # what each of a server's models can do, as far as it tells
@@ -94,9 +96,16 @@ class ServerLists:
 
 
 def listed(page: bytes) -> Told:
-    """Return the models of a server's list with what it tells of each. Raises msgspec.MsgspecError."""
+    """Return the models of a server's list with what it tells of each. Raises msgspec.MsgspecError.
+
+    A name that nobody could type, or that is longer than any, is none.
+    """
     found = msgspec.json.decode(page)
     entries: Any = found.get("data") if isinstance(found, dict) else found
     named = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
-    told = {e["id"]: model_facts.of_entry(e) for e in named if isinstance(e.get("id"), str) and e["id"].strip()}
-    return dict(list(told.items())[:MOST_LISTED])
+    kept = list(islice((e for e in named if _is_name(e.get("id"))), MOST_LISTED))
+    return {e["id"]: model_facts.of_entry(e) for e in kept}
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name.strip()) and len(name) <= MAX_NAME and name.isprintable()

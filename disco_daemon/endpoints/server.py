@@ -75,7 +75,7 @@ class Server:
     ) -> None:
         self.side = side
         self._clock = clock or SystemClock()
-        self._errors = ServerErrors(side, config.base_url, config.api_key, self._clock)
+        self._errors = ServerErrors(side, config.base_url, config.api_key, self._clock, config.name)
         self.breaker = self._errors.breaker
         self.known_since = self._clock.wall()
         self.config, self.model = config, config.model

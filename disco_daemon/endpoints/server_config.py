@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class ServerConfig:
     """How to reach a server. Time-outs in s; `continuation` is one of CONTINUATIONS, see docs/explain/handoff.md.
 
-    The user has `chosen` what it can do, and price lists have it as `listed`, each as far as it is known.
+    The user has `chosen` what it can do, and price lists have it as `listed`, each as far as it is known. `name` is
+    that of one of several servers, for what errors say of the settings.
     """
 
     base_url: str
@@ -31,3 +32,4 @@ class ServerConfig:
     chosen: Capabilities = UNKNOWN
     listed: Capabilities = UNKNOWN
     shared: Callable[[], ServerClient] | None = None  # whose connections its other models use as well
+    name: str = ""

@@ -98,12 +98,13 @@ class ServerErrors:
     None of it is kept on disk: after a restart one request more may meet a 429, and no answer fails of it.
     """
 
-    def __init__(self, side: Side, base_url: str, api_key: str, clock: Clock) -> None:
+    def __init__(self, side: Side, base_url: str, api_key: str, clock: Clock, name: str = "") -> None:
+        """`name` is that of one of several servers."""
         self.exposed = self.is_tried = False
         self.failing: tuple[str, float] | None = None
         self.breaker = Breaker()
         self._side, self._base_url, self._api_key, self._clock = side, base_url, api_key, clock
-        self._unhedged_until = -math.inf
+        self._name, self._unhedged_until = name, -math.inf
         self._translation = Translation(self)
 
     @property
@@ -246,10 +247,9 @@ class ServerErrors:
 
     def _status_error(self, e: StatusError) -> EndpointError:
         status, text = e.status, self._brief(e)
-        where = "server" if self._side is Side.SERVER else "device"
         if 300 <= status < 400:
             to = self.show(pointed_to(e.url, e.headers.get("location", "")))
-            mend = f"redirects are not followed, so set {where}.base_url to the address that answers"
+            mend = f"redirects are not followed, so set {self._key('base_url')} to the address that answers"
             return self.error("redirected", f"the server said {status} and points to {to}: {mend}")
         after_s = retry_after_s(e.headers, self._clock.wall())
         if after_s is None and status == 429:
@@ -261,13 +261,13 @@ class ServerErrors:
             self._unhedged_until = self._clock.now() + UNHEDGED_S
         match reason_of_refusal(status, e.codes, e.message, e.raw, after_s):
             case "unauthorized":
-                hint = "check it (server.api_key_env or server.api_key_file)"
+                hint = f"check it ({self._key('api_key_env')} or {self._key('api_key_file')})"
                 return self.error("unauthorized", f"the server refused the API key with {status}, {hint}: {text}")
             case "no_credit":
                 message = f"the account has no credit, the server said {status}: {text}"
                 return EndpointError(self._side, "no_credit", message, retry_after_s=after_s)
             case "not_found":
-                return self.error("not_found", f"the server said {status}, check {where}.model: {text}")
+                return self.error("not_found", f"the server said {status}, check {self._key('model')}: {text}")
             case "forbidden":
                 return self.error("forbidden", f"the server does not allow that with this key, it said 403: {text}")
             case "rate_limited":
@@ -277,11 +277,18 @@ class ServerErrors:
         if status in (400, 413, 415, 422):
             return self._refused(status, text)
         if status == 404:
-            return self.error("not_found", f"the server said 404, check {where}.base_url and {where}.model: {text}")
+            keys = f"{self._key('base_url')} and {self._key('model')}"
+            return self.error("not_found", f"the server said 404, check {keys}: {text}")
         if status == 408:
             return self.error("timeout", f"the server said 408: {text}")
         reason = "overloaded" if status in _BUSY else "server_error"
         return EndpointError(self._side, reason, f"the server said {status}: {text}", retry_after_s=after_s)
+
+    def _key(self, name: str) -> str:
+        """Return what a setting of this server is called."""
+        if self._name:
+            return f"{name} of [[servers]] {self._name}"
+        return f"{'server' if self._side is Side.SERVER else 'device'}.{name}"
 
     def _refused(self, status: int, text: str) -> EndpointError:
         """Return the error for a request that is at fault by itself."""

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,7 @@ def _checks(
     skew_s = None
     if config.server.base_url or not config.servers:
         skew_s = yield from _server(config, key, listener.state, unasked=unasked)
-    yield from _several(config, keys, unasked=unasked)
+    yield from _several(config, keys, listener.state, unasked=unasked)
     yield from _power(config, on_gpu=on_gpu)
     yield machine.clock(datetime.now(UTC), _newest_price(), latest, skew_s)
 
@@ -191,6 +192,7 @@ def _server(
     """Yield the server's findings, without asking it where `unasked` says why; return how far our clock is ahead, s."""
     from ...config import pricelist
     from ...config.layers import config_path
+    from ...config.servers import SERVER
     from ...errors import ConfigError
     from ...money.catalog import Catalog
     from ...onboarding import asking
@@ -213,7 +215,8 @@ def _server(
     if (own := server.key_file(settings, os.environ)) is not None:
         yield own
     yield reached
-    if (ill := server.answers(daemon)) is not None:
+    ill = server.left_alone(daemon, SERVER) if config.servers else server.answers(daemon)
+    if ill is not None:
         yield ill
     doubts = Level.WRONG in (reached.level, found.level if key.value else Level.OK)
     if not unasked and not doubts and server.may_ask(settings, key):
@@ -226,12 +229,17 @@ def _server(
     return reply.skew_s
 
 
-def _several(config: Config, keys: Mapping[str, FoundKey], *, unasked: str) -> Iterator[Finding]:
+def _several(
+    config: Config, keys: Mapping[str, FoundKey], daemon: dict[str, Any] | None, *, unasked: str
+) -> Iterator[Finding]:
     """Yield the findings of each server of `[[servers]]`; of one without a model those that need none."""
     from ...config.servers import alone
+    from . import server
 
     for one in config.servers:
-        for finding in _server(alone(config, one), keys[one.name], None, unasked=unasked):
+        ill = server.left_alone(daemon, one.name)
+        found = _server(alone(config, one), keys[one.name], None, unasked=unasked)
+        for finding in chain(found, [] if ill is None else [ill]):
             if not one.model and finding.name in ("server model", "continuation", "price", "grades"):
                 continue
             mend = f"{finding.mend} (in [[servers]] {one.name})" if finding.mend else ""

@@ -69,6 +69,18 @@ def answers(daemon: Mapping[str, Any] | None) -> Finding | None:
     return warn("answers", f"{said}. The breaker is {breaker}" if breaker else said, mend)
 
 
+def left_alone(daemon: Mapping[str, Any] | None, name: str) -> Finding | None:
+    """Return why the running daemon leaves one of several servers alone; None where it does not."""
+    for one in (daemon or {}).get("servers") or ():
+        if one.get("name") == name and (breaker := breaker_words(one)):
+            said = f"{one.get('model')}: {one.get('last_error') or ''}".rstrip(": ")
+            breaker_now = one.get("breaker") or {}
+            lasts = breaker_now.get("state") == "open" and breaker_now.get("until_s") is None
+            mend = "mend what it says, then `disco config reload`" if lasts else "it is asked again by itself"
+            return warn("answers", f"{said}. The breaker is {breaker}", mend)
+    return None
+
+
 def grades(config: Config) -> Finding:
     """Say which side is a stand-in for the other, by all that is known without asking."""
     from ...daemon.grading import device_grade, server_grade

@@ -433,3 +433,20 @@ def test_how_the_running_daemons_last_question_failed_is_found() -> None:
     assert left.found.startswith("open (rate-limited): the server is left alone until ")
     assert left.mend == "it is asked again by itself"
     assert server.answers({"endpoints": {}}) is server.answers(None) is None
+
+
+def test_each_of_several_servers_that_is_left_alone_is_found() -> None:
+    def one(state: str, until_s: float | None = None) -> dict[str, Any]:
+        breaker = {"state": state, "why": "unauthorized", "until_s": until_s}
+        return {"servers": [{"name": "a", "model": "m"}, {"name": "b", "model": "m", "breaker": breaker}]}
+
+    assert server.left_alone(one("open"), "a") is server.left_alone(one("closed"), "b") is None
+    assert server.left_alone(None, "b") is None
+    for state, until_s, mend in (
+        ("open", None, "disco config reload"), ("open", 9.0, "by itself"), ("half_open", None, "by itself"),
+    ):  # fmt: skip
+        ill = server.left_alone(one(state, until_s), "b")
+        assert ill is not None
+        assert (ill.name, ill.level) == ("answers", WARN)
+        assert "key refused" in ill.found
+        assert mend in ill.mend

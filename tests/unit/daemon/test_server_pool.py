@@ -237,6 +237,7 @@ def test_a_key_file_is_read_with_the_settings_and_in_no_request(scene: Scene, tm
     assert asked.config.api_key == "first"
     off = pool.member("astray/other").endpoint.status()
     assert off["state"] == "off"
+    assert "[[servers]] astray" in off["last_error"]
     assert str(tmp_path) not in str(off)
 
 

@@ -102,3 +102,14 @@ def test_an_error_within_an_answer_is_told_as_its_status_would_be_and_is_never_t
     error = errors.reported(said)
     assert (error.reason, error.your_fault, errors.down_s) == (reason, False, down_s)
     assert "200" not in str(error)
+
+
+@pytest.mark.parametrize(("status", "settings"), [(401, ("api_key_env", "api_key_file")), (404, ("model",)),
+                                                  (301, ("base_url",))])  # fmt: skip
+def test_of_several_servers_the_one_is_named_whose_settings_mend_it(status: int, settings: tuple[str, ...]) -> None:
+    for name in ("", "box"):
+        errors = ServerErrors(Side.SERVER, URL, KEY, StoppedClock(), name)
+        said = str(errors.translated(StatusError(status, {}, URL, b"no")))
+        for setting in settings:
+            assert (f"{setting} of [[servers]] box" if name else f"server.{setting}") in said
+        assert not name or "server." not in said
