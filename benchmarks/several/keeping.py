@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from disco_daemon.scheduler.expected_use import ExpectedUse
-from disco_daemon.scheduler.residency import ModelUse, coming_back, leaving_for
+from disco_daemon.scheduler.residency import JUST_USED_S, ModelUse, coming_back, leaving_for
 
 from .days import Model, Request
 
@@ -206,6 +206,7 @@ class _Memory:
             ModelUse(
                 m.name, m.n_bytes, m.load_s, self._rule.per_hour(m.name, at), m.name in self._ready_at,
                 self._busy_to.get(m.name, 0.0) > at, m.name in self._left,
+                is_just_used=self._busy_to.get(m.name, -math.inf) > at - JUST_USED_S,
             )
             for m in self._models.values()
         ]  # fmt: skip

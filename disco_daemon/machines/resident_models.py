@@ -30,7 +30,7 @@ from ..engine.supervisor import LOAD_GUESS_S, Engine, EngineState
 from ..errors import ConfigError, EndpointError
 from ..models import places
 from ..scheduler.expected_use import ExpectedUse
-from ..scheduler.residency import ModelUse, Swap, coming_back, leaving_for, next_to_load
+from ..scheduler.residency import JUST_USED_S, ModelUse, Swap, coming_back, leaving_for, next_to_load
 from ..system.control_groups import ProcessMemory, memory
 from ..system.tasks import cancel_all
 from .device_settings import require_regular
@@ -305,6 +305,7 @@ class ResidentModels:
                 name, model.n_bytes, max(LOAD_GUESS_S / 10, model.device.load_s), model.use.per_hour(wall),
                 model.is_here, model.n_held > 0 or model.device.engine.in_flight > 0 or model.is_ending, model.has_left,
                 model.is_expected,
+                model.used_at is not None and self._clock.now() - model.used_at < JUST_USED_S,
             )
             for name, model in self._models.items()
         ]  # fmt: skip

@@ -10,9 +10,10 @@ not here yet, comes into free memory only. Memory is in bytes, times in s, rates
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 COMES_BACK_H = 1.0  # hours within which a load that nobody waits for has to pay
+JUST_USED_S = 4.0  # behind an answer: a program that asks on, as agents do, does so within it
 BESIDE_H = 1 / 60  # the same beside answers: they mostly have ended within a minute, and then it costs nobody anything
 DELAYS = 0.25  # s by which a second of loading delays answers: it reads a file, and lays weights out in one thread
 
@@ -29,6 +30,7 @@ class ModelUse:
     is_busy: bool = False
     has_left: bool = False  # it was here, and left for another one
     is_expected: bool = False  # it was not here yet, and is known to be asked for
+    is_just_used: bool = False  # it has answered within JUST_USED_S
 
     @property
     def saves(self) -> float:
@@ -86,9 +88,10 @@ def next_to_load(wanted: Sequence[str], models: Sequence[ModelUse], limit: int) 
 def coming_back(models: Sequence[ModelUse], limit: int, *, beside: bool = False) -> Swap | None:
     """Return the model that comes because that saves most, if it pays; None if none does.
 
-    `beside`: somebody answers.
+    `beside`: somebody answers. None leaves for it that has answered a moment ago, for its reader may ask on.
     """
     best, gain = None, 0.0
+    models = [replace(m, is_busy=m.is_busy or m.is_just_used) for m in models]
     by_name = {m.name: m for m in models}
     for model in models:
         if model.is_here or not (model.has_left or model.is_expected):

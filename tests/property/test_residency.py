@@ -28,6 +28,7 @@ def memories(draw: st.DrawFn) -> tuple[list[ModelUse], int]:
             is_busy=here and draw(st.booleans()),
             has_left=not here and draw(st.booleans()),
             is_expected=not here and draw(st.booleans()),
+            is_just_used=here and draw(st.booleans()),
         )
         for name in draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
     ]
@@ -77,6 +78,7 @@ def test_only_what_left_or_is_expected_comes_and_only_where_that_saves_more_than
     assert back.has_left or (back.is_expected and not gone), "nobody leaves for what was not here"
     assert not back.is_here
     assert not any(m.is_busy for m in gone)
+    assert not any(m.is_just_used for m in gone), "whoever asked it may ask on at once"
     saved = back.saves - sum(m.saves for m in gone)
     assert saved > back.load_s * (60 * DELAYS if beside else 1), "an hour pays for it, or a minute for the delay"
     assert sum(m.n_bytes for m in models if m.is_here) - sum(m.n_bytes for m in gone) + back.n_bytes <= limit
