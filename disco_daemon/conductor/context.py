@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from ..dispatch.mover import Mover
 from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint
 from ..money.spending import Spending
-from ..types import EQUAL, Delivery, GenerationRequest, Outcome, Reason, Relation, Side, Token
+from ..types import EQUAL, Delivery, GenerationRequest, Grade, Outcome, Reason, Relation, Side, Token
 from .traces import Traces
 
 
@@ -139,6 +139,10 @@ class Servers(Protocol):
 
     def card(self, name: str) -> Mapping[str, Any]:
         """Return what is known of the model behind a name that `find` knows."""
+        ...
+
+    def grades(self, keys: Sequence[str]) -> list[Grade]:
+        """Return how good these models are, each `SERVER/MODEL`; of those that answer `disco` where there are none."""
         ...
 
     def context(self, base: AnswerContext, request: GenerationRequest) -> AnswerContext:

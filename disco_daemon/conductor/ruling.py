@@ -30,13 +30,16 @@ class LearnedAnswers(Protocol):
 
 
 class Ruling:
-    """Applies `rules`, which are read top down. `grades` tells how good the sides' models are, also of one alone."""
+    """Applies `rules`, which are read top down.
+
+    `grades` tells how good the models are that may answer a request by a rule, of each side, also of one alone.
+    """
 
     def __init__(
         self,
         rules: Sequence[Rule],
         around: Surroundings,
-        grades: Callable[[], Relation],
+        grades: Callable[[GenerationRequest, Rule], Relation],
         answers: LearnedAnswers | None = None,
     ) -> None:
         """`answers` is what is known of the device's answers; only rules that ask for it need that."""
@@ -62,7 +65,7 @@ class Ruling:
         if not isinstance(rule, Rule):
             return request, ""
         try:
-            return narrowed(request, rule, self._grades()), rule.model
+            return narrowed(request, rule, self._grades(request, rule)), rule.model
         except NobodyLeft as e:
             raise nobody_left(str(e)) from e
 
@@ -92,7 +95,8 @@ class Ruling:
             return {"rule": None}, available, relation
         said = {"name": rule.name, "use": rule.use, "of_set": rule.of_set, "nobody": None}
         try:
-            found = narrowed(GenerationRequest("plan", (), allowed=available), rule, self._grades())
+            asked = GenerationRequest("plan", (), allowed=available)
+            found = narrowed(asked, rule, self._grades(asked, rule))
         except NobodyLeft as e:
             return {"rule": said | {"nobody": str(e)}}, frozenset(), relation
         if found.race:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from ..clock import Clock
+from ..conductor.context import Servers
 from ..conductor.ruling import Ruling
 from ..config.rule_settings import effective_rules
 from ..dispatch.request_facts import Surroundings
-from ..types import Grade, Relation, Side
+from ..dispatch.rules import Rule, is_good_enough
+from ..errors import ConfigError
+from ..machines.resident_models import settings_of
+from ..types import GenerationRequest, Grade, Relation, Side
 from .assembly import Parts
 from .device_answers import DeviceAnswers
 from .grading import device_grade, server_grade
@@ -19,17 +26,48 @@ def make_ruling(parts: Parts, clock: Clock, answers: DeviceAnswers) -> Ruling | 
     rules = effective_rules(parts.config)
     if not rules:
         return None
-    spending, relation = parts.spending, parts.context.relation
+    spending = parts.spending
     around = Surroundings(
         now=lambda: datetime.fromtimestamp(clock.wall()),  # noqa: DTZ006 - the user's own time of day is wanted
         battery=lambda: spending.charge,
         cap_used=lambda: spending.cap_used(clock.wall()),
         will_do=lambda: answers.known,
     )
-    if len(parts.endpoints) > 1 or not any(rule.has_floor for rule in rules):
-        return Ruling(rules, around, relation, answers)
-    # Of one side alone nobody has asked how good it is. Its file is read now, and not while a request waits.
-    device = device_grade(parts.config) if Side.DEVICE in parts.endpoints else Grade()
-    server = server_grade(parts.config) if Side.SERVER in parts.endpoints else Grade()
-    alone = Relation(device=device, server=server)
-    return Ruling(rules, around, lambda: alone, answers)
+    return Ruling(rules, around, ModelGrades.of(parts, any(rule.has_floor for rule in rules)), answers)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGrades:
+    """How good the models are that may answer a request: those of the race, one of `local`, or some of `servers`."""
+
+    race: Callable[[], Relation]
+    local: Mapping[str, Grade]
+    servers: Servers | None
+
+    @classmethod
+    def of(cls, parts: Parts, has_floor: bool) -> ModelGrades:
+        """Read files now, and not while a request waits, where a rule asks for a floor at all."""
+        if not has_floor:
+            return cls(parts.context.relation, {}, None)
+        config, race, local = parts.config, parts.context.relation, dict[str, Grade]()
+        if len(parts.endpoints) == 1:  # of one side alone nobody has asked how good it is
+            device = device_grade(config) if Side.DEVICE in parts.endpoints else Grade()
+            server = server_grade(config) if Side.SERVER in parts.endpoints else Grade()
+            race = partial(Relation, device=device, server=server)
+        for model in config.models:
+            try:
+                local[model.name] = device_grade(settings_of(config, model))
+            except ConfigError:  # its file is gone: nothing is known of it
+                local[model.name] = Grade()
+        return cls(race, local, parts.context.servers)
+
+    def __call__(self, request: GenerationRequest, rule: Rule) -> Relation:
+        """Return them. Of several servers it is the first that reaches the rule's floors: the others are left out."""
+        found, local = self.race(), request.local or rule.model.removeprefix("disco/")
+        if local in self.local:
+            return replace(found, device=self.local[local])
+        if self.servers is None or not rule.has_floor:
+            return found
+        grades = self.servers.grades(self.servers.find(rule.model) or request.servers)
+        best = next((one for one in grades if is_good_enough(rule, one)), grades[0] if grades else Grade())
+        return replace(found, server=best)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -24,7 +24,7 @@ from ..dispatch.mover import CostMover, Mover, Stay
 from ..dispatch.planner import Planner
 from ..dispatch.pool import HEDGE_SHARE, Candidate, Pool
 from ..dispatch.server_wishes import ServerWishes
-from ..endpoints.base import Endpoint
+from ..endpoints.base import Endpoint, Sized
 from ..endpoints.server import Server
 from ..endpoints.server_client import ServerClient
 from ..errors import RequestError
@@ -37,13 +37,14 @@ from ..types import (
     EQUAL,
     Capabilities,
     GenerationRequest,
+    Grade,
     Relation,
     Side,
     together,
 )
 from ..types.outcome import Outcome
 from .endpoints import make_server
-from .grading import Grading
+from .grading import Grading, server_grade
 from .money import price_of
 from .server_chooser import MemberChooser, Trials, offer_of
 from .server_learned import LearnedServers
@@ -220,11 +221,25 @@ class ServerPool(SeveralServers):
         name, _, model = key.partition("/")
         return self.lists.of(name).get(model, Capabilities())
 
+    def grades(self, keys: Sequence[str]) -> list[Grade]:
+        """Return how good these models are; of those that answer `disco` where none are named."""
+        return [self._grade(one) for one in map(self.member, keys or self.own)]
+
+    def _grade(self, member: ServerMember) -> Grade:
+        """Return how good a member's model is, by its settings, its name, and what its catalogue has told."""
+        told = member.endpoint.n_parameters if isinstance(member.endpoint, Sized) else None
+        return server_grade(self.settings_of(member), told)
+
     def context(self, base: AnswerContext, request: GenerationRequest) -> AnswerContext:
         """Return the context of one answer, with the server chosen that is asked first. Raises RequestError."""
         if base.private or request.private or Side.SERVER not in request.allowed:
             return base
         members = [self.member(key) for key in request.servers] or list(self.own.values())
+        if request.min_grade is not None or request.min_parameters is not None:  # a rule's
+            reach = (one for one in members if self._grade(one).reaches(request.min_parameters, request.min_grade))
+            if not (members := list(reach)) and Side.DEVICE not in request.allowed:
+                msg = f"Rule '{request.rule}' asks for a better model than those servers have."
+                raise RequestError(msg, status=403, param="model", code="rule")
         groups = [members] if members else []
         wishes = NO_WISHES
         if (provider := request.extra.get("provider")) is not None:

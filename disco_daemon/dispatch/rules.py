@@ -240,7 +240,8 @@ class NobodyLeft(Exception):
 def narrowed(request: GenerationRequest, rule: Rule, relation: Relation) -> GenerationRequest:
     """Return the request as a rule lets it be answered; a named model is left to whoever knows names.
 
-    `relation` has the grades of both sides. Raises NobodyLeft.
+    `relation` has the grades of both sides, for this request. Of several servers each has to reach the floors as well,
+    which the request has from now on. Raises NobodyLeft.
     """
     allowed, prefers = request.allowed, request.prefers
     if (only := _only(rule)) is not None:
@@ -254,7 +255,8 @@ def narrowed(request: GenerationRequest, rule: Rule, relation: Relation) -> Gene
     race = rule.use == Use.RACE and prefers is None and len(allowed) > 1
     changed = race or (allowed, prefers, private) != (request.allowed, request.prefers, request.private)
     return replace(
-        request, allowed=allowed, prefers=prefers, private=private, race=race, rule=rule.name, ruled=changed
+        request, allowed=allowed, prefers=prefers, private=private, race=race, rule=rule.name, ruled=changed,
+        min_parameters=rule.min_parameters, min_grade=rule.min_grade,
     )  # fmt: skip
 
 
@@ -270,9 +272,7 @@ def grade_of(relation: Relation, side: Side) -> Grade:
 
 def is_good_enough(rule: Rule, grade: Grade) -> bool:
     """Whether a model reaches the floors of a rule; what is not known does not."""
-    if rule.min_parameters is not None and (grade.parameters is None or grade.parameters < rule.min_parameters):
-        return False
-    return rule.min_grade is None or (grade.number is not None and grade.number >= rule.min_grade)
+    return grade.reaches(rule.min_parameters, rule.min_grade)
 
 
 def better(relation: Relation) -> Side | None:

@@ -46,6 +46,12 @@ class Grade:
         """Whether it has too few parameters for any task; not if the user says how good it is."""
         return not self.chosen and self.parameters is not None and self.parameters < TOY
 
+    def reaches(self, parameters: float | None, number: float | None) -> bool:
+        """Whether it has so many parameters, in billions, and such a grade, where those are asked; unknown is less."""
+        if parameters is not None and (self.parameters is None or self.parameters < parameters):
+            return False
+        return number is None or (self.number is not None and self.number >= number)
+
     def is_same(self, other: Grade) -> bool:
         """Whether both sides have one model, by its name or by the exact number of its parameters."""
         by_name = self.model != "" and self.model == other.model

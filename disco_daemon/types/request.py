@@ -94,7 +94,8 @@ class GenerationRequest:
     `rule` is the name of the user's rule that decided, `ruled` whether it has narrowed anything. In a `race` both sides
     begin at once, however good their models are. `kind` is what a rule's learned chance tells it by; None where nobody
     looked. `earlier` is the answer in whose place this one is to come. Of several servers it may be only those of
-    `servers`, each `NAME/MODEL`; () for those that answer `disco`.
+    `servers`, each `NAME/MODEL`; () for those that answer `disco`; and those whose model has `min_parameters`, in
+    billions, and `min_grade`.
     """
 
     request_id: str
@@ -129,6 +130,8 @@ class GenerationRequest:
     kind: str | None = None
     earlier: EarlierAnswer | None = None
     servers: tuple[str, ...] = ()
+    min_parameters: float | None = None
+    min_grade: float | None = None
 
     @property
     def template_args(self) -> dict[str, Any]:

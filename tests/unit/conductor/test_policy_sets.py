@@ -105,7 +105,7 @@ def sides(config: Config, ttft_s: dict[Side, float], grades: tuple[Grade, Grade]
 
 def ruling(config: Config, on: AnswerContext) -> Ruling:
     around = Surroundings(lambda: pytest.fail("no set asks for the time"), lambda: None, lambda: 0.0)
-    return Ruling(effective_rules(config), around, on.relation)
+    return Ruling(effective_rules(config), around, lambda _request, _rule: on.relation())
 
 
 async def winners(config: Config, on: AnswerContext, asked: Sequence[Asked]) -> list[tuple[Asked, str]]:

@@ -20,15 +20,17 @@ from disco_daemon.conductor.answer_server import AnswerServer
 from disco_daemon.config.schema import Config, HandoffSettings, NamedServer, PolicySettings
 from disco_daemon.config.servers import first_server, of_model
 from disco_daemon.daemon.assembly import Parts
+from disco_daemon.daemon.making_rules import ModelGrades
 from disco_daemon.daemon.server_chooser import TRIAL_AFTER_S, TRIAL_AT_LEAST_S, Trials
 from disco_daemon.daemon.server_pool import MOST_NAMED, MOST_SHOWN, ServerPool
 from disco_daemon.dispatch.mover import DECODE_TPS, CostMover
 from disco_daemon.dispatch.pool import HEDGE_SHARE, Candidate
+from disco_daemon.dispatch.rules import Rule
 from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import EndpointError, RequestError
 from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.system.tasks import cancel_all
-from disco_daemon.types import BOTH, Caller, GenerationRequest, Outcome, Side
+from disco_daemon.types import BOTH, Caller, GenerationRequest, Grade, Outcome, Relation, Side
 from tests.unit.daemon.test_wiring import Scene, scene  # noqa: F401 - a fixture
 from tests.unit.store.test_ledger import outcome
 
@@ -147,6 +149,35 @@ def test_who_may_not_keep_the_text_is_not_given_it(scene: Scene, wish: dict[str,
         server = pool_of(known).context(known.context, asked).endpoints[Side.SERVER]
         assert isinstance(server, AnswerServer)
         assert (server.now.server, server.left) == ("or", [])
+
+
+def test_a_floor_leaves_out_each_server_whose_own_model_does_not_reach_it(scene: Scene) -> None:  # noqa: F811
+    parts = several(scene, replace(BOX, grade=80.0), replace(BOX, name="small", model="small-1b"))
+    asked = GenerationRequest("r", HELLO, min_grade=60.0, rule="work")
+    server = pool_of(parts).context(parts.context, asked).endpoints[Side.SERVER]
+    assert isinstance(server, AnswerServer)
+    assert (server.now.server, server.left) == ("box", []), "nor may it be hedged by, or handed to, a small one"
+    pool, only = pool_of(parts), frozenset({Side.SERVER})
+    for key in ("small/small-1b", "box/another-1b"):
+        named = dataclasses.replace(asked, allowed=only, servers=(key,))
+        with pytest.raises(RequestError, match="Rule 'work'"):
+            pool.context(parts.context, named)
+    assert set(pool.context(parts.context, dataclasses.replace(asked, min_grade=99.0)).endpoints) == {Side.DEVICE}
+
+
+def test_a_floor_is_judged_by_the_model_that_is_asked_for(scene: Scene) -> None:  # noqa: F811
+    parts = several(scene, replace(BOX, name="small", model="small-1b"), replace(BOX, grade=80.0))
+    rule, grade = Rule("work", "plan", min_grade=60.0), ModelGrades.of(parts, has_floor=True)
+    for servers, number in {(): 80.0, ("box/large",): 80.0}.items():
+        found = grade(GenerationRequest("r", HELLO, servers=servers), rule)
+        assert found.server.number == number, servers
+    low = grade(GenerationRequest("r", HELLO, servers=("small/small-1b",)), rule).server
+    assert low.number is None or low.number < 60
+    assert grade(GenerationRequest("r", HELLO), Rule("work", "small/small-1b", min_grade=60.0)).server == low
+    of_local = ModelGrades(lambda: Relation(device=Grade(80.0)), {"tiny": Grade(1.0)}, None)
+    assert of_local(GenerationRequest("r", HELLO, local="tiny"), rule).device.number == 1.0
+    assert of_local(GenerationRequest("r", HELLO), Rule("work", "disco/tiny", min_grade=60.0)).device.number == 1.0
+    assert of_local(GenerationRequest("r", HELLO), rule).device.number == 80.0
 
 
 def test_a_name_that_the_device_has_as_well_is_answered_by_both(scene: Scene) -> None:  # noqa: F811
