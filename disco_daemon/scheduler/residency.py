@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 COMES_BACK_H = 1.0  # hours within which a load that nobody waits for has to pay
-JUST_USED_S = 4.0  # behind an answer: a program that asks on, as agents do, does so within it
 BESIDE_H = 1 / 60  # the same beside answers: they mostly have ended within a minute, and then it costs nobody anything
 DELAYS = 0.25  # s by which a second of loading delays answers: it reads a file, and lays weights out in one thread
+JUST_USED_S = 4.0  # behind an answer: a program that asks on, as agents do, does so within it
 
 
 @dataclass(frozen=True, slots=True)
