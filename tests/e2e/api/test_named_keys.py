@@ -192,7 +192,7 @@ async def test_each_route_shows_a_key_what_the_table_says_and_nothing_of_others(
     for door in (daemon.session, daemon.controls):
         for route in ROUTES:
             method, path = route
-            body = None if method == "GET" else {}
+            body: dict[str, Any] | None = None if method == "GET" else {}
             for request_id in (own, "latest", *others) if "{request_id}" in path else ("",):
                 at = path.replace("{request_id}", request_id).replace("{name}", "disco").replace("{digest}", "x")
                 headers = {"Authorization": f"Bearer {nosy}"}
@@ -258,6 +258,7 @@ async def test_no_field_of_a_request_gets_a_key_another_model_at_a_server(ends: 
     body = FEW | {"model": "disco/server"}
     key = await made(daemon, "routed", models=["disco/server", "cheap-*"])
     before = upstream.n_requests
+    more: dict[str, Any]
     for more in ({"models": ["cheap-1", "o1-pro"], "route": "fallback"}, {"provider": {"model": "o1-pro"}}):
         status, said, _ = await told(daemon, key, "POST", "/v1/chat/completions", body | more)
         assert status == 403, more

@@ -72,8 +72,8 @@ async def test_who_has_keys_is_told_to_nobody_else(daemon: DaemonProcess) -> Non
     async with daemon.session.post(f"{daemon.url}/chat/completions", json=chat, headers=headers) as response:
         assert response.status == 200
     for openmetrics in (False, True):
-        accept = {"Accept": "application/openmetrics-text; version=1.0.0"} if openmetrics else {}
-        reply = await replied(daemon.url, message("GET", "/metrics", **accept), uid=NOBODY)
+        accept = {"Accept": "application/openmetrics-text; version=1.0.0" if openmetrics else "*/*"}
+        reply = await replied(daemon.url, message("GET", "/metrics", None, **accept), uid=NOBODY)
         assert b"disco_answers_total" in reply.body
         assert b"anna" not in reply.body
         assert b"disco_key" not in reply.body
