@@ -36,7 +36,7 @@ sources = st.builds(
 devices = st.builds(lambda script: Source(Side.DEVICE, "d", script), st.lists(calls, min_size=1, max_size=3))
 several = st.lists(sources, min_size=2, max_size=3)
 alike = st.builds(lambda price, made: [(one, price) for one in made], st.sampled_from(PRICES), several)
-stages = st.builds(
+stages: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     servers=alike | st.lists(st.tuples(sources, st.sampled_from(PRICES)), min_size=2, max_size=3),
     device=st.none() | devices,
