@@ -176,8 +176,9 @@ def test_texts_of_several_requests_are_packed_and_one_that_is_cancelled_leaves_t
     while found.queue.step(lambda: PIECE):
         pass
     assert found.packs == [[6, 6, 6, 6]]
-    assert [(message.id, len(message.vectors)) for message in found.said] == [("a", 2), ("c", 2)]
-    last = np.frombuffer(found.said[1].vectors[1], "<f4")
+    said = [(message.id, len(message.vectors), message.n_tokens) for message in found.said]
+    assert said == [("b", 0, 0), ("a", 2, 12), ("c", 2, 12)], "nothing was computed of what was cancelled"
+    last = np.frombuffer(found.said[2].vectors[1], "<f4")
     assert cosine(last, bert.vector(bert.tokens("c two"))) > ALIKE
 
 
@@ -226,7 +227,8 @@ def test_a_text_whose_decode_is_broken_off_is_dropped_or_computed_anew(tmp_path:
     found.queue.cancel("a")
     while found.queue.step(lambda: PIECE):
         pass
-    [told] = found.said
+    dropped, told = found.said
+    assert (dropped.id, dropped.vectors, dropped.n_tokens) == ("a", (), 0)
     assert told.id == "b"
     assert cosine(np.frombuffer(told.vectors[0], "<f4"), bert.vector(bert.tokens("b cat"))) > ALIKE
 
@@ -274,7 +276,10 @@ def test_an_engine_ends_the_decode_of_a_text_that_is_cancelled_and_goes_on_with_
             worker._intake.cancel("a")
             cancelled.set()
             worker._intake.put(wire.Embed(id="b", inputs=("a cat",)))
-            told = next(message for message in said if not isinstance(message, wire.Alive))
+            ends = (message for message in said if not isinstance(message, wire.Alive))
+            dropped, told = next(ends), next(ends)
+            assert isinstance(dropped, wire.Embedded)
+            assert (dropped.id, dropped.vectors) == ("a", ())
             assert isinstance(told, wire.Embedded)
             assert told.id == "b"
             assert cosine(np.frombuffer(told.vectors[0], "<f4"), bert.vector(bert.tokens("a cat"))) > ALIKE
