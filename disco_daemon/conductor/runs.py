@@ -51,7 +51,7 @@ class EndpointRuns:
         self._n_held_back = 0  # tokens of the budget that moves hold
         self._cost_limit = CostLimit(request, context.spending)
         self._continuation = {} if continuation is None else continuation
-        self._second = SecondRequests(context, request, prompt, self._cost_limit, journal, self)
+        self._second = SecondRequests(context, request, prompt, self._cost_limit, journal)
 
     # --- for reading ---------------------------------------------------------------------------------------------
 
@@ -101,10 +101,10 @@ class EndpointRuns:
         if isinstance(endpoint, AnswerServer):
             if (other := endpoint.hedge) is not None and not run.n_before:
                 run.other = other.member
-                controls.hedge = Hedge(other.after_s, lambda: self._second.admit_other(run, other))
+                controls.hedge = Hedge(other.after_s, lambda: self._second.admit_other(run, other, self))
                 endpoint.ask_twice(controls.hedge)
         elif side is Side.SERVER and planned.plan.hedge_s < math.inf and not run.n_before:
-            controls.hedge = Hedge(planned.plan.hedge_s, lambda: self._second.admit(run, planned))
+            controls.hedge = Hedge(planned.plan.hedge_s, lambda: self._second.admit(run, planned, self))
         self._current[side] = run
         if context.private and side is Side.SERVER:  # since the plan somebody has said that nothing leaves
             self._refuse(side, EndpointError(side, "private", PRIVATE))

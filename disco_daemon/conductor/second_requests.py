@@ -31,17 +31,18 @@ class SecondRequests:
         prompt: PromptSize,
         cost_limit: CostLimit,
         journal: Journal,
-        runs: EndpointRuns,
     ) -> None:
         self._context, self._request, self._prompt = context, request, prompt
-        self._cost_limit, self._journal, self._runs = cost_limit, journal, runs
+        self._cost_limit, self._journal = cost_limit, journal
 
-    def admit(self, run: EndpointRun, planned: Planned) -> bool:
+    # Each is given the `runs`, which have this: held by it they would be in a cycle, and wait for the collector.
+
+    def admit(self, run: EndpointRun, planned: Planned, runs: EndpointRuns) -> bool:
         """Whether the server of a run may be asked a second time, now that it is silent."""
         context, hedges = self._context, self._context.planner.hedges
-        if not self._is_wanted(run) or not context.endpoints[run.side].readiness().hedgeable:
+        if not self._is_wanted(run, runs) or not context.endpoints[run.side].readiness().hedgeable:
             return False
-        if not hedges.allows(planned.length) or not self._cost_limit.admit_again(run, self._runs.all):
+        if not hedges.allows(planned.length) or not self._cost_limit.admit_again(run, runs.all):
             return False
         grant = context.spending.reserve(run.side, self._bound, context.clock.wall())
         if isinstance(grant, CapRefusal):
@@ -52,14 +53,14 @@ class SecondRequests:
         self._journal.hedged(run)
         return True
 
-    def admit_other(self, run: EndpointRun, other: OtherServer) -> bool:
+    def admit_other(self, run: EndpointRun, other: OtherServer, runs: EndpointRuns) -> bool:
         """Whether another server may be asked as well, now that this one is silent; as `admit`, at its price."""
         context, spending = self._context, other.member.spending
         met = other.member.endpoint.readiness()
-        if not self._is_wanted(run) or met.down_s > 0 or not (met.hedgeable or other.is_due_anyway):
+        if not self._is_wanted(run, runs) or met.down_s > 0 or not (met.hedgeable or other.is_due_anyway):
             return False
-        length, runs = self._prompt.length, self._runs.all
-        if not self._cost_limit.admit_elsewhere(run, self._request, length, runs, spending.price):
+        length = self._prompt.length
+        if not self._cost_limit.admit_elsewhere(run, self._request, length, runs.all, spending.price):
             return False
         grant = spending.reserve(run.side, self._bound, context.clock.wall())
         if isinstance(grant, CapRefusal) or not other.take():
@@ -71,8 +72,8 @@ class SecondRequests:
         self._journal.hedged(run)
         return True
 
-    def _is_wanted(self, run: EndpointRun) -> bool:
-        return not (self._context.private or self._runs.is_stale(run))
+    def _is_wanted(self, run: EndpointRun, runs: EndpointRuns) -> bool:
+        return not (self._context.private or runs.is_stale(run))
 
     @property
     def _bound(self) -> CostBound:

@@ -139,8 +139,8 @@ class MemberChooser:
         """Return the order to ask another server as well; None where nobody knows what that costs, or none may be."""
         if not other.spending.price.known or not self._pool.hedges.share > 0:
             return None
-        n_prompt = self._n_prompt
-        return OtherServer(other, after_s, lambda: self._pool.take_hedge(other.key, n_prompt), is_due_anyway)
+        pool, n_prompt = self._pool, self._n_prompt  # and not this object, which would be in a cycle with its hedge
+        return OtherServer(other, after_s, lambda: pool.take_hedge(other.key, n_prompt), is_due_anyway)
 
     def _may_try(self, one: ServerMember, now: float) -> bool:
         return self._trials.take(one.key, outage_of(one), now)

@@ -73,7 +73,7 @@ _FOREIGN = (
 
 
 class Translation:
-    """The context of `ServerErrors.translate`: one object for all requests, since each enters it."""
+    """The context of `ServerErrors.translate`."""
 
     def __init__(self, errors: ServerErrors) -> None:
         self._errors = errors
@@ -105,7 +105,6 @@ class ServerErrors:
         self.breaker = Breaker()
         self._side, self._base_url, self._api_key, self._clock = side, base_url, api_key, clock
         self._name, self._unhedged_until = name, -math.inf
-        self._translation = Translation(self)
 
     @property
     def hedgeable(self) -> bool:
@@ -170,7 +169,7 @@ class ServerErrors:
 
     def translate(self) -> Translation:
         """Return a context that raises an EndpointError for each foreign error of its body."""
-        return self._translation
+        return Translation(self)  # a new one: kept, both would be in a cycle
 
     def translated(self, e: BaseException) -> EndpointError:
         """Return the EndpointError for a foreign error."""

@@ -10,7 +10,7 @@ not here yet, comes into free memory only. Memory is in bytes, times in s, rates
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 COMES_BACK_H = 1.0  # hours within which a load that nobody waits for has to pay
 BESIDE_H = 1 / 60  # the same beside answers: they mostly have ended within a minute, and then it costs nobody anything
@@ -91,13 +91,12 @@ def coming_back(models: Sequence[ModelUse], limit: int, *, beside: bool = False)
     `beside`: somebody answers. None leaves for it that has answered a moment ago, for its reader may ask on.
     """
     best, gain = None, 0.0
-    models = [replace(m, is_busy=m.is_busy or m.is_just_used) for m in models]
     by_name = {m.name: m for m in models}
     for model in models:
         if model.is_here or not (model.has_left or model.is_expected):
             continue
         leaving = leaving_for(model.n_bytes, models, limit)
-        if leaving is None or (leaving and not model.has_left):
+        if leaving is None or (leaving and not model.has_left) or any(by_name[name].is_just_used for name in leaving):
             continue
         per_hour = model.saves - sum(by_name[name].saves for name in leaving)
         saved = per_hour * (BESIDE_H if beside else COMES_BACK_H) - model.load_s * (DELAYS if beside else 1.0)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,36 @@ async def test_no_answer_waits_for_the_collector(tmp_path: Path, monkeypatch: py
         await killed(daemon, engine)
         await daemon.until(lambda state: state["in_flight"] == 0 and state["endpoints"]["device"]["in_flight"] == 0)
         assert await looked(looker) == {}
+
+
+async def test_no_answer_of_several_servers_waits_for_the_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looker = tmp_path / "looker"
+    looker.mkdir()
+    (looker / "sitecustomize.py").write_text(LOOKER)
+    monkeypatch.setenv("PYTHONPATH", str(looker))
+    async with Upstream(tokens=8) as a, Upstream(tokens=8) as b:
+        servers = [
+            {"name": name, "base_url": one.url, "model": "loopback", "probe": False, "input_usd_per_mtok": 0.0,
+             "output_usd_per_mtok": 0.0, "continuation": "continue_final_message"}
+            for name, one in (("a", a), ("b", b))
+        ]  # fmt: skip
+        async with running(tmp_path / "d", device=False, servers=servers) as daemon:
+            await looked(looker)
+            with b.delay(0.2):
+                while len(a.exchanges) < 30:  # enough of the quick one to know what silence is
+                    await ask(daemon, "Whole.")
+            n_b = len(b.exchanges)
+            with a.hang():
+                while len(b.exchanges) == n_b:
+                    await ask(daemon, "Silent at the first one.")
+            with a.cut_after(3), b.cut_after(3):
+                for name in ("disco", "a/loopback", "b/loopback"):
+                    with suppress(openai.APIError):
+                        await ask(daemon, "Cut.", model=name)
+            await daemon.until(lambda state: state["in_flight"] == 0)
+            assert await looked(looker) == {}
 
 
 async def cut(daemon: Any, upstream: Upstream) -> None:
