@@ -25,7 +25,7 @@ from ..system.frames import FrameFormat
 from ..types import AS_USUAL, Drawing
 from ..types.thought_marks import ThoughtLimit
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_HEADER = 1 << 20  # bytes of a message: the ids of a prompt of 100,000 tokens
 MAX_PAYLOAD = 16 << 20  # bytes of rows in one frame: 512 rows of 8,192 numbers of 4 bytes
 FRAMES = FrameFormat(MAX_HEADER, MAX_PAYLOAD)

@@ -303,6 +303,9 @@ async def test_texts_that_nobody_waits_for_cost_what_was_computed_of_them() -> N
     engine, line = Engine(wire.Load(model_path="model.gguf", n_ctx=1, n_threads=1), StoppedClock()), Line()
     engine.state = EngineState.READY
     engine._channel.open(cast(Any, line))
+    engine.info = wire.Loaded(
+        model="m", n_ctx=1, n_cells=1, n_seqs=1, bytes_per_token=0, load_s=0.1, prefill_tps=1.0, pooling="mean"
+    )  # fmt: skip
     asking = asyncio.create_task(Device(engine).embed(["a"], TextTask(), usage := Usage()))
     async with asyncio.timeout(30.0):
         while not line.sent:
