@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -61,7 +62,7 @@ async def listening(starter: child.Starter, folder: Path, *more: str) -> AsyncIt
 
 def looked_at(pid: int) -> dict[str, Any]:
     """What a process is, as others see it."""
-    one, lines = psutil.Process(pid), Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+    one, lines = psutil.Process(pid), status_of(pid)
     fields = ("Umask:", "SigBlk:", "SigIgn:", "SigCgt:", "ShdPnd:", "Cap", "NoNewPrivs:", "Seccomp:", "Groups:", "Uid:")
     return {
         "status": [line for line in lines if line.startswith(fields)],
@@ -70,6 +71,16 @@ def looked_at(pid: int) -> dict[str, Any]:
         "command": [word for word in one.cmdline() if word],
         "place": (one.exe(), one.cwd(), one.nice(), os.getpgid(pid), os.getsid(pid)),
     }
+
+
+def status_of(pid: int) -> list[str]:
+    """The lines of a process' status, at rest: for the moment in which it starts a thread, libc blocks all signals."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
+        is_starting = any(line.startswith("SigBlk:\tffff") for line in lines)
+        if not is_starting or time.monotonic() > until:
+            return lines
 
 
 def ends_of(pid: int) -> set[str]:
