@@ -141,8 +141,8 @@ class Servers(Protocol):
         """Return what is known of the model behind a name that `find` knows."""
         ...
 
-    def grades(self, keys: Sequence[str]) -> list[Grade]:
-        """Return how good these models are, each `SERVER/MODEL`; of those that answer `disco` where there are none."""
+    def grades(self, keys: Sequence[str]) -> dict[str, Grade]:
+        """Return how good these models are, by `SERVER/MODEL`; those that answer `disco` where no keys are given."""
         ...
 
     def context(self, base: AnswerContext, request: GenerationRequest) -> AnswerContext:

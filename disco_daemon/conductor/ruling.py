@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ..dispatch.request_facts import RequestFacts, SaidFacts, Surroundings
-from ..dispatch.rules import UNCOUNTED, NobodyLeft, Rule, Uncounted, decide, narrowed
+from ..dispatch.rules import UNCOUNTED, NobodyLeft, Rule, Standing, Uncounted, decide, narrowed
 from ..errors import RequestError
 from ..types import GenerationRequest, Relation, Side, Unequal, raced
 from .context import AnswerContext
@@ -39,7 +39,7 @@ class Ruling:
         self,
         rules: Sequence[Rule],
         around: Surroundings,
-        grades: Callable[[GenerationRequest, Rule], Relation],
+        grades: Callable[[GenerationRequest, Rule], Standing],
         answers: LearnedAnswers | None = None,
     ) -> None:
         """`answers` is what is known of the device's answers; only rules that ask for it need that."""
@@ -65,7 +65,8 @@ class Ruling:
         if not isinstance(rule, Rule):
             return request, ""
         try:
-            return narrowed(request, rule, self._grades(request, rule)), rule.model
+            stands = self._grades(request, rule)
+            return narrowed(request, rule, stands.relation, stands.servers), rule.model
         except NobodyLeft as e:
             raise nobody_left(str(e)) from e
 
@@ -96,7 +97,7 @@ class Ruling:
         said = {"name": rule.name, "use": rule.use, "of_set": rule.of_set, "nobody": None}
         try:
             asked = GenerationRequest("plan", (), allowed=available)
-            found = narrowed(asked, rule, self._grades(asked, rule))
+            found = narrowed(asked, rule, self._grades(asked, rule).relation)
         except NobodyLeft as e:
             return {"rule": said | {"nobody": str(e)}}, frozenset(), relation
         if found.race:

@@ -12,7 +12,7 @@ from ..conductor.context import Servers
 from ..conductor.ruling import Ruling
 from ..config.rule_settings import effective_rules
 from ..dispatch.request_facts import Surroundings
-from ..dispatch.rules import Rule, is_good_enough
+from ..dispatch.rules import Rule, Standing, standing
 from ..errors import ConfigError
 from ..machines.resident_models import settings_of
 from ..types import GenerationRequest, Grade, Relation, Side
@@ -61,13 +61,11 @@ class ModelGrades:
                 local[model.name] = Grade()
         return cls(race, local, parts.context.servers)
 
-    def __call__(self, request: GenerationRequest, rule: Rule) -> Relation:
-        """Return them. Of several servers it is the first that reaches the rule's floors: the others are left out."""
+    def __call__(self, request: GenerationRequest, rule: Rule) -> Standing:
+        """Return how good they are, and of which of several servers that is said."""
         found, local = self.race(), request.local or rule.model.removeprefix("disco/")
         if local in self.local:
-            return replace(found, device=self.local[local])
+            return Standing(replace(found, device=self.local[local]))
         if self.servers is None or not rule.has_floor:
-            return found
-        grades = self.servers.grades(self.servers.find(rule.model) or request.servers)
-        best = next((one for one in grades if is_good_enough(rule, one)), grades[0] if grades else Grade())
-        return replace(found, server=best)
+            return Standing(found)
+        return standing(found, self.servers.grades(self.servers.find(rule.model) or request.servers), rule)

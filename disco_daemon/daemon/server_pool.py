@@ -221,9 +221,9 @@ class ServerPool(SeveralServers):
         name, _, model = key.partition("/")
         return self.lists.of(name).get(model, Capabilities())
 
-    def grades(self, keys: Sequence[str]) -> list[Grade]:
-        """Return how good these models are; of those that answer `disco` where none are named."""
-        return [self._grade(one) for one in map(self.member, keys or self.own)]
+    def grades(self, keys: Sequence[str]) -> dict[str, Grade]:
+        """Return how good these models are; those that answer `disco` where none are named."""
+        return {key: self._grade(self.member(key)) for key in keys or self.own}
 
     def _grade(self, member: ServerMember) -> Grade:
         """Return how good a member's model is, by its settings, its name, and what its catalogue has told."""

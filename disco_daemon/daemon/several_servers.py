@@ -63,10 +63,10 @@ class SeveralServers:
         return Resumption.UNSURE if self._first is None else self._first.resumption
 
     def refuses(self, request: GenerationRequest) -> str | None:
-        """Why none of them can serve such a request; or None."""
-        if request.servers:
+        """Why none of them can serve such a request; or None, also where it names others."""
+        if not self.own.keys() >= set(request.servers):
             return None
-        refusals = [one.endpoint.refuses(request) for one in self.own.values()]
+        refusals = [self.own[key].endpoint.refuses(request) for key in request.servers or self.own]
         return NOBODY if not refusals else refusals[0] if all(refusals) else None
 
     def overlap_of(self, request: GenerationRequest) -> str | None:

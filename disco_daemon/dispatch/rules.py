@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from ..types import GenerationRequest, Grade, Relation, Side
+from ..types import relation as related
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")  # as `datetime.weekday` counts them
 
@@ -237,11 +238,13 @@ class NobodyLeft(Exception):
     """A rule leaves nobody who may answer; its text says why."""
 
 
-def narrowed(request: GenerationRequest, rule: Rule, relation: Relation) -> GenerationRequest:
+def narrowed(
+    request: GenerationRequest, rule: Rule, relation: Relation, servers: tuple[str, ...] = ()
+) -> GenerationRequest:
     """Return the request as a rule lets it be answered; a named model is left to whoever knows names.
 
-    `relation` has the grades of both sides, for this request. Of several servers each has to reach the floors as well,
-    which the request has from now on. Raises NobodyLeft.
+    `relation` has the grades of both sides, for this request; of several servers it is that of `servers`, the only ones
+    left beside a device. Each has to reach the floors as well, which the request has from now on. Raises NobodyLeft.
     """
     allowed, prefers = request.allowed, request.prefers
     if (only := _only(rule)) is not None:
@@ -257,6 +260,7 @@ def narrowed(request: GenerationRequest, rule: Rule, relation: Relation) -> Gene
     return replace(
         request, allowed=allowed, prefers=prefers, private=private, race=race, rule=rule.name, ruled=changed,
         min_parameters=rule.min_parameters, min_grade=rule.min_grade,
+        servers=servers if servers and len(allowed) > 1 else request.servers,
     )  # fmt: skip
 
 
@@ -273,6 +277,34 @@ def grade_of(relation: Relation, side: Side) -> Grade:
 def is_good_enough(rule: Rule, grade: Grade) -> bool:
     """Whether a model reaches the floors of a rule; what is not known does not."""
     return grade.reaches(rule.min_parameters, rule.min_grade)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the sides' models stand to each other for one request, and for which of several servers that holds.
+
+    `servers` are `SERVER/MODEL`; () where it holds for all of them.
+    """
+
+    relation: Relation
+    servers: tuple[str, ...] = ()
+
+
+def standing(found: Relation, servers: Mapping[str, Grade], rule: Rule) -> Standing:
+    """Return how a device and several servers stand to each other, by `found`, which has the device's grade.
+
+    Servers below the floors are left out. Under `better` only those of one kind are left, so that the same holds for
+    whichever is chosen: those that are better than the device, or else those of which that is not known, or all.
+    """
+    fit = {key: grade for key, grade in servers.items() if is_good_enough(rule, grade)}
+    if rule.use != Use.BETTER or not fit:
+        best = next(iter((fit or servers).values()), Grade())
+        return Standing(replace(found, server=best))
+    compared = {key: related(found.device, grade, found.unequal) for key, grade in fit.items()}
+    for wanted in (Side.SERVER, None, Side.DEVICE):
+        if left := {key: one for key, one in compared.items() if better(one) is wanted}:
+            return Standing(next(iter(left.values())), () if len(left) == len(servers) else tuple(left))
+    raise AssertionError("each server is of one kind")
 
 
 def better(relation: Relation) -> Side | None:

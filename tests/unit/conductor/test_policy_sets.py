@@ -19,6 +19,7 @@ from disco_daemon.config.policy_sets import policy_sets
 from disco_daemon.config.rule_settings import effective_rules
 from disco_daemon.config.schema import Config
 from disco_daemon.dispatch.request_facts import Surroundings
+from disco_daemon.dispatch.rules import Standing
 from disco_daemon.errors import DiscoError, EndpointError
 from disco_daemon.types import (
     Capabilities,
@@ -105,7 +106,7 @@ def sides(config: Config, ttft_s: dict[Side, float], grades: tuple[Grade, Grade]
 
 def ruling(config: Config, on: AnswerContext) -> Ruling:
     around = Surroundings(lambda: pytest.fail("no set asks for the time"), lambda: None, lambda: 0.0)
-    return Ruling(effective_rules(config), around, lambda _request, _rule: on.relation())
+    return Ruling(effective_rules(config), around, lambda _request, _rule: Standing(on.relation()))
 
 
 async def winners(config: Config, on: AnswerContext, asked: Sequence[Asked]) -> list[tuple[Asked, str]]:

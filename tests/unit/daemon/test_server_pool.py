@@ -25,7 +25,7 @@ from disco_daemon.daemon.server_chooser import TRIAL_AFTER_S, TRIAL_AT_LEAST_S, 
 from disco_daemon.daemon.server_pool import MOST_NAMED, MOST_SHOWN, ServerPool
 from disco_daemon.dispatch.mover import DECODE_TPS, CostMover
 from disco_daemon.dispatch.pool import HEDGE_SHARE, Candidate
-from disco_daemon.dispatch.rules import Rule
+from disco_daemon.dispatch.rules import Rule, narrowed
 from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import EndpointError, RequestError
 from disco_daemon.money.caps import CapLimits, Caps
@@ -169,15 +169,59 @@ def test_a_floor_is_judged_by_the_model_that_is_asked_for(scene: Scene) -> None:
     parts = several(scene, replace(BOX, name="small", model="small-1b"), replace(BOX, grade=80.0))
     rule, grade = Rule("work", "plan", min_grade=60.0), ModelGrades.of(parts, has_floor=True)
     for servers, number in {(): 80.0, ("box/large",): 80.0}.items():
-        found = grade(GenerationRequest("r", HELLO, servers=servers), rule)
+        found = grade(GenerationRequest("r", HELLO, servers=servers), rule).relation
         assert found.server.number == number, servers
-    low = grade(GenerationRequest("r", HELLO, servers=("small/small-1b",)), rule).server
+    low = grade(GenerationRequest("r", HELLO, servers=("small/small-1b",)), rule).relation.server
     assert low.number is None or low.number < 60
-    assert grade(GenerationRequest("r", HELLO), Rule("work", "small/small-1b", min_grade=60.0)).server == low
+    assert grade(GenerationRequest("r", HELLO), Rule("work", "small/small-1b", min_grade=60.0)).relation.server == low
     of_local = ModelGrades(lambda: Relation(device=Grade(80.0)), {"tiny": Grade(1.0)}, None)
-    assert of_local(GenerationRequest("r", HELLO, local="tiny"), rule).device.number == 1.0
-    assert of_local(GenerationRequest("r", HELLO), Rule("work", "disco/tiny", min_grade=60.0)).device.number == 1.0
-    assert of_local(GenerationRequest("r", HELLO), rule).device.number == 80.0
+    assert of_local(GenerationRequest("r", HELLO, local="tiny"), rule).relation.device.number == 1.0
+    assert (
+        of_local(GenerationRequest("r", HELLO), Rule("work", "disco/tiny", min_grade=60.0)).relation.device.number
+        == 1.0
+    )
+    assert of_local(GenerationRequest("r", HELLO), rule).relation.device.number == 80.0
+
+
+@pytest.mark.parametrize("worse_first", [True, False])
+def test_better_holds_for_whichever_server_is_chosen(scene: Scene, worse_first: bool) -> None:  # noqa: F811
+    worse, best = replace(BOX, name="worse", grade=20.0), replace(BOX, grade=80.0)
+    others = (worse, best) if worse_first else (best, worse)
+    config = replace(scene.config(servers=others), device=replace(scene.config().device, grade=50.0))
+    config = replace(config, server=replace(config.server, grade=90.0))
+    rule, asked = Rule("the better model", "better"), GenerationRequest("r", HELLO)
+
+    def ruled(parts: Parts, one: Rule = rule) -> tuple[Side | None, set[str]]:
+        """The side that begins, and the servers that may answer."""
+        stands = ModelGrades.of(parts, has_floor=True)(asked, one)
+        found = narrowed(asked, one, stands.relation, stands.servers)
+        server = pool_of(parts).context(parts.context, found).endpoints[Side.SERVER]
+        assert isinstance(server, AnswerServer)
+        return found.prefers, {server.now.server, *(left.server for left in server.left)}
+
+    assert ruled(scene.parts(config)) == (Side.SERVER, {"server", "box"})
+    assert ruled(scene.parts(config), dataclasses.replace(rule, use="plan", min_parameters=None, min_grade=1.0)) == (
+        None,
+        {"server", "box", "worse"},
+    )
+    low = replace(config, server=replace(config.server, grade=30.0))
+    assert ruled(scene.parts(low)) == (Side.SERVER, {"box"}), "the first one alone is worse than the device"
+    lowest = replace(low, device=replace(low.device, grade=95.0))
+    assert ruled(scene.parts(lowest)) == (Side.DEVICE, {"server", "box", "worse"}), "all of them may help"
+    unknown = replace(lowest, server=replace(low.server, grade=None, model="of-nobody"))
+    assert ruled(scene.parts(unknown)) == (None, {"server"}), "no one that is worse may be chosen"
+
+
+def test_a_request_that_is_left_some_of_the_servers_is_refused_where_those_cannot_serve_it(
+    scene: Scene,  # noqa: F811
+) -> None:
+    pool = pool_of(several(scene, BOX, SHORT))
+    asked = GenerationRequest("r", HELLO, servers=("box/large",))
+    assert pool.refuses(asked) is None
+    pool.own["box/large"].endpoint.refuses = lambda _: "no pictures"  # type: ignore[method-assign]
+    assert pool.refuses(asked) == "no pictures"
+    assert pool.refuses(dataclasses.replace(asked, servers=())) is None, "others can"
+    assert pool.refuses(dataclasses.replace(asked, servers=("box/another",))) is None, "of that one nothing is known"
 
 
 def test_a_name_that_the_device_has_as_well_is_answered_by_both(scene: Scene) -> None:  # noqa: F811
