@@ -7,9 +7,10 @@ import json
 from typing import Any
 from urllib.parse import urlencode
 
-from ..plain import count_of
+from ..plain import count_of, one_line
 from .terminal import make_console
 
+MAX_LINE = 1000  # characters of what is said of one server
 HEIGHT = 12  # lines of the picture
 
 
@@ -80,6 +81,7 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
         f"regime    {known['constrained']}-constrained; exchange rate {explained['usd_per_kwh']:g} $/kWh",
         f"          $ per million tokens: {prices}",
         *servers,
+        *_servers(explained.get("servers") or []),
         f"device    T_d = {explained['device_ttft_s']:.3f} s here; c {device['c_s']:.3f} s + {k_ms:.2f} ms a token",
         f"          {count_of(device['n'], 'sample')}",
         f"budget    b = {known['budget']:g}, handed out now {known['handed_out']:g}, used {ratio}",
@@ -89,6 +91,24 @@ def _reasons(explained: dict[str, Any]) -> list[str]:
         *_grades(explained.get("grades")),
         f"hedge     {_hedge(plan.get('hedge_s'), known.get('hedge'))}",
     ]
+
+
+def _servers(found: list[dict[str, Any]]) -> list[str]:
+    """Say which of several servers is asked first, why, and what the others would have been, best first."""
+    from rich.markup import escape
+
+    from ..client.amounts import dollars
+    from ..client.side_health import breaker_words
+
+    lines = []
+    for one in found:
+        middle = one["ttft_p50_s"]
+        ttft = "not known yet" if middle is None else f"{middle:.2f} s, {one['ttft_p99_s']:.2f} s in 1 of 100"
+        price = "price unknown" if one["usd"] is None else dollars(one["usd"])
+        name = f"{one['name']}/{one['model']}{' is asked' if one['asked'] else ''}"
+        why = breaker_words(one, "it") or one["why"]
+        lines.append(escape(one_line(f"{name}: first token {ttft}; {price}; {why}", MAX_LINE)))
+    return [f"{'' if i else 'servers':10}{line}" for i, line in enumerate(lines)]
 
 
 def _grades(grades: dict[str, Any] | None) -> list[str]:

@@ -149,6 +149,10 @@ class Servers(Protocol):
         """Return the context of one answer: with a server chosen for it, or the base where it may not leave."""
         ...
 
+    def explain(self, base: AnswerContext, request: GenerationRequest, n_prompt: int) -> list[dict[str, Any]]:
+        """Return which of them would be asked for such a request, why, and what the others would have been."""
+        ...
+
     def allow_hedges(self, share: float) -> None:
         """Ask another server as well for this share of the requests at most, from now on."""
         ...

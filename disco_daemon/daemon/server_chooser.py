@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..conductor import AnswerContext
 from ..conductor.answer_server import OtherServer, ServerMember
@@ -59,11 +61,13 @@ class MemberChooser:
         base: AnswerContext,
         request: GenerationRequest,
         groups: Sequence[Sequence[ServerMember]],
+        n_prompt: int | None = None,
     ) -> None:
+        """The prompt has `n_prompt` tokens; None takes it from the characters of the request."""
         self.hedge: OtherServer | None = None
         self._trials, self._trial = trials, ""
         self._pool, self._base, self._request, self._groups = pool, base, request, groups
-        self._n_prompt = max(1, request.n_chars // CHARS_PER_TOKEN)
+        self._n_prompt = max(1, request.n_chars // CHARS_PER_TOKEN) if n_prompt is None else n_prompt
         rest = base.planner.knowledge.outputs.expected_remaining(0, self._n_prompt)
         most = request.sampling.max_tokens
         self._n_answer = round(rest if most is None else min(rest, most))
@@ -88,6 +92,49 @@ class MemberChooser:
                 best = min(weighed, key=lambda one: (one.cost_s is None, one.cost_s or 0.0)).name
                 return next(one for one in able if one.key == best)
         return None
+
+    def explain(self) -> list[dict[str, Any]]:
+        """Return what is thought of each member for this request, in the order in which they would be asked.
+
+        Nothing is counted, so a look at a server that is not the best one is not foreseen. `cost_s` is the expected
+        wait with its tail and the price, all in seconds.
+        """
+        found = [self._explained(one) for group in self._groups for one in group]
+        if all(why for why, _, _ in found):  # then a failed one is better than none
+            found = [("" if is_on_trial(one) else why, one, document) for why, one, document in found]
+        up = [self._candidate(one) for why, one, _ in found if not why]
+        known = {one.name: one for one in self._pool.weigh(up)}
+        rows = []
+        for why, one, document in found:
+            weighed = known.get(one.key) or self._pool.weigh([self._candidate(one)])[0]
+            rows.append((bool(why), weighed.cost_s is None, weighed.cost_s or 0.0, weighed, document))
+        rows.sort(key=lambda row: row[:3])
+        best_s = next((cost_s for why, unknown, cost_s, _, _ in rows if not why and not unknown), None)
+        return [
+            document
+            | {"asked": i == 0 and not why, "why": document["why"] or _thought(i, weighed.cost_s, best_s, len(up))}
+            | {"ttft_mean_s": weighed.mean_s, "ttft_p50_s": weighed.p50_s, "ttft_p99_s": weighed.p99_s}
+            | {"cost_s": weighed.cost_s}
+            for i, (why, _, _, weighed, document) in enumerate(rows)
+        ]
+
+    def _explained(self, one: ServerMember) -> tuple[str, ServerMember, dict[str, Any]]:
+        """Return why a member would not be asked, "" where it may be, with what is known of it beside its times."""
+        status, why = one.endpoint.status(), str(self._why_not(one) or "")  # a refusal is a text with a parameter
+        if not why and (down_s := one.endpoint.readiness().down_s) > 0:
+            why = (
+                "it is left alone until its settings change" if down_s == math.inf else f"left alone for {down_s:.0f} s"
+            )
+        if not why and is_on_trial(one):
+            why = "it has failed: one request tries it now and then, beside another server"
+        return why, one, {
+            "name": one.server,
+            "model": one.endpoint.model,
+            "state": status["state"],
+            "breaker": status.get("breaker"),
+            "usd": self._candidate(one).usd,
+            "why": why,
+        }  # fmt: skip
 
     def asked(self, member: ServerMember) -> None:
         """Note that a member is asked now: a trial begins then, not where it is planned."""
@@ -159,22 +206,37 @@ class MemberChooser:
         return Candidate(one.key, usd, one.endpoint.readiness().down_s)
 
     def _is_able(self, one: ServerMember) -> bool:
-        """Whether a member takes such a request, has room for it, and no cap or limit of the client closes it."""
+        return self._why_not(one) is None
+
+    def _why_not(self, one: ServerMember) -> str | None:
+        """Return why a member does not take such a request: it cannot, has no room, or a cap or limit closes it."""
         endpoint, request = one.endpoint, self._request
-        if endpoint.refuses(request) is not None:
-            return False
+        if (refusal := endpoint.refuses(request)) is not None:
+            return refusal
         able = endpoint.capabilities
-        if self._needs and lacking("server", able, request) is not None:
-            return False
+        if self._needs and (lacks := lacking("server", able, request)) is not None:
+            return lacks
         if able.context_length is not None and able.context_length < self._n_prompt // 2:
-            return False
+            return f"its context has {able.context_length:,} tokens"
         if request.max_cost_usd is not None:
             length = PromptLength(self._n_prompt, counted=False)
             if not CostLimit(request, one.spending).allows(request, length, 0, ()):
-                return False
+                return "it would cost more than the request allows"
         if not self._is_capped:
-            return True
-        return one.spending.check(Side.SERVER, self._bound, self._base.clock.wall()) is None
+            return None
+        refused = one.spending.check(Side.SERVER, self._bound, self._base.clock.wall())
+        return None if refused is None else refused.reason
+
+
+def _thought(place: int, cost_s: float | None, best_s: float | None, n_up: int) -> str:
+    """Return why a member that may be asked comes first, or what it costs more than the first one."""
+    if n_up == 1:
+        return "no other one can be asked"
+    if cost_s is None:
+        return "not known yet: a share of the requests looks how fast it is"
+    if place == 0 or best_s is None:
+        return "the least of wait, tail and price"
+    return f"{cost_s - best_s:.2f} s worse, its price counted as waiting"
 
 
 def is_on_trial(member: ServerMember) -> bool:

@@ -33,15 +33,7 @@ from ..money.spending import Spending
 from ..store import History
 from ..system.net import hostname, is_plain, without_credentials
 from ..system.tasks import cancel_all
-from ..types import (
-    EQUAL,
-    Capabilities,
-    GenerationRequest,
-    Grade,
-    Relation,
-    Side,
-    together,
-)
+from ..types import EQUAL, Capabilities, GenerationRequest, Grade, Relation, Side, together
 from ..types.outcome import Outcome
 from .endpoints import make_server
 from .grading import Grading, server_grade
@@ -234,12 +226,10 @@ class ServerPool(SeveralServers):
         """Return the context of one answer, with the server chosen that is asked first. Raises RequestError."""
         if base.private or request.private or Side.SERVER not in request.allowed:
             return base
-        members = [self.member(key) for key in request.servers] or list(self.own.values())
-        if request.min_grade is not None or request.min_parameters is not None:  # a rule's
-            reach = (one for one in members if self._grade(one).reaches(request.min_parameters, request.min_grade))
-            if not (members := list(reach)) and Side.DEVICE not in request.allowed:
-                msg = f"Rule '{request.rule}' asks for a better model than those servers have."
-                raise RequestError(msg, status=403, param="model", code="rule")
+        members = self._members(request)
+        if not members and (self.own or request.servers) and Side.DEVICE not in request.allowed:
+            msg = f"Rule '{request.rule}' asks for a better model than those servers have."
+            raise RequestError(msg, status=403, param="model", code="rule")
         groups = [members] if members else []
         wishes = NO_WISHES
         if (provider := request.extra.get("provider")) is not None:
@@ -267,6 +257,16 @@ class ServerPool(SeveralServers):
             base, endpoints=endpoints, spending=first.spending, planner=planner, mover=mover,
             relation=first.relation if has_device else _equal,
         )  # fmt: skip
+
+    def _members(self, request: GenerationRequest) -> list[ServerMember]:
+        """Return those that a request names, or that answer `disco`, as far as they reach the floors of its rule."""
+        members = [self.member(key) for key in request.servers] or list(self.own.values())
+        least = request.min_parameters, request.min_grade
+        return members if least == (None, None) else [one for one in members if self._grade(one).reaches(*least)]
+
+    def explain(self, base: AnswerContext, request: GenerationRequest, n_prompt: int) -> list[dict[str, Any]]:
+        """Return which of them such a request would be asked of, and what the others would have been; for a plan."""
+        return MemberChooser(self.choice, self._trials, base, request, [self._members(request)], n_prompt).explain()
 
     def allow_hedges(self, share: float) -> None:
         """Ask another server as well for this share of the requests from now on, also for answers that run."""

@@ -6,12 +6,14 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from .. import __version__
 from ..api.control.documents import By, Documents
 from ..api.control.health import Budget, CapUse, HealthSnapshot
+from ..api.names import ModelNames
 from ..api.ollama.ollama_models import DeviceFile
 from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
@@ -19,12 +21,12 @@ from ..dispatch.planner import Planner
 from ..endpoints.base import Endpoint, Guarded
 from ..endpoints.breaker import BreakerState
 from ..endpoints.device import Device
-from ..errors import ConfigError, EndpointError
+from ..errors import ConfigError, EndpointError, RequestError
 from ..keys.named_key import KeyTerms
 from ..link.trust.roles import Role
 from ..machines.device_settings import stand_in
 from ..machines.managed_device import whole_device
-from ..types import Side
+from ..types import GenerationRequest, Side
 from .assembly import Shared
 from .device_file import DeviceFiles
 from .model_fetch import FetchError, ModelFetch, ModelFetches, named, offered
@@ -176,9 +178,31 @@ class StateDocuments(Documents):
             await rules.learn()
             ruled, available, relation = rules.explain(tokens, kind, available, relation)
         explained = parts.planner.explain(tokens, readiness, waited_s, available, relation) | ruled
+        explained["servers"] = self._servers_for(tokens, kind, ruled.get("rule"), available)
         prices, speeds = parts.spending.prices, parts.device_speeds()
         costs = prices.per_token(speeds.prefill_tps, speeds.decode_tps)
         return explained | {"usd_per_kwh": prices.usd_per_kwh, "costs_usd_per_token": costs}
+
+    def _servers_for(
+        self, tokens: int, kind: Mapping[str, Any], decided: Mapping[str, Any] | None, available: frozenset[Side]
+    ) -> list[dict[str, Any]]:
+        """Return what several servers would be to a request of that kind, the one that is asked first; else nothing."""
+        runtime, context = self._runtime, self._runtime.parts.context
+        if context.servers is None or Side.SERVER not in available:
+            return []
+        rules = () if runtime.conductor.rules is None else runtime.conductor.rules.rules
+        rule = next((one for one in rules if decided is not None and one.name == decided["name"]), None)
+        asked = (rule and rule.model) or kind.get("model", "disco")
+        try:
+            found = ModelNames(runtime.conductor, runtime.config.api.aliases).find(asked)
+        except RequestError:  # no such model: it gets a 404
+            return []
+        if Side.SERVER not in found.sides or found.local:
+            return []
+        request = spoken_of(kind, servers=found.servers)
+        if rule is not None:
+            request = replace(request, min_parameters=rule.min_parameters, min_grade=rule.min_grade)
+        return context.servers.explain(context, request, tokens)
 
     async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:
         config = with_values(self._runtime.config, {f"policy.{knob}": value for knob, value in tail.items()})
@@ -305,6 +329,20 @@ class StateDocuments(Documents):
             rows_dropped=shared.history.dropped,
             device=parts.device.health(),
         )
+
+
+def spoken_of(kind: Mapping[str, Any], servers: tuple[str, ...] = ()) -> GenerationRequest:
+    """Return a request that asks for what one of that `kind` does, with nothing else in it."""
+    extra: dict[str, Any] = {}
+    if kind.get("tools"):
+        extra["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    if kind.get("schema"):
+        schema = {"name": "s", "schema": {"type": "object"}}
+        extra["response_format"] = {"type": "json_schema", "json_schema": schema}
+    has_image = bool(kind.get("images"))
+    content = [{"type": "image_url", "image_url": {"url": "data:"}}] if has_image else ""
+    messages = ({"role": "user", "content": content},)
+    return GenerationRequest("plan", messages, extra=extra, text_only=not has_image, servers=servers)
 
 
 def _breakers(endpoints: Iterable[Endpoint]) -> Iterator[tuple[str, BreakerState]]:

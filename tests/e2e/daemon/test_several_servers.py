@@ -132,6 +132,40 @@ async def test_one_that_fails_is_skipped_and_one_that_breaks_off_goes_on_elsewhe
             }  # fmt: skip
 
 
+async def plan(daemon: DaemonProcess, query: str) -> dict[str, Any]:
+    async with daemon.session.get(f"{daemon.root}/disco/v1/plan?{query}") as response:
+        assert response.status == 200, (await response.text(), daemon.log)
+        found: dict[str, Any] = await response.json()
+        return found
+
+
+async def test_a_plan_names_the_server_that_is_asked_and_what_the_others_would_have_been(tmp_path: Path) -> None:
+    async with Upstream(tokens=8) as a, Upstream(tokens=8) as b:
+        dear = {"input_usd_per_mtok": 300.0, "output_usd_per_mtok": 600.0}
+        servers = [entry("a", a.url, map={"mine": "loopback"}), entry("b", b.url, **dear)]
+        more = {"capabilities": {"tools": False}}
+        async with running(tmp_path / "d", device=False, servers=[servers[0] | more, servers[1]]) as daemon:
+            for _ in range(4):
+                await chat(daemon, provider={"order": ["a"]})
+                await chat(daemon, provider={"order": ["b"]})
+            await daemon.recorded(8)
+            rows = (await plan(daemon, "tokens=100"))["servers"]
+            assert [(one["name"], one["asked"]) for one in rows] == [("a", True), ("b", False)]
+            assert rows[1]["usd"] > rows[0]["usd"] > 0
+            assert all(one["ttft_p50_s"] > 0 for one in rows)
+            rows = (await plan(daemon, "tokens=100&is=tools"))["servers"]
+            assert [(one["name"], one["asked"]) for one in rows] == [("b", True), ("a", False)]
+            assert "does not support" in rows[1]["why"]
+            (only,) = (await plan(daemon, "tokens=100&model=mine"))["servers"]
+            assert (only["name"], only["asked"]) == ("a", True)
+            assert (await plan(daemon, "tokens=100&model=nobody/x"))["servers"] == []
+            with a.status(401):
+                await chat(daemon, provider={"order": ["a"], "allow_fallbacks": False})
+            rows = (await plan(daemon, "tokens=100"))["servers"]
+            assert [(one["name"], one["asked"]) for one in rows] == [("b", True), ("a", False)]
+            assert (rows[1]["breaker"]["state"], rows[1]["breaker"]["why"]) == ("open", "unauthorized")
+
+
 async def test_a_silent_server_is_joined_by_another_one_and_who_is_first_answers(tmp_path: Path) -> None:
     """Both are booked, each at its own price, and the loser is closed; a reload keeps what was learned."""
     async with Upstream(tokens=8) as a, Upstream(tokens=8) as b:

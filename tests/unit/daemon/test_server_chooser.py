@@ -101,3 +101,39 @@ async def test_a_trial_begins_where_the_server_is_asked_and_not_where_it_is_chos
         waits.append(clock[0] - began)
         clock[0] += TRIAL_AFTER_S
     assert waits == [TRIAL_AFTER_S, 2 * TRIAL_AFTER_S, 4 * TRIAL_AFTER_S]
+
+
+@in_jumps
+async def test_a_plan_says_who_is_asked_and_what_the_others_would_be_and_counts_nothing() -> None:
+    on = scene(PRICE, PRICE, dataclasses.replace(PRICE, known=False))
+    on.stage.pool.observe("b/m", 0.2, 0.0)
+    before = on.stage.pool.to_json()
+    untried = on.chooser().explain()
+    assert [one["asked"] for one in untried] == [True, False, False]
+    for name, ttft_s in (("a/m", 0.4), ("b/m", 0.2)):
+        for _ in range(40):
+            on.stage.pool.observe(name, ttft_s, 0.0)
+    assert on.stage.pool.to_json() != before
+    before = on.stage.pool.to_json()
+    rows = on.chooser().explain()
+    assert on.stage.pool.to_json() == before
+    assert [(one["name"], one["asked"]) for one in rows] == [("b", True), ("a", False), ("c", False)]
+    assert rows[0]["ttft_p50_s"] == pytest.approx(0.2, rel=0.1)
+    assert rows[1]["cost_s"] - rows[0]["cost_s"] > 0.1
+    assert "worse" in rows[1]["why"]
+    assert (rows[2]["ttft_p50_s"], rows[2]["usd"]) == (None, None)
+    assert "not known yet" in rows[2]["why"]
+
+
+@in_jumps
+async def test_a_plan_says_why_a_server_cannot_be_asked(one_failed: None) -> None:
+    on = scene(PRICE, PRICE)
+    for name in ("a/m", "b/m"):
+        for _ in range(40):
+            on.stage.pool.observe(name, 0.1, 0.0)
+    rows = {one["name"]: one for one in on.chooser().explain()}
+    assert rows["b"]["asked"]
+    assert not rows["a"]["asked"]
+    assert "has failed" in rows["a"]["why"]
+    (alone,) = MemberChooser(on.stage.pool, on.trials, on.stage.context, asked(), [on.stage.members[:1]]).explain()
+    assert alone["asked"], "where no other one is left it is asked all the same"
