@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from disco_daemon.config.layers import load
 from disco_daemon.config.policy_sets import policy_sets
 from disco_daemon.config.rule_settings import effective_rules
 from disco_daemon.config.schema import Config
-from disco_daemon.dispatch.request_facts import Surroundings
+from disco_daemon.dispatch.request_facts import RequestFacts, Surroundings
 from disco_daemon.dispatch.rules import Standing
 from disco_daemon.errors import DiscoError, EndpointError
 from disco_daemon.types import (
@@ -38,6 +39,13 @@ from tests.unit.conductor.test_answer_run import Page, Scripted, Step, context, 
 
 DEVICE, SERVER = Side.DEVICE, Side.SERVER
 N_REQUESTS = 200
+LENGTHS = Path(__file__).parents[3] / "benchmarks/eval/recorded/common/lengths.csv"
+CODE = "```python\ndef f(x):\n    return x + 1\n```\nWhat is wrong with this program?"
+LANGUAGES = {
+    "de": "Warum ist der Himmel am Abend rot?",
+    "fr": "Quelle est la capitale de la France ?",
+    "ja": "日本の首都はどこですか",
+}
 INSTRUCTIONS = Path(__file__).parents[2] / "fixtures" / "instructions.jsonl"
 SMALL, LARGE = Grade(20.0, "set", chosen=True), Grade(80.0, "set", chosen=True)
 N_CTX = 4096  # tokens of the device's context; one request in 50 is longer
@@ -62,12 +70,18 @@ class Asked:
 
 
 def recorded_like() -> list[Asked]:
-    """Instructions by people; some call tools or want data, some have pictures, and some are books."""
+    """Instructions by people, with as much to read as recorded prompts have; some are in other languages or have code.
+
+    Some call tools or want data, some have pictures, and some are books.
+    """
     read = [json.loads(line)["prompt"] for line in INSTRUCTIONS.read_text("utf-8").splitlines()]
+    with LENGTHS.open(newline="", encoding="utf-8") as file:
+        n_words = [int(row["prompt_tokens"]) for row in csv.DictReader(file)]
+    texts = islice(cycle([*read, CODE, *LANGUAGES.values()]), N_REQUESTS)
     found = []
-    for i, text in enumerate(islice(cycle(read), N_REQUESTS)):
+    for i, (text, n) in enumerate(zip(texts, n_words, strict=False)):
         extra: dict[str, Any] = {}
-        content: Any = text
+        content: Any = "\n".join([text] * (1 + n // len(text.split())))
         if i % 7 == 3:
             extra = {"tools": [TOOL]}
         elif i % 11 == 5:
@@ -203,6 +217,14 @@ async def test_balanced_is_what_there_is_without_a_set(tmp_path: Path) -> None:
     for one in recorded_like()[:20]:
         assert (await played(on, replace(one.request)))[0] == SERVER, "the far better model goes before the other one"
     assert started(on, DEVICE) == 0
+
+
+def test_the_requests_are_of_all_kinds() -> None:
+    around = Surroundings(lambda: pytest.fail("nobody asks for the time"), lambda: None, lambda: 0.0)
+    facts = [RequestFacts(one.request, "disco", {}, around) for one in recorded_like()]
+    for kind in ("tools", "images", "schema", "code", "numbers"):
+        assert 0 < sum(getattr(one, kind) for one in facts) < N_REQUESTS / 2, kind
+    assert {one.language for one in facts} >= {"en", *LANGUAGES}
 
 
 def test_all_sets_are_tried_here() -> None:

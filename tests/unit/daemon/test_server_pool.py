@@ -214,11 +214,12 @@ def test_better_holds_for_whichever_server_is_chosen(scene: Scene, worse_first: 
 
 def test_a_request_that_is_left_some_of_the_servers_is_refused_where_those_cannot_serve_it(
     scene: Scene,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = pool_of(several(scene, BOX, SHORT))
     asked = GenerationRequest("r", HELLO, servers=("box/large",))
     assert pool.refuses(asked) is None
-    pool.own["box/large"].endpoint.refuses = lambda _: "no pictures"  # type: ignore[method-assign]
+    monkeypatch.setattr(pool.own["box/large"].endpoint, "refuses", lambda _: "no pictures")
     assert pool.refuses(asked) == "no pictures"
     assert pool.refuses(dataclasses.replace(asked, servers=())) is None, "others can"
     assert pool.refuses(dataclasses.replace(asked, servers=("box/another",))) is None, "of that one nothing is known"
