@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--waited", type=float, default=0.0, metavar="S", help="the server was asked S seconds ago")
     parser.add_argument(
         "--is", dest="kinds", action="append", default=[], metavar="KIND",
-        help="what it is, for your rules: tools, images, schema, code or thinking; may be given again",
+        help="what it is, for your rules: tools, images, schema, code, thinking or numbers; may be given again",
     )  # fmt: skip
     parser.add_argument("--language", metavar="CODE", help="the language of its question, such as de")
     parser.add_argument("--model", metavar="NAME", help="the model that it asks for (default: disco)")

@@ -1,4 +1,4 @@
-"""The language of a text, by its script and its commonest words, and whether there is program code in it. Pure.
+"""The language of a text, by its script and commonest words, and whether it has program code or numbers. Pure.
 
 Small and honest: where a text has too few common words, or as many of two languages, nothing is said. Of words only
 those count that a question to a model has; names, terms and code have no language.
@@ -11,10 +11,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 
 MOST_CHARS = 4000  # of a text that are looked at: a language shows in a few sentences, and a prompt may be a book
 _OWN_LETTERS = {"uk": 0.02, "fa": 0.02, "ja": 0.2, "ko": 0.2, "zh": 0.2}  # share of letters; half of them of others
 MOST_CODE_CHARS = 20_000  # in which code is looked for: a file of some 500 lines
+LEAST_NUMBERS = 3  # a year or a version alone makes no question of numbers
+_NUMBER = re.compile(r"\d+")
 MOST_LINE_CHARS = 200  # of a line that are looked at: a line of a program is shorter, and no pattern is slow on so few
 
 # Of the languages that share a script, the words that show them; each list has the commonest words of running text, and
@@ -127,6 +130,12 @@ def _by_script(text: str) -> str:
         if found and found >= _OWN_LETTERS.get(code, 0.5) * n_letters:
             return code
     return ""
+
+
+def has_numbers(text: str) -> bool:
+    """Whether several numbers stand in a text, as where something is to be computed."""
+    found = _NUMBER.finditer(text[-MOST_CODE_CHARS:])
+    return sum(1 for _ in islice(found, LEAST_NUMBERS)) == LEAST_NUMBERS
 
 
 def has_code(text: str) -> bool:

@@ -12,7 +12,7 @@ from ..estimation.will_do import WillDo
 from ..types import Capability, GenerationRequest, Infill, text_of
 from ..types.tools import tool_use
 from ..types.wanted import wanted
-from .language import has_code, language_of
+from .language import has_code, has_numbers, language_of
 
 LEAST_CHARS = 12  # of a question whose language is the conversation's; "and now?" goes by what was said before
 MOST_SAID_CHARS = 100_000  # in which a fact is looked for, the latest message first: a conversation has no end
@@ -67,6 +67,11 @@ class RequestFacts:
     def code(self) -> bool:
         """See `rules.RuleFacts`."""
         return any(has_code(text) for text in self._said())
+
+    @cached_property
+    def numbers(self) -> bool:
+        """Whether the latest question has several numbers; answers are told apart by it, and no rule asks for it."""
+        return has_numbers(next(self._said(), ""))
 
     @cached_property
     def language(self) -> str:
@@ -150,6 +155,7 @@ class SaidFacts:
     schema: bool = False
     code: bool = False
     thinking: bool = False
+    numbers: bool = False
 
     def header(self, name: str) -> str | None:
         """See `rules.RuleFacts`."""

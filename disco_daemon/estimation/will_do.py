@@ -13,13 +13,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-KINDS = ("tools", "schema", "code", "thinking")  # what is told apart, beside the length
+KINDS = ("tools", "schema", "code", "thinking", "numbers")  # what is told apart, beside the length
 MOST_EXAMPLES = 2000  # the latest answers; people and models change
 LEAST_EXAMPLES = 60  # answers; of a share of 1 in 5 that is known to within 10 points
 LEAST_EACH = 10  # that did, and that did not: with fewer the curve is its prior
 PRIOR = 1.0  # of each slope, per unit: as if one answer had said that it is 0
 STEPS = 12  # Newton's, which settle after five or six
 USUAL_TOKENS = 100.0  # a prompt of this length has 0 as its feature
+LEAST_READ_S = 10.0  # of reading, some 40 words: who stops an answer later may have read enough of it
 
 
 class Row(Protocol):
@@ -40,13 +41,18 @@ class DeviceAnswer:
 
 
 def answer_of(row: Row) -> DeviceAnswer | None:
-    """Return what a row of the history teaches, of those that do; None for a question that was edited.
+    """Return what a row of the history teaches, of those that do; None where that does not show.
 
-    A reader who asked for the same again, or stopped it, was not content.
+    A reader who asked for the same again was not content, nor one who stopped the answer at once. Nothing shows where
+    the question was edited, or the answer was stopped by somebody who may have read enough.
     """
+    did = row["followed"] is None and row["stopped"] is None
+    if did and row["finish_reason"] == "cancelled":
+        if row["duration_s"] - (row["ttft_s"] or 0.0) >= LEAST_READ_S:
+            return None
+        did = False
     if row["followed"] == "edited":
         return None
-    did = row["followed"] is None and row["stopped"] is None and row["finish_reason"] != "cancelled"
     return DeviceAnswer(max(1, row["prompt_tokens"]), frozenset(filter(None, row["kind"].split(","))), did)
 
 

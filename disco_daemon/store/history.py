@@ -49,7 +49,7 @@ ON CONFLICT (name) DO UPDATE SET updated = excluded.updated, state = excluded.st
 """
 # The columns that show whether an answer did, of a model's latest: none of them has a text of anybody.
 _TAUGHT = """
-SELECT prompt_tokens, kind, followed, stopped, finish_reason FROM requests
+SELECT prompt_tokens, kind, followed, stopped, finish_reason, ttft_s, duration_s FROM requests
 WHERE teaches_of = ? ORDER BY id DESC LIMIT ?
 """
 _MAX_ID = (1 << 63) - 1

@@ -21,7 +21,8 @@ from ..http.guard import key_of
 from ..ollama.ollama_models import DeviceFile
 from .control_requests import parse_settings
 
-KINDS = ("tools", "images", "schema", "code", "thinking")  # what a request may be said to be, for the user's rules
+# What a request may be said to be, for the user's rules and for what was learned of answers.
+KINDS = ("tools", "images", "schema", "code", "thinking", "numbers")
 MAX_PLAN_TOKENS = 1_000_000  # of a prompt that `disco plan` is asked about; longer than any context
 TAIL_KNOBS = {
     "alpha": 1.0,
@@ -240,7 +241,8 @@ async def _reload(request: web.Request) -> web.Response:
 async def _plan(request: web.Request) -> web.Response:
     """GET /disco/v1/plan: Return what would be done with such a prompt now, and why; `?tokens=120&waited=0`.
 
-    For rules the query may say more: `is=tools,images,schema,code,thinking`, `language`, `model`, `user`, `header`.
+    For rules the query may say more: `is=tools,images,schema,code,thinking,numbers`, `language`, `model`, `user`,
+    `header`.
     """
     try:
         tokens, waited_s = int(request.query.get("tokens", "")), float(request.query.get("waited", "0"))

@@ -199,6 +199,7 @@ async def test_a_rule_goes_by_what_was_learned_of_this_machines_answers(tmp_path
         thought = (await plan(daemon, "tokens=30&is=code"))["device_chance"]
         assert (thought["answers"], thought["failed"]) == (120, 60), "of the present model alone"
         assert thought["chance"] < 0.2
+        assert (await plan(daemon, "tokens=30&is=numbers"))["device_chance"]["chance"] > 0.8
         with upstream.answering(SERVERS):
             _, hidden = await chat(daemon, code, disco={"private": True})
             _, found = await chat(daemon, "Say yes.", disco={"redo_of": hidden["request_id"]})

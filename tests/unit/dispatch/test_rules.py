@@ -189,6 +189,20 @@ def test_a_request_is_known_by_what_it_asks_for() -> None:
     assert not any((plain.tools, plain.schema, plain.thinking, plain.images, plain.code, plain.user))
 
 
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("What is 12 times 7, plus 1?", True), ("A robe takes 2 bolts and 30 pins, 0.5 m each.", True),
+        ("In 1990 Anna was 12.", False), ("Why is the sky blue?", False), ("", False), ("٣ و ٤ و ٥", True),
+        ("word " * 10**6, False), ("1" * 10**6, False),
+    ],
+)  # fmt: skip
+def test_numbers_are_seen_in_the_latest_question(text: str, seen: bool) -> None:
+    asked = facts_of("Add 1, 2, 3 and 4.", text)
+    assert asked.numbers is seen
+    assert ("numbers" in asked.learned_kinds) is seen
+
+
 def test_the_language_of_a_conversation_is_that_of_its_latest_question() -> None:
     german, french = "Wie wird das Wetter morgen in Berlin?", "Quelle est la capitale de la France ?"
     assert facts_of(german, french).language == "fr"

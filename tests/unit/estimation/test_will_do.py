@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.estimation.will_do import KINDS, LEAST_EACH, LEAST_EXAMPLES, DeviceAnswer, WillDo, answer_of
+from disco_daemon.estimation.will_do import (
+    KINDS,
+    LEAST_EACH,
+    LEAST_EXAMPLES,
+    LEAST_READ_S,
+    DeviceAnswer,
+    WillDo,
+    answer_of,
+)
 
 ROW: dict[str, Any] = {
     "followed": None, "stopped": None, "finish_reason": "stop", "prompt_tokens": 40, "kind": "",
+    "ttft_s": 2.0, "duration_s": 5.0,
 }  # fmt: skip
 SHORT, LONG = 30, 3000  # tokens
 answers = st.builds(DeviceAnswer, st.integers(1, 10**6), st.frozensets(st.sampled_from(KINDS)), st.booleans())
@@ -80,6 +89,11 @@ def test_it_sorts_new_requests_better_than_length_alone() -> None:
         ({"finish_reason": "cancelled"}, False),
         ({"stopped": "repetition", "finish_reason": "length"}, False),
         ({"followed": "edited"}, None),
+        ({"finish_reason": "cancelled", "followed": "edited"}, None),
+        ({"finish_reason": "cancelled", "duration_s": 2 + LEAST_READ_S}, None),
+        ({"finish_reason": "cancelled", "duration_s": 1 + LEAST_READ_S}, False),
+        ({"finish_reason": "cancelled", "duration_s": 60.0, "followed": "regenerated"}, False),
+        ({"duration_s": 60.0}, True),
     ],
 )
 def test_a_row_of_the_history_says_whether_the_devices_answer_did(row: dict[str, Any], did: bool | None) -> None:

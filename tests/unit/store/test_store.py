@@ -867,7 +867,7 @@ def test_what_answers_teach_is_read_without_a_text_and_without_waiting(
         monkeypatch.setattr(history._writer, "flush", lambda _: pytest.fail("it waits for the writer"))
         (row,) = history.taught("tiny", 10)
         monkeypatch.undo()
-    assert set(row.keys()) == {"prompt_tokens", "kind", "followed", "stopped", "finish_reason"}
+    assert set(row.keys()) == {"prompt_tokens", "kind", "followed", "stopped", "finish_reason", "ttft_s", "duration_s"}
 
 
 def test_an_answer_that_is_no_longer_kept_is_not_missed(path: Path) -> None:
