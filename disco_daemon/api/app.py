@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from ..conductor import Conductor
@@ -94,8 +96,9 @@ async def _adjust(request: web.Request) -> web.Response:
 
 async def _models(request: web.Request) -> web.Response:
     """GET /v1/models: List the models that may be asked for now, aliases and patterns too; `models` is for Codex."""
-    cards = names(request).cards()
-    return json_response({"object": "list", "data": cards, "models": codex_models(cards)})
+    cards = await names(request).cards()
+    codex = await asyncio.to_thread(codex_models, cards)
+    return json_response({"object": "list", "data": cards, "models": codex})
 
 
 async def _model(request: web.Request) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -115,15 +116,22 @@ class ModelNames:
         known = {name: length for name, length in lengths.items() if length is not None}
         return card | known | {"capabilities": able.to_json()}
 
-    def cards(self) -> list[dict[str, Any]]:
-        """Return the documents of the models that may be asked for now."""
+    async def cards(self) -> list[dict[str, Any]]:
+        """Return the documents of the models that may be asked for now.
+
+        Those of a key are picked beside the loop: servers have thousands, and a key many patterns.
+        """
         cards = [self.card(name) for name in self if self.find(name).sides & self._here]
         servers = self._conductor.context.servers
         if servers is None or Side.SERVER not in self._here:
             return cards
         told = {card["id"] for card in cards}
-        offered = (card for card in servers.cards() if card["id"] not in told)
-        return cards + [card for card in offered if self._allows(card["id"], card["id"])]
+        offered = [card for card in servers.cards() if card["id"] not in told]
+        if self._key is None or not self._key.terms.models:
+            return cards + offered
+        return cards + await asyncio.to_thread(
+            lambda: [card for card in offered if self._allows(card["id"], card["id"])]
+        )
 
     @property
     def _here(self) -> frozenset[Side]:

@@ -33,6 +33,7 @@ from ..types import (
 )
 
 MAX_AT_FAULT = 2  # servers that say that the request is at fault: it is, then, whatever a third one would say
+LACKS = ("unsupported", "context_length_exceeded")  # … but where it is understood what this server lacks of others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +65,7 @@ class OtherServer:
 
 
 Choose = Callable[[Sequence[ServerMember]], ServerMember | None]  # of those that are left, the best one to be asked now
+Fits = Callable[[ServerMember], bool]  # whether caps and the limit of the client leave room for a start there
 
 
 class AnswerServer:
@@ -143,8 +145,8 @@ class AnswerServer:
         """Ask nobody any more for this answer: privacy or a limit is in the way, which says nothing of a member."""
         self._hedge, self._has_failed, self._is_over = None, True, True
 
-    def leave(self, error: EndpointError, *, begun: bool = False) -> bool:
-        """Let another member be asked from now on; False where none is left that may be.
+    def leave(self, error: EndpointError, fits: Fits, *, begun: bool = False) -> bool:
+        """Let another member be asked from now on, one that `fits`; False where none is left that may be.
 
         With an answer `begun` only one that may go on with it.
         """
@@ -154,24 +156,27 @@ class AnswerServer:
         self._has_failed = True
         if not error.your_fault:
             self._tell(self.now)
-        self._n_at_fault += error.your_fault
-        if self._n_at_fault >= MAX_AT_FAULT:
-            return False
-        found = self._next(begun=begun)
+        self._n_at_fault += error.your_fault and error.code not in LACKS
+        return self._n_at_fault < MAX_AT_FAULT and self.pass_over(fits, begun=begun)
+
+    def pass_over(self, fits: Fits, *, begun: bool) -> bool:
+        """Let another member that `fits` be asked in the place of one that may not be, of which that says nothing."""
+        found = None if self._is_over else self._next(fits, begun=begun)
         if found is None:
             return False
         self.left.remove(found)
         self._become(found)
         return True
 
-    def _next(self, *, begun: bool) -> ServerMember | None:
+    def _next(self, fits: Fits, *, begun: bool) -> ServerMember | None:
         able = [one for one in self.left if not begun or one.endpoint.continuation is not Continuation.NONE]
+        able = [one for one in able if fits(one)]
         tried = [one for one in able if begun and one.endpoint.continuation is not Continuation.UNTRIED]
         return self._choose(tried or able)
 
-    def may_pass_on(self, *, begun: bool) -> bool:
-        """Whether another one would answer, or go on with an answer that has `begun`."""
-        return self._next(begun=begun) is not None
+    def may_pass_on(self, fits: Fits, *, begun: bool) -> bool:
+        """Whether another one that `fits` would answer, or go on with an answer that has `begun`."""
+        return self._next(fits, begun=begun) is not None
 
     def is_silent(self, now: float) -> bool:
         """Whether the one that is asked now is silent for longer than is usual of it."""

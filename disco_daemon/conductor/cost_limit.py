@@ -51,10 +51,15 @@ class CostLimit:
         return replace(request, sampling=replace(request.sampling, max_tokens=bound.max_tokens))
 
     def allows(
-        self, request: GenerationRequest, length: PromptLength, n_before: int, runs: Sequence[EndpointRun]
+        self,
+        request: GenerationRequest,
+        length: PromptLength,
+        n_before: int,
+        runs: Sequence[EndpointRun],
+        price: Price | None = None,
     ) -> bool:
-        """Whether a server could be started behind `n_before` tokens of the answer."""
-        return self._fit(request, length, n_before, self._left_usd(runs)) is not None
+        """Whether a server could be started behind `n_before` tokens of the answer, or another one at its `price`."""
+        return self._fit(request, length, n_before, self._left_usd(runs), price) is not None
 
     def admit_again(self, run: EndpointRun, runs: Sequence[EndpointRun]) -> bool:
         """Whether the request of a run may be sent a second time; what that may cost is held, too."""
@@ -99,7 +104,12 @@ class CostLimit:
         return (self._max_usd or 0.0) - math.fsum(held)
 
     def _fit(
-        self, request: GenerationRequest, length: PromptLength, n_before: int, left_usd: float
+        self,
+        request: GenerationRequest,
+        length: PromptLength,
+        n_before: int,
+        left_usd: float,
+        price: Price | None = None,
     ) -> CostBound | None:
         if self._max_usd is None:
             return CostBound(length.tokens)
@@ -107,7 +117,7 @@ class CostLimit:
             return None
         choices = CostBound.of(request, 0).choices
         n_prompt = _most_prompt(request, length) + n_before
-        return fit(self._spending.price, CostBound(n_prompt, request.sampling.max_tokens, choices), left_usd)
+        return fit(price or self._spending.price, CostBound(n_prompt, request.sampling.max_tokens, choices), left_usd)
 
 
 def _most_prompt(request: GenerationRequest, length: PromptLength) -> int:

@@ -15,7 +15,7 @@ from ..endpoints.hedge import Hedge
 from ..errors import EndpointError, release_frames
 from ..money.spending import CapRefusal, CostBound, capped
 from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Order, Paused, Side, Token
-from .answer_server import AnswerServer
+from .answer_server import AnswerServer, Fits, ServerMember
 from .context import AnswerContext
 from .cost_limit import CostLimit
 from .eligible import may_take_over
@@ -110,17 +110,14 @@ class EndpointRuns:
             self._refuse(side, EndpointError(side, "private", PRIVATE))
             return
         asked = self._continued(effect) if effect.answer_so_far else self._request
-        request = self._cost_limit.admit(run, asked, self._prompt.length, self.all)
-        if request is None:
-            self._refuse(side, self._cost_limit.reached())
+        request = self._admitted(run, asked)
+        if isinstance(request, EndpointError) and self._pass_over(endpoint, run):
+            run = self._new_run(side, endpoint, effect.n_tokens)
+            asked = self._continued(effect) if effect.answer_so_far else self._request
+            request = self._admitted(run, asked)
+        if isinstance(request, EndpointError):
+            self._refuse(side, request)
             return
-        wanted = CostBound.of(self._request, self._prompt.n_tokens, effect.n_tokens)
-        grant = context.spending.reserve(side, wanted, context.clock.wall())
-        if isinstance(grant, CapRefusal):  # since the plan others have spent what was left
-            self._refuse(side, capped(grant))
-            return
-        run.grant = grant
-        self.all.append(run)
         if effect.answer_so_far:
             self._hold_budget(side, planned)
         if side is Side.DEVICE:
@@ -220,10 +217,42 @@ class EndpointRuns:
         begun = bool(run.n_tokens or run.n_before)
         if self._context.private:
             self._give_up(run.side)
-        if self.is_stale(run) or not choice.leave(error, begun=begun):
+        self._release(run)
+        if self.is_stale(run) or not choice.leave(error, self._fits(run), begun=begun):
             return False
         self._follow(choice)
         return True
+
+    def _release(self, run: EndpointRun) -> None:
+        """Give back what is held for a run that was turned away: it bills nothing, and another server needs room."""
+        used = run.usage.prompt_tokens + run.usage.cached_tokens
+        if run.turned_away and not used and run.grant is not None and run.hedge_grant is None:
+            self._context.spending.caps.release(run.grant)
+            run.grant = None
+
+    def _pass_over(self, endpoint: Endpoint, run: EndpointRun) -> bool:
+        """Have another server asked in the place of one whose price does not fit; False where there is none."""
+        if not isinstance(endpoint, AnswerServer) or not endpoint.pass_over(self._fits(run), begun=run.n_before > 0):
+            return False
+        self._follow(endpoint)
+        return True
+
+    def _fits(self, run: EndpointRun) -> Fits:
+        """Return whether a start at a member, in the place of a run, fits into what the answer may still cost.
+
+        By its own price: one that is dearer than what is left does not keep a cheaper one from being asked.
+        """
+        context, request, prompt = self._context, self._request, self._prompt
+        cost_limit, runs = self._cost_limit, self.all  # and not this object, which would be in a cycle with its watch
+
+        def fits(member: ServerMember) -> bool:
+            n_before = run.n_before + run.n_tokens
+            if not cost_limit.allows(request, prompt.length, n_before, runs, member.spending.price):
+                return False
+            wanted = CostBound.of(request, prompt.n_tokens, n_before)
+            return member.spending.check(Side.SERVER, wanted, context.clock.wall()) is None
+
+        return fits
 
     def _follow(self, choice: AnswerServer) -> None:
         """Go by the prices and the ways of the server that is asked now."""
@@ -244,7 +273,7 @@ class EndpointRuns:
         """Return a start of the server that is asked now, and its request; None where a cap or the limit forbids it."""
         run = self._new_run(failed.side, choice, 0)
         request = self._admitted(run, asked)
-        if request is None:
+        if isinstance(request, EndpointError):
             return None
         run.task, failed.task = failed.task, None
         return run, request
@@ -258,24 +287,24 @@ class EndpointRuns:
         if self.is_stale(dropped) or dropped.n_tokens or (context.private and side is Side.SERVER):
             return None
         run = self._new_run(side, context.endpoints[side], dropped.n_before)
-        if self._admitted(run, request) is None:
+        if isinstance(self._admitted(run, request), EndpointError):
             return None
         run.task = dropped.task
         return run
 
-    def _admitted(self, run: EndpointRun, request: GenerationRequest) -> GenerationRequest | None:
-        """Return the request of a further start within its limit, whose most is held then; None if it may not be.
+    def _admitted(self, run: EndpointRun, request: GenerationRequest) -> GenerationRequest | EndpointError:
+        """Return the request of a start within its limit, whose most is held then; or why it may not be.
 
         The answer listens to it from now on.
         """
         context = self._context
         limited = self._cost_limit.admit(run, request, self._prompt.length, self.all)
         if limited is None:
-            return None
+            return self._cost_limit.reached()
         wanted = CostBound.of(self._request, self._prompt.n_tokens, run.n_before)
         grant = context.spending.reserve(run.side, wanted, context.clock.wall())
-        if isinstance(grant, CapRefusal):
-            return None
+        if isinstance(grant, CapRefusal):  # since the plan others have spent what was left
+            return capped(grant)
         run.grant = grant
         self._current[run.side] = run
         self.all.append(run)
@@ -331,7 +360,8 @@ class EndpointRuns:
     def _watch(self, run: EndpointRun, endpoint: Endpoint) -> AbstractAsyncContextManager[None]:
         """Return what lets a silent one of several servers go; to a device that can take over the answer moves."""
         if isinstance(endpoint, AnswerServer) and not may_take_over(Side.DEVICE, self._request, self._context):
-            return SilenceWatch(run, endpoint, self._inbox, self._clock, self._context.defaults.stall_s)
+            patience_s = self._context.defaults.stall_s
+            return SilenceWatch(run, endpoint, self._fits(run), self._inbox, self._clock, patience_s)
         return nullcontext()
 
     # --- ending --------------------------------------------------------------------------------------------------

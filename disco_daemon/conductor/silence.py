@@ -11,7 +11,7 @@ from types import TracebackType
 
 from ..clock import Clock
 from ..errors import EndpointError
-from .answer_server import AnswerServer
+from .answer_server import AnswerServer, Fits
 from .endpoint_run import EndpointRun
 from .inbox import EventInbox
 
@@ -21,13 +21,14 @@ LOOKS = 4  # in the patience of a run; it is let go at most a quarter later than
 class SilenceWatch:
     """Context of one run of `choice`. Raises EndpointError where it is silent for `patience_s`, s.
 
-    To one that has not shown a token as long is given as its breaker finds usual.
+    Another one has to be there that `fits` into what the answer may still cost. To one that has not shown a token as
+    long is given as its breaker finds usual.
     """
 
     def __init__(
-        self, run: EndpointRun, choice: AnswerServer, inbox: EventInbox, clock: Clock, patience_s: float
+        self, run: EndpointRun, choice: AnswerServer, fits: Fits, inbox: EventInbox, clock: Clock, patience_s: float
     ) -> None:
-        self._run, self._choice, self._inbox, self._clock = run, choice, inbox, clock
+        self._run, self._choice, self._fits, self._inbox, self._clock = run, choice, fits, inbox, clock
         self._patience_s = patience_s
         self._timeout = asyncio.timeout(None)
         self._look: asyncio.TimerHandle | None = None
@@ -53,7 +54,7 @@ class SilenceWatch:
 
     def _check(self) -> None:
         run = self._run
-        if self._is_silent() and self._choice.may_pass_on(begun=bool(run.n_tokens or run.n_before)):
+        if self._is_silent() and self._choice.may_pass_on(self._fits, begun=bool(run.n_tokens or run.n_before)):
             self._timeout.reschedule(asyncio.get_running_loop().time())
         else:
             self._later()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import aclosing
 
 import msgspec
 from aiohttp import web
 
 from ...errors import RequestError
-from ...types import TextTask
+from ...types import Side, TextTask
 from .. import answering
 from ..answering import CONDUCTOR, created, named, names, received
 from ..control.documents import DOCUMENTS, settings_at_fault
 from ..http.bodies import convert, decoded
 from ..http.failures import ERROR_SHAPES, json_response
 from ..http.sse import READER_TIMEOUT_S
-from .ollama_models import OllamaModels
+from ..names import ModelNames
+from .ollama_models import DeviceFile, OllamaModels, shown
 from .ollama_pull import PULLED, pull_lines
 from .ollama_request import Asked, OllamaPullRequest, OllamaShowRequest, to_chat, to_generation, to_inputs
 from .ollama_shape import ChatLines, GenerateLines, OllamaShape, OllamaVectors, OneVector, error_body
@@ -85,12 +87,14 @@ async def _vectors(request: web.Request, shape: type[OllamaVectors]) -> web.Resp
 
 async def _tags(request: web.Request) -> web.Response:
     """GET /api/tags: List the models that may be asked for now, with `:latest` where they have no tag."""
-    return json_response((await _models(request)).tags())
+    models = await _models(request)
+    return json_response(await asyncio.to_thread(models.tags))
 
 
 async def _in_memory(request: web.Request) -> web.Response:
     """GET /api/ps: List the names of the model that the device has in memory."""
-    return json_response((await _models(request)).in_memory())
+    models = await _models(request)
+    return json_response(await asyncio.to_thread(models.in_memory))
 
 
 async def _show(request: web.Request) -> web.Response:
@@ -99,11 +103,23 @@ async def _show(request: web.Request) -> web.Response:
     name = asked.model or asked.name
     if name is None:
         raise RequestError("'model' is missing: /api/tags lists the models there are.", param="model")
-    return json_response((await _models(request)).show(name))
+    files = await request.app[DOCUMENTS].device_files()
+    known = names(request)
+    card = known.card(name)
+    return json_response(shown(card, _file_of(known, files, card["id"])))
 
 
 async def _models(request: web.Request) -> OllamaModels:
-    return OllamaModels(names(request), await request.app[DOCUMENTS].device_files())
+    files = await request.app[DOCUMENTS].device_files()
+    known = names(request)
+    own = {name: file for name in known if (file := _file_of(known, files, name)) is not None}
+    return OllamaModels(await known.cards(), own)
+
+
+def _file_of(known: ModelNames, files: Mapping[str, DeviceFile], name: str) -> DeviceFile | None:
+    """Return the file of this machine that a name stands for; `files` are by the names of several models."""
+    found = known.find(name)
+    return files.get(found.local) if Side.DEVICE in found.sides else None
 
 
 async def _version(_request: web.Request) -> web.Response:

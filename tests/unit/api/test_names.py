@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from types import SimpleNamespace
@@ -88,7 +89,7 @@ def test_no_pattern_takes_the_daemons_own_names() -> None:
 
 
 def test_the_list_has_every_name_once_and_a_pattern_as_it_stands() -> None:
-    cards = names().cards()
+    cards = asyncio.run(names().cards())
     ids = [card["id"] for card in cards]
     assert len(ids) == len(set(ids))
     assert set(ids) == {
@@ -101,13 +102,13 @@ def test_the_list_has_every_name_once_and_a_pattern_as_it_stands() -> None:
 
 
 def test_what_only_the_server_has_is_not_listed_while_nothing_may_leave() -> None:
-    ids = {card["id"] for card in names(private=True).cards()}
+    ids = {card["id"] for card in asyncio.run(names(private=True).cards())}
     assert not ids & {"disco/server", "gpt-4o", "big"}
     assert {"disco", "claude-*", "SmolLM2"} <= ids
 
 
 def test_a_card_has_a_date_and_the_context_where_that_is_known() -> None:
-    by_id = {card["id"]: card for card in names().cards()}
+    by_id = {card["id"]: card for card in asyncio.run(names().cards())}
     assert by_id["SmolLM2"]["created"] == by_id["claude-haiku-*"]["created"] == int(WRITTEN)
     assert by_id["disco"]["created"] == by_id["gpt-4o"]["created"] == int(STARTED)
     assert by_id["disco/device"]["context_length"] == by_id["tuned"]["context_length"] == 4096
@@ -206,7 +207,7 @@ def test_one_of_several_models_is_asked_for_by_its_name_or_an_alias() -> None:
     assert known.find("disco/device").local == "", "the device of the race is none of them"
     card = known.card("gpt-4o")
     assert (card["alias_of"], card["state"], card["context_length"]) == ("disco/coder", "unloaded", 4096)
-    assert [c["id"] for c in known.cards()].count("disco/coder") == 1
+    assert [c["id"] for c in asyncio.run(known.cards())].count("disco/coder") == 1
     assert "state" not in known.card("disco/device")
 
 

@@ -28,6 +28,12 @@ def member(name: str, continuation: Continuation = Continuation.EXACT) -> Server
     return ServerMember(name, f"{name}/m", cast(Any, Place(name, continuation)), cast(Any, None), lambda: EQUAL)
 
 
+def anyone(member: ServerMember) -> bool:
+    """Whether a start there fits: no cap and no limit is in the way."""
+    del member
+    return True
+
+
 def first_of(left: Sequence[ServerMember]) -> ServerMember | None:
     return left[0] if left else None
 
@@ -41,7 +47,7 @@ def test_each_is_asked_once_at_most_and_none_that_cannot_go_on(n: int, begun: bo
     members = [member(f"s{i}", ways[i]) for i in range(n)]
     failed: list[ServerMember] = []
     server, asked = AnswerServer(members[0], members, first_of, failed.append), [members[0]]
-    while server.leave(DOWN, begun=begun):
+    while server.leave(DOWN, anyone, begun=begun):
         assert server.is_fresh
         assert server.model == server.now.endpoint.model
         asked.append(server.now)
@@ -59,9 +65,9 @@ def test_who_was_asked_as_well_and_lost_may_still_go_on_with_the_answer() -> Non
     server = AnswerServer(first, [first, second], first_of, hedge=OtherServer(second, 0.1, lambda: True))
     hedge = Hedge(0.1, lambda: True, sent_at=0.2)
     server.ask_twice(hedge)
-    assert server.leave(DOWN, begun=True)
+    assert server.leave(DOWN, anyone, begun=True)
     assert server.now is second
-    assert not server.leave(DOWN, begun=True)
+    assert not server.leave(DOWN, anyone, begun=True)
 
 
 def test_a_request_that_several_say_is_at_fault_is_not_sent_to_all() -> None:
@@ -69,10 +75,30 @@ def test_a_request_that_several_say_is_at_fault_is_not_sent_to_all() -> None:
     failed: list[ServerMember] = []
     server = AnswerServer(members[0], members, first_of, failed.append)
     n = 1
-    while server.leave(AT_FAULT):
+    while server.leave(AT_FAULT, anyone):
         n += 1
     assert n == MAX_AT_FAULT
     assert not failed  # that says nothing of the servers
+
+
+LACKING = (
+    EndpointError(Side.SERVER, "refused", "no tools here", your_fault=True, param="tools", code="unsupported"),
+    EndpointError(Side.SERVER, "refused", "too long", your_fault=True, code="context_length_exceeded"),
+)
+
+
+@given(st.lists(st.sampled_from([AT_FAULT, *LACKING]), min_size=5, max_size=5))
+def test_what_one_server_lacks_is_no_fault_of_the_request(errors: list[EndpointError]) -> None:
+    """A third one, which may be the cheapest, can have it; what nobody understands would be said by that one, too."""
+    members = [member(f"s{i}") for i in range(6)]
+    server, met = AnswerServer(members[0], members, first_of), list[EndpointError]()
+    for error in errors:
+        met.append(error)
+        if not server.leave(error, anyone):
+            break
+    assert (met.count(AT_FAULT) == MAX_AT_FAULT) is not server.is_fresh
+    assert server.is_fresh or met[-1] is AT_FAULT
+    assert len(met) == 5 or not server.is_fresh
 
 
 def attempt(server: str | None, at: float, ttft: float, error: str | None = None, **more: Any) -> Attempt:

@@ -12,9 +12,9 @@ from disco_daemon.money.caps import CapLimits
 from disco_daemon.money.catalog import Price
 from disco_daemon.types import BOTH, GenerationRequest, Readiness, Sampling, Side
 from tests.fixtures.jumping import in_jumps
-from tests.fixtures.several import STALL_S, WHOLE, Call, Source, Stage, asked, server
+from tests.fixtures.several import STALL_S, UNREAD, WHOLE, Call, Source, Stage, asked, server
 
-CHEAP, DEAR = Price(1.0, 0.5, 2.0), Price(300.0, 150.0, 600.0)
+CHEAP, DEAR, FREE = Price(1.0, 0.5, 2.0), Price(300.0, 150.0, 600.0), Price(0.0, 0.0, 0.0)
 EIGHT = Sampling(max_tokens=8)
 ONCE_USD = 0.06  # a request to the dear one is bounded by 0.046
 LONG = 3.0
@@ -70,6 +70,59 @@ async def test_another_server_goes_on_where_all_of_it_fits(n_cut: int) -> None:
     assert outcome is not None
     assert stage.page.text == WHOLE
     assert stage.told == ["a"]
+
+
+@pytest.mark.parametrize("n_cut", [0, 3])
+@pytest.mark.parametrize("limits", [{"max_cost_usd": ONCE_USD}, {}])
+@in_jumps
+async def test_a_server_that_is_too_dear_by_now_does_not_keep_a_cheaper_one_from_the_answer(
+    n_cut: int, limits: dict[str, float]
+) -> None:
+    """The second one no longer fits the limit, or the cap is full but for what costs nothing; the third one fits."""
+    third = CHEAP if limits else FREE
+    caps = CapLimits() if limits else CapLimits(usd_per_day=0.01)
+    stage = Stage([(server(Call(0.1, n_cut, "cut")), DEAR), (server(), DEAR), (server(), third)], limits=caps)
+    outcome = await stage.answer(asked(sampling=EIGHT, **cast(Any, limits)))
+    assert outcome is not None
+    assert (stage.page.text, outcome.error) == (WHOLE, None)
+    assert (stage.sources["b"].metered, stage.told) == ([], ["a"])
+    assert outcome.server_usd <= ONCE_USD
+
+
+@in_jumps
+async def test_one_that_filled_the_cap_since_the_plan_leaves_the_answer_to_one_that_costs_nothing() -> None:
+    stage = Stage([(server(), DEAR), (server(), FREE)], limits=CapLimits(usd_per_day=0.01))
+    reserve = stage.members[0].spending.reserve
+
+    def filled(*asked: Any) -> Any:
+        stage.caps.book(Side.SERVER, 0.02, stage.clock.wall())
+        return reserve(*asked)
+
+    stage.members[0].spending.reserve = filled  # type: ignore[method-assign]
+    outcome = await stage.answer(asked(sampling=EIGHT))
+    assert outcome is not None
+    assert (stage.page.text, outcome.error, stage.told) == (WHOLE, None, [])
+    assert stage.sources["a"].metered == []
+
+
+@pytest.mark.parametrize("error", UNREAD)
+@in_jumps
+async def test_what_was_held_for_a_server_that_turned_the_request_away_is_free_for_the_next_one(error: str) -> None:
+    """One answer may be bounded by more than a whole cap: nothing was spent of it."""
+    stage = Stage([(server(Call(0.1, 0, error)), DEAR), (server(), DEAR)], limits=CapLimits(usd_per_day=0.01))
+    outcome = await stage.answer(asked(sampling=EIGHT))
+    assert outcome is not None
+    assert (stage.page.text, outcome.error) == (WHOLE, None)
+    assert all(not cap["reserved"] for cap in stage.caps.state(0.0).values())
+    assert stage.caps.spent(0.0).usd_today == pytest.approx(outcome.server_usd)
+
+
+@in_jumps
+async def test_a_silent_server_is_not_left_for_one_that_nothing_is_left_for() -> None:
+    stage = Stage([(server(Call(0.1, between_s=2 * STALL_S)), DEAR), (server(), DEAR)])
+    outcome = await stage.answer(asked(sampling=EIGHT, max_cost_usd=ONCE_USD))
+    assert outcome is not None
+    assert (stage.page.text, outcome.error, stage.told) == (WHOLE, None, [])
 
 
 class Unable(Source):

@@ -235,7 +235,7 @@ def test_a_name_that_the_device_has_as_well_is_answered_by_both(scene: Scene) ->
     assert context.endpoints.keys() == BOTH
     assert context.endpoints[Side.SERVER].model == here
     assert context.planner is parts.planner
-    assert [card["id"] for card in names.cards()].count(here) == 1
+    assert [card["id"] for card in asyncio.run(names.cards())].count(here) == 1
     scene.shared.privacy.on = True
     assert pool.context(parts.context, GenerationRequest("r", HELLO, servers=found.servers)) is parts.context
     assert names.card(here)["id"] == here
@@ -261,7 +261,7 @@ def test_a_move_for_money_goes_by_the_prices_of_the_server_that_answers(scene: S
     assert isinstance(server, AnswerServer)
     assert isinstance(mover, CostMover)
     assert mover._prices().cheaper is Side.DEVICE
-    server.leave(EndpointError(Side.SERVER, "cut", "it broke"))
+    server.leave(EndpointError(Side.SERVER, "cut", "it broke"), lambda _: True)
     assert mover._prices().cheaper is Side.SERVER
 
 
@@ -406,7 +406,7 @@ async def test_names_without_end_take_no_memory_without_end(scene: Scene, take: 
         request = GenerationRequest("r", HELLO, allowed=frozenset({Side.SERVER}), servers=(f"router/{n}",))
         server = pool.context(parts.context, request).endpoints[Side.SERVER]
         assert isinstance(server, AnswerServer)
-        server.leave(EndpointError(Side.SERVER, "not_found", "no such model"))
+        server.leave(EndpointError(Side.SERVER, "not_found", "no such model"), lambda _: True)
         pool.record(parts.context, answered("router", str(n), usd=0.1))
     pool.record(parts.context, answered("router", "0"))  # one that began long ago
     assert len(pool.choice.names) <= MOST_NAMED + 2
