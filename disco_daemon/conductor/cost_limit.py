@@ -21,7 +21,7 @@ class CostLimit:
     """The limit of one answer; each start at a server takes the most that it may cost from it. Without one, all may."""
 
     def __init__(self, request: GenerationRequest, spending: Spending) -> None:
-        self._max_usd, self._spending = request.max_cost_usd, spending
+        self._max_usd, self._spending, self._request = request.max_cost_usd, spending, request
 
     def follow(self, spending: Spending) -> None:
         """Go by the prices of another server from now on; what was taken so far stays taken."""
@@ -92,11 +92,17 @@ class CostLimit:
 
     def reached(self) -> EndpointError:
         """Return the error where the limit is in the way."""
-        why = "prompt and max_tokens may cost more" if self._spending.price.known else "the server's price is not known"
-        message = (
-            f"disco.max_cost_usd = {self._max_usd:g} does not allow to ask the server: {why}. Allow more, ask for "
-            "less, or set server.input_usd_per_mtok and server.output_usd_per_mtok."
-        )
+        request, mend = self._request, "Allow more, or ask for less."
+        if is_open_ended(request.extra, request.messages):
+            why, mend = "what it looks up, sees or hears has no bound that is known", "Leave that out, or the limit."
+        elif self._spending.price.known:
+            why = "prompt and max_tokens may cost more"
+        else:
+            why, mend = (
+                "the server's price is not known",
+                f"Set {self._spending.price_settings}, or ask without a limit.",
+            )
+        message = f"disco.max_cost_usd = {self._max_usd:g} does not allow to ask the server: {why}. {mend}"
         return EndpointError(Side.SERVER, "max_cost_reached", message, param="disco.max_cost_usd")
 
     def _left_usd(self, runs: Sequence[EndpointRun]) -> float:

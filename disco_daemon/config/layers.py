@@ -33,7 +33,7 @@ from ..system.net import (
 )
 from .lines import line_of
 from .one_device import check_device
-from .schema import LISTS, MODELS, RULES, SECRET_KEYS, SECTIONS, SERVERS, TABLES, Config, keys
+from .schema import LISTS, MODELS, RULES, SECRET_KEYS, SECTIONS, SERVERS, TABLES, Config, NamedServer, keys
 from .servers import check_servers, foreign_key, place_of
 
 LOCK_S = 10.0  # for another program that writes settings, which takes milliseconds
@@ -229,7 +229,7 @@ def _not_for(config: Config, base_url: str) -> str:
         return foreign_key(server, owner, asked)
     host = hostname(base_url)
     if is_plain(base_url) and is_address(host) and not is_private_address(host) and not server.insecure:
-        return in_the_clear(asked)
+        return in_the_clear(asked, server.name if isinstance(server, NamedServer) else "")
     return ""
 
 

@@ -213,7 +213,7 @@ class ServerErrors:
         """
         self.exposed = True
         self.breaker.rest("insecure", EXPOSED_S, self._clock.now())
-        return self.error("insecure", in_the_clear(origin(self._base_url)))
+        return self.error("insecure", in_the_clear(origin(self._base_url), self._name))
 
     def error(self, reason: str, message: str) -> EndpointError:
         """Return an error of this server."""

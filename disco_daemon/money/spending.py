@@ -21,6 +21,8 @@ from .prices import J_PER_WH, Prices
 
 __all__ = ["CapRefusal", "CostBound", "Reservation", "Spending"]
 
+PRICE_SETTINGS = "server.input_usd_per_mtok and server.output_usd_per_mtok"  # of `[server]`
+
 
 @dataclass(frozen=True, slots=True)
 class CostBound:
@@ -55,7 +57,7 @@ class Spending:
 
     `watts` is the power that computing is assumed to draw until a token's energy is measured, W. `stops_billing`:
     closing a stream at the server ends its bill. `context` is the device's, in tokens. `limits` are those that the
-    prices go by, if they are not yet those of the caps.
+    prices go by, if they are not yet those of the caps. `price_settings` is where the user says this price, for errors.
     """
 
     def __init__(
@@ -69,8 +71,9 @@ class Spending:
         context: int,
         stops_billing: bool = False,
         limits: CapLimits | None = None,
+        price_settings: str = PRICE_SETTINGS,
     ) -> None:
-        self.price = price
+        self.price, self.price_settings = price, price_settings
         self.caps = caps
         self._floor = (limits or caps.limits).battery_floor
         self.usd_per_kwh = usd_per_kwh
@@ -83,7 +86,7 @@ class Spending:
         self.prices = self._base
         self._reprice()
 
-    def at(self, price: Price, *, stops_billing: bool) -> Spending:
+    def at(self, price: Price, *, stops_billing: bool, price_settings: str = PRICE_SETTINGS) -> Spending:
         """Return the same account at another server's prices: caps, rate and energy are these, now and later."""
         other = Spending(
             price,
@@ -93,6 +96,7 @@ class Spending:
             speeds=self.speeds,
             context=self._context,
             stops_billing=stops_billing,
+            price_settings=price_settings,
         )
         other._follow(self)
         self._elsewhere.add(other)
@@ -231,9 +235,13 @@ def capped(*refusals: CapRefusal) -> EndpointError:
     """Return the error for sides that caps close; it may be tried again when the first of them opens."""
     first = sooner(*refusals)
     reasons = "; ".join(refused.reason for refused in refusals)
-    mend = "`disco config set caps.NAME VALUE` changes a limit, null ends it."
-    if key := next((refused.key for refused in refusals if refused.key), ""):
-        mend = f"`disco keys change {key}` on the machine of the daemon changes a limit of this key."
+    keys = dict.fromkeys(refused.key for refused in refusals)  # "" for the caps of the whole
+    mend = " ".join(
+        f"`disco keys change {key}` on the machine of the daemon changes a limit of this key."
+        if key
+        else "`disco config set caps.NAME VALUE` changes a limit, null ends it."
+        for key in keys
+    )
     message = f"{reasons[:1].upper()}{reasons[1:]}. {mend}"
     return EndpointError(first.side, "cap_reached", message, retry_after_s=retry_after_s(first))
 

@@ -65,11 +65,12 @@ def is_plain(url: str) -> bool:
     return urlsplit(url).scheme == "http"
 
 
-def in_the_clear(asked: str) -> str:
-    """Why no key is sent to an origin by plain http, and what to do."""
+def in_the_clear(asked: str, server: str = "") -> str:
+    """Why no key is sent to an origin by plain http, and what to do; `server` is the name of one of several."""
+    allow = f"`insecure = true` of [[servers]] {server}" if server else "`disco config set server.insecure true`"
     return (
         f"the API key would travel to {asked} in the clear: use https (`disco setup`), or, if you own the way there, "
-        "`disco config set server.insecure true`"
+        f"{allow}"
     )
 
 

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from ...client.side_health import breaker_words, sides_of
 from ...config.layers import KeyRefusedError, server_api_key
-from ...config.schema import Api, Config, ServerSettings
+from ...config.schema import Api, Config, NamedServer, ServerSettings
+from ...config.servers import place_of
 from ...endpoints.continuation import Profile, Way
 from ...errors import ConfigError
 from ...money.catalog import Catalog, is_private
@@ -44,13 +45,17 @@ def address(settings: ServerSettings, api: Api, *, offline: bool = False) -> Fin
     if "@" in parts.netloc or parts.query:
         return warn(name, f"{text}; the URL holds more than an address", "put the key into a file or a variable")
     if is_loopback(parts.hostname or "") and (parts.port or _PORTS[parts.scheme]) == api.port:
-        return wrong(name, f"{text} is this daemon itself", "put the server's own address into server.base_url")
+        return wrong(
+            name, f"{text} is this daemon itself", f"put the server's own address into {place_of(settings)}base_url"
+        )
     if parts.path.rstrip("/").endswith(("/completions", "/models", "/responses")):
-        return wrong(name, f"{text}: that is one of its pages", "end server.base_url before it, mostly with /v1")
+        return wrong(
+            name, f"{text}: that is one of its pages", f"end {place_of(settings)}base_url before it, mostly with /v1"
+        )
     if parts.scheme == "http" and not (is_private(hostname(url)) if offline else goes_nowhere_public(url)):
         if settings.insecure:
             return warn(name, f"{text}: whoever is on the way can read key and prompts", "use https")
-        mend = "use https, or `disco config set server.insecure true` if you own the way there"
+        mend = f"use https, or {_set(settings, 'insecure', 'true')} if you own the way there"
         return warn(name, f"{text}: prompts can be read on the way; no key is sent there, and with one it is off", mend)
     return ok(name, text)
 
@@ -117,7 +122,7 @@ def read_key(config: Config, env: Mapping[str, str]) -> FoundKey:
     settings = config.server
     # The key itself may stand where the variable's name belongs.
     named = _VARIABLE.fullmatch(settings.api_key_env) is not None
-    variable = f"${settings.api_key_env}" if named else "the variable that server.api_key_env names"
+    variable = f"${settings.api_key_env}" if named else f"the variable that {place_of(settings)}api_key_env names"
     try:
         value = server_api_key(config, env)
     except KeyRefusedError as e:
@@ -129,10 +134,17 @@ def read_key(config: Config, env: Mapping[str, str]) -> FoundKey:
             value, variable if env.get(settings.api_key_env) else str(Path(settings.api_key_file).expanduser())
         )
     if not settings.api_key_env:
-        return FoundKey(problem="neither server.api_key_env nor server.api_key_file says where one is")
-    hint = "" if named else " (server.api_key_env is to be a name, not the key)"
-    file = ", and the file in server.api_key_file is empty" if settings.api_key_file else ""
+        return FoundKey(problem=f"neither {place_of(settings)}api_key_env nor api_key_file says where one is")
+    hint = "" if named else f" ({place_of(settings)}api_key_env is to be a name, not the key)"
+    file = f", and the file in {place_of(settings)}api_key_file is empty" if settings.api_key_file else ""
     return FoundKey(problem=f"{variable} is not set{hint}{file}")
+
+
+def _set(settings: ServerSettings, key: str, value: str) -> str:
+    """Say how a setting of a server gets a value: by a command, or in the file where it is one of several."""
+    if isinstance(settings, NamedServer):
+        return f"set `{key} = {value}` of [[servers]] {settings.name} in config.toml"
+    return f"`disco config set server.{key} {value}`"
 
 
 def may_ask(settings: ServerSettings, found: FoundKey) -> bool:
@@ -150,7 +162,8 @@ def may_ask(settings: ServerSettings, found: FoundKey) -> bool:
 def key(settings: ServerSettings, found: FoundKey, catalog: Catalog) -> Finding:
     """Check whether there is a key where one is needed."""
     name = "server key"
-    mend = "set that variable where the daemon starts, or `disco config set server.api_key_file FILE` (chmod 600)"
+    file = _set(settings, "api_key_file", "FILE")
+    mend = f"set that variable where the daemon starts, or {file} (chmod 600)"
     if found.value:
         if found.value != found.value.strip() or not (found.value.isascii() and found.value.isprintable()):
             return wrong(name, f"the one in {found.source} has white space or odd characters in it", "write it anew")
@@ -240,10 +253,10 @@ def _proxy(scheme: str, host: str) -> tuple[str, int] | None:
 
 def models(settings: ServerSettings, reply: Reply, *, with_key: bool) -> Finding:
     """Check whether the server answers, takes the key, and has the model."""
-    name = "server model"
+    name, address = "server model", f"{place_of(settings)}base_url"
     page = f"{display_url(settings.base_url).rstrip('/')}/models"
     if reply.problem:
-        return wrong(name, f"{page}: {reply.problem}", "check server.base_url, and what stands between here and there")
+        return wrong(name, f"{page}: {reply.problem}", f"check {address}, and what stands between here and there")
     if reply.status == 403 and with_key:  # it may be good for answers
         mend = "if answers fail, too, give the key the right to, or use another one; `disco status` tells why"
         return warn(name, f"{page} is not allowed with this key (403)", mend)
@@ -253,24 +266,23 @@ def models(settings: ServerSettings, reply: Reply, *, with_key: bool) -> Finding
         return wrong(name, f"{page} {refused} ({reply.status})", mend)
     if 300 <= reply.status < 400:
         to = f" to {reply.elsewhere}" if reply.elsewhere else ""
-        return wrong(
-            name, f"{page} points elsewhere ({reply.status}{to})", "put the right address into server.base_url"
-        )
+        return wrong(name, f"{page} points elsewhere ({reply.status}{to})", f"put the right address into {address}")
     if reply.status == 404:
-        return warn(name, f"{page} is not there (404)", "check server.base_url; it mostly ends with /v1")
+        return warn(name, f"{page} is not there (404)", f"check {address}; it mostly ends with /v1")
     if reply.status != 200 or reply.models is None:
         said = f"answers {reply.status}" if reply.status != 200 else "gives no list of models"
-        return warn(name, f"{page} {said}", "if answers fail, too, check server.base_url; `disco status` tells why")
-    return _check_listed(name, settings.model, reply.models)
+        return warn(name, f"{page} {said}", f"if answers fail, too, check {address}; `disco status` tells why")
+    return _check_listed(name, settings, reply.models)
 
 
-def _check_listed(name: str, model: str, listed: tuple[str, ...]) -> Finding:
+def _check_listed(name: str, settings: ServerSettings, listed: tuple[str, ...]) -> Finding:
+    model = settings.model
     plain = {one.casefold().removeprefix("models/"): one for one in listed}
     wanted = model.casefold().removeprefix("models/")
     if wanted in plain:
         return ok(name, f"{model} is one of {len(listed)} listed")
     near = [plain[one] for one in get_close_matches(wanted, plain, N_NEAR, 0.5)]
-    mend = f"`disco config set server.model NAME`{': ' + ', '.join(near) if near else ''}"
+    mend = f"{_set(settings, 'model', 'NAME')}{': ' + ', '.join(near) if near else ''}"
     return warn(name, f"{model} is not among the {len(listed)} models listed", mend)
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from disco_daemon.cli.doctor import server
 from disco_daemon.cli.doctor.finding import Finding, Level
 from disco_daemon.cli.doctor.server import FoundKey
 from disco_daemon.config import pricelist
-from disco_daemon.config.schema import Api, Config, ServerSettings
+from disco_daemon.config.schema import Api, Config, NamedServer, ServerSettings
 from disco_daemon.endpoints.continuation import Profile, Verdict
 from disco_daemon.onboarding import asking
 from disco_daemon.onboarding.asking import Reply
@@ -54,6 +55,23 @@ def test_addresses(url: str, level: Level, word: str) -> None:
     assert found.level is level
     assert word in found.found
     assert not any(secret in found.found + found.mend for secret in ("pass", "hush"))
+
+
+def test_of_one_of_several_servers_its_own_settings_are_named() -> None:
+    box = NamedServer(name="box", base_url="http://127.0.0.1:4747/v1", model="m")
+    far = msgspec.structs.replace(box, base_url="http://llm.example.com/v1")
+    page = msgspec.structs.replace(box, base_url=f"{OPENAI}/models")
+    unheard = Reply(problem="it is away")
+    findings = [
+        *(server.address(one, Api()) for one in (box, far, page)),
+        *(server.models(box, reply, with_key=True) for reply in (unheard, Reply(301), Reply(404), Reply(500))),
+        server.models(box, Reply(200, models=("other",)), with_key=True),
+        server.key(msgspec.structs.replace(box, base_url=OPENAI), server.read_key(Config(server=box), {}), CATALOG),
+    ]
+    for found in findings:
+        assert found.level is not OK
+        assert "server." not in f"{found.found} {found.mend}"
+        assert "box" in found.mend
 
 
 def settings(**values: Any) -> Config:

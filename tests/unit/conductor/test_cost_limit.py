@@ -248,6 +248,14 @@ async def test_where_nobody_is_left_the_error_says_what_to_do() -> None:
     assert isinstance(found, EndpointError)
     assert (found.status, found.code, found.param) == (429, "max_cost_reached", "disco.max_cost_usd")
     assert "server.input_usd_per_mtok" in str(found)
+    for more, said, unsaid in (
+        ({"price": PRICE, "max_cost_usd": 1e-9}, "ask for less", "input_usd_per_mtok"),
+        ({"price": PRICE, "extra": {"web_search_options": {}}}, "no bound that is known", "ask for less"),
+    ):
+        on = context(random.Random(1), "race", more.pop("price"))
+        found = await outcome_of(on, asked(**{"max_cost_usd": 1.0, "allowed": frozenset({Side.SERVER})} | more))
+        assert said in str(found)
+        assert unsaid not in str(found)
 
 
 async def test_a_server_that_would_cost_too_much_is_not_asked_and_the_device_answers() -> None:

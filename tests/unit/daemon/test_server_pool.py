@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from disco_daemon.api.names import ModelNames
 from disco_daemon.conductor import Conductor, Keeper
 from disco_daemon.conductor.answer_server import AnswerServer
+from disco_daemon.conductor.cost_limit import CostLimit
 from disco_daemon.config.schema import Config, HandoffSettings, NamedServer, PolicySettings
 from disco_daemon.config.servers import first_server, of_model
 from disco_daemon.daemon.assembly import Parts
@@ -34,6 +35,7 @@ from disco_daemon.types import BOTH, Caller, GenerationRequest, Grade, Outcome, 
 from tests.unit.daemon.test_wiring import Scene, scene  # noqa: F401 - a fixture
 from tests.unit.store.test_ledger import outcome
 
+UNPRICED: dict[str, Any] = {"input_usd_per_mtok": None, "output_usd_per_mtok": None}
 HELLO = ({"role": "user", "content": "hello"},)
 BOX = NamedServer(
     name="box", base_url="http://127.0.0.1:9001/v1", model="large", input_usd_per_mtok=1.0, output_usd_per_mtok=2.0
@@ -97,6 +99,29 @@ def test_each_model_has_its_own_price_and_all_have_one_account(scene: Scene) -> 
     assert context.spending.prices.server_input_usd_per_mtok == 1.0
     assert set(context.endpoints) == {Side.SERVER}
     assert context.planner is not parts.planner  # of its times the race learns nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("server/large", "Set server.input_usd_per_mtok and server.output_usd_per_mtok,"),
+        ("nobody/large", "Set input_usd_per_mtok and output_usd_per_mtok of [[servers]] nobody,"),
+        ("nobody/other", "Set the price of other in a list of your own"),
+    ],
+)
+def test_an_unknown_price_is_said_where_that_of_its_server_and_model_is_set(
+    scene: Scene,  # noqa: F811
+    name: str,
+    said: str,
+) -> None:
+    nobody = replace(BOX, name="nobody", base_url="https://nobody.example/v1", input_usd_per_mtok=None)
+    config = scene.config(servers=(nobody,))
+    parts = scene.parts(replace(config, server=replace(config.server, base_url="https://x.example/v1", **UNPRICED)))
+    asked = GenerationRequest(
+        "r", HELLO, allowed=frozenset({Side.SERVER}), servers=(name,), max_cost_usd=1.0
+    )  # fmt: skip
+    context = pool_of(parts).context(parts.context, asked)
+    assert said in str(CostLimit(asked, context.spending).reached())
 
 
 def test_what_an_hour_of_waiting_is_worth_holds_from_the_change_of_the_setting_on(scene: Scene) -> None:  # noqa: F811

@@ -10,7 +10,7 @@ import pytest
 from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.exchange import Power
-from disco_daemon.money.spending import CapRefusal, CostBound, Reservation, Speeds, Spending, retry_after_s
+from disco_daemon.money.spending import CapRefusal, CostBound, Reservation, Speeds, Spending, capped, retry_after_s
 from disco_daemon.types import Attempt, Side, Usage
 
 NOW = 1_770_000_000.0
@@ -89,6 +89,21 @@ def test_a_cap_closes_the_side_that_bills_and_only_that() -> None:
     owned.set_limits(CapLimits(usd_per_day=1.0))
     assert owned.check(Side.SERVER, ASKED, NOW) is None, "a higher cap opens it again"
     assert owned.state(NOW)["caps"]["usd_per_day"]["spent"] == pytest.approx(110e-6 + 2000e-6)
+
+
+def test_where_a_keys_cap_and_one_of_the_whole_are_in_the_way_both_are_said_how_to_change() -> None:
+    owned = spending(usd_per_day=0.0, wh_per_day=0.0)
+    owned.caps.keys["anna"] = Caps(CapLimits(usd_per_day=0.0), UTC, NOW, key="anna")
+    whole = owned.check(Side.DEVICE, ASKED, NOW)
+    own = owned.caps.keys["anna"].check(Side.SERVER, 1.0, NOW)
+    assert whole is not None
+    assert own is not None
+    for refusals in ((whole, own), (own, whole)):
+        said = str(capped(*refusals))
+        assert "`disco keys change anna`" in said
+        assert "`disco config set caps.NAME VALUE`" in said
+    assert "disco keys" not in str(capped(whole))
+    assert "disco config" not in str(capped(own))
 
 
 def test_the_devices_cap_is_in_watt_hours() -> None:
