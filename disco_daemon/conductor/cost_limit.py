@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import msgspec
 
+from ..clock import Clock
 from ..endpoints.bill import is_open_ended
 from ..errors import EndpointError
 from ..money.catalog import Price
 from ..money.cost_limit import BYTES_PER_TOKEN, billed, fit
 from ..money.spending import CostBound, Spending
 from ..types import GenerationRequest, PromptLength, Side
-from .endpoint_run import EndpointRun
+from .answer_server import Fits, ServerMember
+from .endpoint_run import EndpointRun, PromptSize
 
 
 class CostLimit:
@@ -60,6 +62,28 @@ class CostLimit:
     ) -> bool:
         """Whether a server could be started behind `n_before` tokens of the answer, or another one at its `price`."""
         return self._fit(request, length, n_before, self._left_usd(runs), price) is not None
+
+    def fitting(
+        self,
+        run: EndpointRun,
+        request: GenerationRequest,
+        prompt: PromptSize,
+        runs: Sequence[EndpointRun],
+        clock: Clock,
+    ) -> Fits:
+        """Return what says whether a start at a member, in the place of a run, fits into the rest of limit and caps.
+
+        By its own price: one that is dearer than what is left does not keep a cheaper one from being asked.
+        """
+
+        def fits(member: ServerMember) -> bool:
+            n_before = run.n_before + run.n_tokens
+            if not self.allows(request, prompt.length, n_before, runs, member.spending.price):
+                return False
+            wanted = CostBound.of(request, prompt.n_tokens, n_before)
+            return member.spending.check(Side.SERVER, wanted, clock.wall()) is None
+
+        return fits
 
     def admit_again(self, run: EndpointRun, runs: Sequence[EndpointRun]) -> bool:
         """Whether the request of a run may be sent a second time; what that may cost is held, too."""

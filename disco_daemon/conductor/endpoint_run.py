@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..endpoints.base import Controls
 from ..errors import EndpointError
+from ..money.caps import Caps
 from ..money.spending import Reservation, Spending
 from ..types import PromptLength, Readiness, Side, Usage
 from .answer_server import ServerMember
@@ -67,6 +68,12 @@ class EndpointRun:
     def turned_away(self) -> bool:
         """Whether the endpoint failed before it began; a server bills nothing for that."""
         return self.error is not None and self.error.reason in UNBILLED and not self.usage.completion_tokens
+
+    def give_back(self, caps: Caps) -> None:
+        """Give back what is held for it, if it was turned away: it bills nothing, and another server needs the room."""
+        if self.turned_away and not self.n_prefilled and self.grant is not None and self.hedge_grant is None:
+            caps.release(self.grant)
+            self.grant = None
 
     @property
     def n_prefilled(self) -> int:

@@ -15,7 +15,7 @@ from ..endpoints.hedge import Hedge
 from ..errors import EndpointError, release_frames
 from ..money.spending import CapRefusal, CostBound, capped
 from ..types import Append, CaughtUp, Continuation, GenerationRequest, Hold, Order, Paused, Side, Token
-from .answer_server import AnswerServer, Fits, ServerMember
+from .answer_server import AnswerServer, Fits
 from .context import AnswerContext
 from .cost_limit import CostLimit
 from .eligible import may_take_over
@@ -217,18 +217,11 @@ class EndpointRuns:
         begun = bool(run.n_tokens or run.n_before)
         if self._context.private:
             self._give_up(run.side)
-        self._release(run)
+        run.give_back(self._context.spending.caps)
         if self.is_stale(run) or not choice.leave(error, self._fits(run), begun=begun):
             return False
         self._follow(choice)
         return True
-
-    def _release(self, run: EndpointRun) -> None:
-        """Give back what is held for a run that was turned away: it bills nothing, and another server needs room."""
-        used = run.usage.prompt_tokens + run.usage.cached_tokens
-        if run.turned_away and not used and run.grant is not None and run.hedge_grant is None:
-            self._context.spending.caps.release(run.grant)
-            run.grant = None
 
     def _pass_over(self, endpoint: Endpoint, run: EndpointRun) -> bool:
         """Have another server asked in the place of one whose price does not fit; False where there is none."""
@@ -238,21 +231,7 @@ class EndpointRuns:
         return True
 
     def _fits(self, run: EndpointRun) -> Fits:
-        """Return whether a start at a member, in the place of a run, fits into what the answer may still cost.
-
-        By its own price: one that is dearer than what is left does not keep a cheaper one from being asked.
-        """
-        context, request, prompt = self._context, self._request, self._prompt
-        cost_limit, runs = self._cost_limit, self.all  # and not this object, which would be in a cycle with its watch
-
-        def fits(member: ServerMember) -> bool:
-            n_before = run.n_before + run.n_tokens
-            if not cost_limit.allows(request, prompt.length, n_before, runs, member.spending.price):
-                return False
-            wanted = CostBound.of(request, prompt.n_tokens, n_before)
-            return member.spending.check(Side.SERVER, wanted, context.clock.wall()) is None
-
-        return fits
+        return self._cost_limit.fitting(run, self._request, self._prompt, self.all, self._clock)
 
     def _follow(self, choice: AnswerServer) -> None:
         """Go by the prices and the ways of the server that is asked now."""

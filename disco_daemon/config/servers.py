@@ -45,6 +45,15 @@ def place_of(server: ServerSettings) -> str:
     return f"[[servers]] {server.name}: " if isinstance(server, NamedServer) else "server."
 
 
+def price_settings(server: ServerSettings, model: str) -> str:
+    """Return where the user says the price of a model: in its server's settings, where that is the server's own."""
+    if server.model not in ("", model):
+        return f"the price of {model} in a list of your own (`disco prices` shows where)"
+    if isinstance(server, NamedServer):
+        return f"input_usd_per_mtok and output_usd_per_mtok of [[servers]] {server.name}"
+    return "server.input_usd_per_mtok and server.output_usd_per_mtok"
+
+
 def foreign_key(server: ServerSettings, owner: str, asked: str) -> str:
     """Return why a server's key, which is for the origin `owner`, is not given to another one, with the mend."""
     if isinstance(server, NamedServer):

@@ -18,7 +18,7 @@ from ..conductor import AnswerContext
 from ..conductor.answer_server import AnswerServer, ServerMember
 from ..config.layers import KeyRefusedError, server_api_key
 from ..config.schema import Config, NamedServer, ServerSettings
-from ..config.servers import alone, of_model, servers_of
+from ..config.servers import alone, of_model, price_settings, servers_of
 from ..dispatch.migrate import Costs
 from ..dispatch.mover import CostMover, Mover, Stay
 from ..dispatch.planner import Planner
@@ -29,7 +29,7 @@ from ..endpoints.server import Server
 from ..endpoints.server_client import ServerClient
 from ..errors import RequestError
 from ..money.catalog import Catalog
-from ..money.spending import PRICE_SETTINGS, Spending
+from ..money.spending import Spending
 from ..store import History
 from ..system.net import hostname, is_plain, without_credentials
 from ..system.tasks import cancel_all
@@ -142,24 +142,12 @@ class ServerPool(SeveralServers):
         )  # fmt: skip
         if isinstance(endpoint, Server) and self._is_open:
             endpoint.open()
-        spending = self._spending.at(
-            price,
-            stops_billing=self._catalog.stops_billing(settings.base_url),
-            price_settings=self._price_settings(name, model),
-        )
+        stops, said_in = self._catalog.stops_billing(settings.base_url), price_settings(self._servers[name], model)
+        spending = self._spending.at(price, stops_billing=stops, price_settings=said_in)
         sides = {Side.SERVER: endpoint} | ({} if self._device is None else {Side.DEVICE: self._device})
         relation: Callable[[], Relation] = Grading(seen, sides) if model == self._servers[name].model else _equal
         routes = f".{hostname(settings.base_url)}".endswith(f".{ROUTES_ITSELF}")
         return ServerMember(name, f"{name}/{model}", endpoint, spending, relation, passes_wishes=routes)
-
-    def _price_settings(self, name: str, model: str) -> str:
-        """Return where the user says the price of a model: in its server's settings, where that is its own one."""
-        settings = self._servers[name]
-        if settings.model not in ("", model):
-            return f"the price of {model} in a list of your own (`disco prices` shows where)"
-        if isinstance(settings, NamedServer):
-            return f"input_usd_per_mtok and output_usd_per_mtok of [[servers]] {name}"
-        return PRICE_SETTINGS
 
     def _key(self, name: str) -> str:
         """Return a server's key as it was read when these settings were taken. Raises KeyRefusedError."""

@@ -123,6 +123,9 @@ class _TwoRequests:
         hedge = self._hedge
         losers = [one for one in self._requests if one is not winner]
         for one in losers:
+            failed = one.account.error is None and one.begun.done() and one.begun.exception()
+            if isinstance(failed, EndpointError):  # as the other one's token came: it has not lost, it has failed
+                self._note(one, failed)
             if one.account.over_at is None:
                 one.account.over_at = self._clock.now()
         self._requests = [winner]

@@ -195,6 +195,8 @@ async def test_the_cost_of_an_answer_is_the_sum_of_what_each_server_bills() -> N
         (Call(0.5, 0, "cut"), Call(0.6, 0, "cut"), (), ["a", "b"]),
         (Call(0.5, 0, "cut"), Call(9.0), [(1.0, "cancel")], ["a"]),
         (Call(0.5, 0, "refused"), Call(1.0), (), []),  # that is the request's own fault
+        (Call(0.5), Call(0.3, 0, "cut"), (), ["b"]),  # both at once, the first of which has a token
+        (Call(0.5, 0, "cut"), Call(0.3), (), ["a"]),
     ],
 )
 @in_jumps
