@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..arrays import FloatArray
+
 KINDS = ("tools", "schema", "code", "thinking", "numbers")  # what is told apart, beside the length
 MOST_EXAMPLES = 2000  # the latest answers; people and models change
 LEAST_EXAMPLES = 60  # answers; of a share of 1 in 5 that is known to within 10 points
@@ -63,27 +65,32 @@ class WillDo:
         known = list(answers)[:MOST_EXAMPLES]
         self.n, self.n_failed = len(known), sum(not one.did for one in known)
         enough = self.n >= LEAST_EXAMPLES and min(self.n_failed, self.n - self.n_failed) >= LEAST_EACH
-        self._weights = _fitted(known) if enough else None
+        self._weights = (
+            fitted([features(one.tokens, one.kinds) for one in known], [one.did for one in known]) if enough else None
+        )
 
     def chance(self, tokens: int, kinds: Collection[str]) -> float | None:
         """Return the chance that an answer of the device will do; None while too little is known."""
         if self._weights is None:
             return None
-        return 1 / (1 + math.exp(-float(self._weights @ np.array(_features(tokens, kinds)))))
+        return 1 / (1 + math.exp(-float(self._weights @ np.array(features(tokens, kinds)))))
 
     def to_json(self, tokens: int, kinds: Collection[str]) -> dict[str, Any]:
         """Return what it thinks of such a request, and what that rests on."""
         return {"chance": self.chance(tokens, kinds), "answers": self.n, "failed": self.n_failed}
 
 
-def _features(tokens: int, kinds: Collection[str]) -> list[float]:
+def features(tokens: int, kinds: Collection[str]) -> list[float]:
+    """Return what a question is told by, as numbers of about the same size; the first one is 1."""
     return [1.0, math.log(max(1, tokens) / USUAL_TOKENS), *(float(kind in kinds) for kind in KINDS)]
 
 
-def _fitted(known: Sequence[DeviceAnswer]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the weights that make the answers likeliest, under the prior on all but the first, by Newton's steps."""
-    x = np.array([_features(one.tokens, one.kinds) for one in known])
-    y = np.array([one.did for one in known], dtype=np.float64)
+def fitted(known: Sequence[Sequence[float]], did: Sequence[bool]) -> FloatArray:
+    """Return the weights that make the answers likeliest, under the prior on all but the first, by Newton's steps.
+
+    `known` has the features of each answer; of `did` some have to be true, and some false.
+    """
+    x, y = np.array(known), np.array(did, dtype=np.float64)
     prior = np.diag([0.0] + [PRIOR] * (x.shape[1] - 1))
     weights = np.zeros(x.shape[1])
     weights[0] = math.log(y.mean() / (1 - y.mean()))
