@@ -97,6 +97,7 @@ ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/disco/v1/keys"): At.CONTROL,
     ("POST", "/disco/v1/keys/change"): At.CONTROL,
     ("POST", "/disco/v1/keys/revoke"): At.CONTROL,
+    ("GET", "/disco/v1/usage/own"): At.BOTH,  # of the key that is shown
     ("GET", "/disco/v1/usage"): At.CONTROL,  # names those who have keys
 }
 
@@ -106,6 +107,7 @@ class ForKey(Enum):
 
     TERMS = "as far as it may ask"
     OWN = "of its own answers alone"
+    ITSELF = "of itself alone"
     PART = "without what others ask or use"
     SAME = "as anybody, since it says nothing of anybody"
 
@@ -121,6 +123,7 @@ FOR_KEYS: dict[tuple[str, str], ForKey] = {
     **{("GET", path): ForKey.TERMS for path in ("/api/tags", "/api/ps", "/v1/models", "/v1/models/{name}")},
     ("GET", "/disco/v1/trace/{request_id}"): ForKey.OWN,
     ("POST", "/disco/v1/answers/{request_id}"): ForKey.OWN,
+    ("GET", "/disco/v1/usage/own"): ForKey.ITSELF,
     ("GET", "/disco/v1/state"): ForKey.PART,
     **{("GET", path): ForKey.SAME for path in ("/", "/health", "/openapi.json", "/api/version")},
     **{("POST", f"/api/{verb}"): ForKey.SAME for verb in ("create", "push", "copy", "blobs/{digest}")},

@@ -120,6 +120,7 @@ def _asked(args: argparse.Namespace, path: str, body: dict[str, Any] | None = No
 
 def _add(args: argparse.Namespace) -> int:
     """Make a key, by the daemon or in its file, and print it."""
+    from ..client.key_words import may_words
     from ..keys.named_key import terms_of
 
     given = _given(args)
@@ -131,12 +132,13 @@ def _add(args: argparse.Namespace) -> int:
         print(json.dumps(made))
         return 0
     print(made["key"])
-    print(f"This is the key of {args.name}, shown this once; as an API key it opens {_may(made)}.")
+    print(f"This is the key of {args.name}, shown this once; as an API key it opens {may_words(made)}.")
     return 0
 
 
 def _change(args: argparse.Namespace) -> int:
     """Give a key other terms."""
+    from ..client.key_words import may_words
     from ..errors import ConfigError
 
     if not (given := _given(args)):
@@ -144,12 +146,14 @@ def _change(args: argparse.Namespace) -> int:
     changed = _asked(args, "keys/change", given | {"name": args.name})
     if changed is None:
         changed = next(key.document() for key in _file().change(args.name, given) if key.name == args.name)
-    print(json.dumps(changed) if args.json else f"{args.name} opens {_may(changed)} from now on.")
+    print(json.dumps(changed) if args.json else f"{args.name} opens {may_words(changed)} from now on.")
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
     """Print the keys, and what each may and has spent."""
+    from ..client.key_words import may_words, spent_words
+
     found = _asked(args, "keys")
     if found is None:
         unknown = {"usd_today": None, "usd_this_month": None}
@@ -159,7 +163,8 @@ def _list(args: argparse.Namespace) -> int:
     elif not found["data"]:
         print("There are no keys with names; `disco keys add NAME` makes one.")
     for key in () if args.json else found["data"]:
-        print(f"{key['name']}  {_may(key)}{_spent(key)}")
+        spent = spent_words(key)
+        print(f"{key['name']}  {may_words(key)}{spent and f'  ({spent})'}")
     return 0
 
 
@@ -172,23 +177,3 @@ def _revoke(args: argparse.Namespace) -> int:
     ended = f"; {count_of(found['ended'], 'request')} of it ran, and ended" if found["ended"] else ""
     print(json.dumps(found) if args.json else f"{args.name} gets no answer from now on{ended}.")
     return 0
-
-
-def _may(key: dict[str, Any]) -> str:
-    """Return what a key may, in words."""
-    from ..client.amounts import dollars
-
-    words = [", ".join(key["models"]) or "all models"]
-    words += [f"{dollars(key[f'usd_per_{of}'])} a {of}" for of in ("day", "month") if key[f"usd_per_{of}"] is not None]
-    if key["requests_per_minute"] is not None:
-        words.append(f"{count_of(key['requests_per_minute'], 'request')} a minute")
-    return "; ".join([*words, *(["nothing leaves this machine"] if key["private"] else [])])
-
-
-def _spent(key: dict[str, Any]) -> str:
-    """Return what a key has spent, in words; nothing where no daemon says it."""
-    from ..client.amounts import dollars
-
-    if key["usd_today"] is None:
-        return ""
-    return f"  ({dollars(key['usd_today'])} today, {dollars(key['usd_this_month'])} this month)"

@@ -51,7 +51,7 @@ def _show(state: dict[str, Any]) -> None:
         _refused(server),
         _split(state), _fleet(device), _engine(device), _adapters(device), _models(state), _speed(state),
         _estimators(state["learned"], state["endpoints"]), _money(state["money"]), _energy(state["energy"]),
-        _history(state),
+        _keys(state), _history(state),
     )  # fmt: skip
     for line in itertools.chain(*parts):
         print(line)
@@ -115,6 +115,17 @@ def _servers(state: dict[str, Any]) -> list[str]:
         why = breaker_words(one, "it") or (one["state"] == "off" and "off") or ""
         lines.append(one_line(f"{name}: first token {ttft}; {asked}{'; ' if why else ''}{why}", MAX_CELL))
     return [f"{'' if i else 'servers':13}{line}" for i, line in enumerate(lines)]
+
+
+def _keys(state: dict[str, Any]) -> list[str]:
+    """Print what each key with a name has spent, and may; nothing where there is none, or a stranger asks."""
+    from ..client.key_words import may_words, reached_words, spent_words
+
+    lines = []
+    for key in state.get("keys") or ():
+        said = filter(None, (spent_words(key), reached_words(key), may_words(key)))
+        lines.append(one_line(f"{key['name']}: {'; '.join(said)}", MAX_CELL))
+    return [f"{'' if i else 'keys':13}{line}" for i, line in enumerate(lines)]
 
 
 def _grades(state: dict[str, Any]) -> list[str]:

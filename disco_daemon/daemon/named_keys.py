@@ -71,6 +71,10 @@ class NamedKeys:
         """
         if not len(self.ring):
             await asyncio.to_thread(self._file.read)
+        return self.in_force()
+
+    def in_force(self) -> list[dict[str, Any]]:
+        """Return the keys in force, with what each has spent, $, and may; quick, and for the loop alone."""
         found, now = [], self._clock.wall()
         for key in self.ring:
             caps = self._caps().keys.get(key.name)

@@ -352,6 +352,7 @@ class ServerPool(SeveralServers):
             "base_url": without_credentials(self._servers[member.server].base_url),
             "down_s": status["down_s"],
             "last_error": status["last_error"],
+            "price": member.spending.price.to_json(),
             "in_pool": key in self.own,
         }
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from .. import __version__
@@ -86,6 +86,7 @@ class StateDocuments(Documents):
             "grades": parts.context.relation().to_json(),
             "endpoints": {side.value: endpoint.status() for side, endpoint in parts.endpoints.items()},
             "servers": self._servers(),
+            "keys": self._keys.in_force(),
             "split": None,
             "models": [] if runtime.local is None else runtime.local.document(),
             "stand_in": stand_in(runtime.config),
@@ -126,6 +127,7 @@ class StateDocuments(Documents):
                 "base_url": status["base_url"],
                 "down_s": status["down_s"],
                 "last_error": status["last_error"],
+                "price": parts.spending.price.to_json(),
             }
         ]
 
@@ -151,8 +153,16 @@ class StateDocuments(Documents):
     # --- keys with names ----------------------------------------------------------------------------------------------
 
     def usage(self, by: By, days: int) -> list[dict[str, Any]]:
+        return self._shared.history.usage(by, self._first_of(days))
+
+    async def usage_of_key(self, name: str, days: int) -> dict[str, Any]:
+        own = next((key for key in self._keys.in_force() if key["name"] == name), {"name": name})
+        return own | {"data": await asyncio.to_thread(self._shared.history.usage_of_key, name, self._first_of(days))}
+
+    def _first_of(self, days: int) -> date:
+        """Return the first of the latest local days, of which today is one."""
         today = datetime.fromtimestamp(self._shared.clock.wall()).date()  # noqa: DTZ006 - the user's own day is wanted
-        return self._shared.history.usage(by, today - timedelta(days=days - 1))
+        return today - timedelta(days=days - 1)
 
     async def keys(self) -> list[dict[str, Any]]:
         return await self._keys.document()

@@ -68,6 +68,10 @@ class Price:
         fresh = prompt_tokens - cached
         return (fresh * self.input + cached * self.cached_input + completion_tokens * self.output) / 1e6
 
+    def to_json(self) -> dict[str, float] | None:
+        """Return it for lists of models, $ per million tokens; None where nobody knows it."""
+        return {"input_usd_per_mtok": self.input, "output_usd_per_mtok": self.output} if self.known else None
+
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:

@@ -17,7 +17,7 @@ from disco_daemon.types import LedgerEntry, Outcome, Side
 
 from .recorded_outcomes import outcomes
 from .tables import text_of
-from .usage import SUMS, USD_OF_SERVERS, By, used
+from .usage import DAYS_OF_KEY, SUMS, USD_OF_SERVERS, By, used
 from .writer import BUSY_TIMEOUT_S, QUEUE_LIMIT, SavedState, Writer
 
 _RECENT = "SELECT * FROM requests WHERE id < ? ORDER BY id DESC LIMIT ?"
@@ -214,6 +214,10 @@ class History:
     def usage(self, by: By, first: date) -> list[dict[str, Any]]:
         """Return what was used from a local day on, by key, model, server or day; see `usage`."""
         return used(self._read(SUMS[by], (first.isoformat(),)), by)
+
+    def usage_of_key(self, key: str, first: date) -> list[dict[str, Any]]:
+        """Return what one key has used on each local day from that one on, newest first."""
+        return used(self._read(DAYS_OF_KEY, (first.isoformat(), key)), "day")
 
     def usd_of_servers(self, day: date) -> dict[str, float]:
         """Return what each model of each server has cost on a local day, $, by `SERVER/MODEL`."""

@@ -16,7 +16,7 @@ By = Literal["key", "model", "server", "day"]
 _OF_REQUESTS = """
 SELECT {by} AS what, sum(requests) AS requests, sum(prompt_tokens) AS prompt_tokens,
   sum(completion_tokens) AS completion_tokens, total(picousd) / 1e12 AS usd, total(microj) / 1e6 AS joules
-FROM key_days WHERE day >= ? GROUP BY what ORDER BY {order}
+FROM key_days WHERE day >= ?{more} GROUP BY what ORDER BY {order}
 """
 _OF_STARTS = """
 SELECT {by} AS what, count(DISTINCT s.request) AS requests, sum(s.processed_tokens) AS prompt_tokens,
@@ -27,11 +27,12 @@ WHERE r.day >= ? GROUP BY what ORDER BY usd DESC, requests DESC, what
 # A server has its name of the settings, also in rows of when there was one; "" is this machine.
 _SERVER = "coalesce(s.server, CASE s.side WHEN 'server' THEN 'server' ELSE '' END)"
 SUMS: dict[By, str] = {
-    "key": _OF_REQUESTS.format(by="key", order="usd DESC, requests DESC, what"),
-    "day": _OF_REQUESTS.format(by="day", order="what DESC"),
+    "key": _OF_REQUESTS.format(by="key", more="", order="usd DESC, requests DESC, what"),
+    "day": _OF_REQUESTS.format(by="day", more="", order="what DESC"),
     "model": _OF_STARTS.format(by="s.model"),
     "server": _OF_STARTS.format(by=_SERVER),
 }
+DAYS_OF_KEY = _OF_REQUESTS.format(by="day", more=" AND key = ?", order="what DESC")
 # What each model of each server has cost on a day, as far as rows are kept; a model's name is as the server has it.
 _OF_DAY = """
 SELECT {server} || '/' || s.model AS what, total(s.bill_usd) AS usd

@@ -242,4 +242,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
             Query("days", _ROWS, "How many days; from 1 to 1,000."),
         ),
     ),
+    ("GET", "/disco/v1/usage/own"): Operation(
+        failing=Failing.WRONG, query=(Query("days", _ROWS, "How many days; from 1 to 1,000."),),
+    ),
 }  # fmt: skip

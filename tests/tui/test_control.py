@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Select
@@ -337,6 +341,62 @@ async def test_the_control_panel_looks_as_it_did(size: tuple[int, int], light: b
     async with playing() as daemon, on_stage(daemon.root, ControlScreen(), size=size, light=light) as (app, pilot):
         await loaded(app, pilot)
         await compare(pilot, f"control-{size[0]}x{size[1]}-{'light' if light else 'dark'}")
+
+
+def of_server(name: str, model: str, **more: Any) -> dict[str, Any]:
+    """A server as `disco status --json` has it."""
+    return {
+        "name": name, "model": model, "state": "ready", "breaker": {"state": "closed", "why": None, "until_s": None},
+        "ttft_p50_s": 0.21, "ttft_p99_s": 0.94, "share": 0.62, "hedges": 3, "usd_today": 0.0213,
+        "price": {"input_usd_per_mtok": 0.15, "output_usd_per_mtok": 0.6}, **more,
+    }  # fmt: skip
+
+
+DOWN = {"state": "open", "why": "server_error", "until_s": 1_790_000_000.0}
+SERVERS = [
+    of_server("box", "qwen3-30b-a3b-instruct-2507-q8_0"),
+    of_server(
+        "openrouter", "meta-llama/llama-3.3-70b-instruct", price=None, ttft_p50_s=None, ttft_p99_s=None, share=0.02
+    ),
+    of_server("spare", "gpt-4o-mini", breaker=DOWN, share=0.36, usd_today=1.2),
+]
+NO_LIMIT = {"usd_per_month": None, "requests_per_minute": None, "models": [], "private": False}
+KEYS = [
+    {"name": "anna", "usd_per_day": 1.0, "usd_today": 1.02, "usd_this_month": 7.3} | NO_LIMIT,
+    {"name": "ci-bot", "usd_per_day": None, "usd_today": 0.0, "usd_this_month": 0.0} | NO_LIMIT
+    | {"models": ["disco/device"], "requests_per_minute": 20},
+]  # fmt: skip
+
+
+@pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
+async def test_servers_and_keys_are_in_view_beside_what_rules_them(size: tuple[int, int], in_utc: None) -> None:
+    async with playing() as daemon:
+        daemon.state |= {"servers": SERVERS, "keys": KEYS}
+        async with on_stage(daemon.root, ControlScreen(), size=size) as (app, pilot):
+            await loaded(app, pilot)
+            app.screen.query_one("#private").focus()
+            await until(pilot, lambda: "box/" in text_of(app, "#servers"))
+            await pilot.pause()
+            told = text_of(app, "#servers").splitlines()
+            assert max(map(len, told[:4])) <= size[0] - 4
+            assert "94" in told[1]
+            assert "?" in told[2]
+            assert "failing" in told[3]
+            assert "left alone until" in told[4]
+            assert "it has reached its $1.00 a day" in text_of(app, "#keys")
+            await compare(pilot, f"control-servers-{size[0]}x{size[1]}-dark")
+            daemon.state |= {"servers": SERVERS[:1], "keys": []}
+            await until(pilot, lambda: not app.screen.query_one("#servers-block").display)
+            assert not app.screen.query_one("#keys-block").display
 
 
 async def test_the_control_panel_reads_well_without_boxes() -> None:

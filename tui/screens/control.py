@@ -48,6 +48,7 @@ from ..data.sliders import (
     stand_in_words,
 )
 from ..widgets.slider import Slider
+from ..widgets.state_tables import StateTables
 from ..widgets.toggle import Toggle
 from ..widgets.words import PlainLabel, PlainStatic, block
 
@@ -131,11 +132,11 @@ class ControlScreen(Screen[None]):
         ]
         fields = [Vertical(PlainLabel(name), field, classes="cap") for name, field in caps]
         yield block(CAP_WORDS, Horizontal(*fields, classes="caps"))
+        yield StateTables()
         yield block(SET_WORDS, Select[str](set_options(), allow_blank=False, compact=True, id="set"))
         yield Toggle(PRIVATE_WORDS, id="private")
 
     def on_mount(self) -> None:
-        """Ask for all settings, and for the state from now on."""
         self.set_class(self._plain, "plain")
         self._enable(False)  # a change would be lost before the settings are known
         self.run_worker(cast("Any", self._load), group="load")
@@ -197,7 +198,6 @@ class ControlScreen(Screen[None]):
             self._ask_whatif()
 
     def _enable(self, known: bool) -> None:
-        """Enable or disable all inputs."""
         self.query("Slider, Input, Select, Toggle").set(disabled=not known)
         if known and self._there and self.focused is None:
             self.query_one("#rate", Slider).focus()
@@ -212,6 +212,8 @@ class ControlScreen(Screen[None]):
             self._say("#grades", words := stand_in_words(state))
             self.query("#grades").set(display=bool(words))
             self._show_effect()
+            for tables in self.query(StateTables):
+                tables.show(state)
 
     def _show_settings(self) -> None:
         """Show the daemon's settings, if they are known; that is no change by the user."""
@@ -367,7 +369,6 @@ class ControlScreen(Screen[None]):
         return said is not None
 
     def action_undo(self) -> None:
-        """Undo the last change, even one that waits to be sent."""
         self._remark("")
         if self._pending:
             self._pending = {}

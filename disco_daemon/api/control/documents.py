@@ -15,7 +15,7 @@ from ...errors import ConfigError, RequestError
 from ...keys.named_key import KeyTerms
 from ...link.trust.roles import Role
 from ...plain import which
-from ..doors import fit, state_for_key
+from ..doors import fit, sees_keys, state_for_key
 from ..http.connections import body
 from ..http.guard import key_of
 from ..ollama.ollama_models import DeviceFile
@@ -81,6 +81,10 @@ class Documents(Protocol):
 
     def usage(self, by: By, days: int) -> list[dict[str, Any]]:
         """Return what was used in the latest days, by key, model, server or day; called in a thread, as `history`."""
+        ...
+
+    async def usage_of_key(self, name: str, days: int) -> dict[str, Any]:
+        """Return what one key may and has spent, with what it has used on each of the latest days as `data`."""
         ...
 
     async def keys(self) -> list[dict[str, Any]]:
@@ -197,7 +201,11 @@ def add_routes(app: web.Application, documents: Documents) -> None:
 async def _state(request: web.Request) -> web.Response:
     """GET /disco/v1/state: Return the state of the daemon, as `disco status` shows it."""
     state = request.app[DOCUMENTS].state()
-    return as_json(fit(request, state if key_of(request) is None else state_for_key(state)))
+    if key_of(request) is not None:
+        state = state_for_key(state)
+    elif not sees_keys(request):
+        del state["keys"]
+    return as_json(fit(request, state))
 
 
 async def _history(request: web.Request) -> web.Response:

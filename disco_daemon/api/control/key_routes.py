@@ -13,6 +13,7 @@ from ...errors import RequestError
 from ...keys.named_key import MOST_MODELS, MOST_PER_MINUTE, KeyTerms, Pattern, Usd
 from ..http.bodies import convert, decoded
 from ..http.connections import body
+from ..http.guard import key_of
 from .documents import DOCUMENTS, By, as_json, number, settings_at_fault
 
 USAGE: tuple[By, ...] = ("key", "model", "server", "day")
@@ -49,6 +50,7 @@ def add_routes(app: web.Application) -> None:
     app.router.add_post("/disco/v1/keys/change", _change)
     app.router.add_post("/disco/v1/keys/revoke", _revoke)
     app.router.add_get("/disco/v1/usage", _usage)
+    app.router.add_get("/disco/v1/usage/own", _own_usage)
 
 
 async def _keys(request: web.Request) -> web.Response:
@@ -91,3 +93,10 @@ async def _usage(request: web.Request) -> web.Response:
         raise RequestError(f"by must be one of: {', '.join(USAGE)}", param="by")
     rows = await asyncio.to_thread(request.app[DOCUMENTS].usage, by, number(request, "days", 31))
     return as_json({"data": rows})
+
+
+async def _own_usage(request: web.Request) -> web.Response:
+    """GET /disco/v1/usage/own: Return what the key of this request may, has spent and uses a day; `?days=31`."""
+    if (key := key_of(request)) is None:
+        raise RequestError("This is for keys with names: show one. GET /disco/v1/usage has what all have used.")
+    return as_json(await request.app[DOCUMENTS].usage_of_key(key.name, number(request, "days", 31)))

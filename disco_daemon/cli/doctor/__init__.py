@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from ...config.schema import Config
     from ...endpoints.continuation import Profile
+    from ...errors import ConfigError
     from .finding import Finding
     from .server import FoundKey
 
@@ -93,24 +93,28 @@ def _checks(
 
     from ...api.http.peers import tells_of_us
     from ...config.layers import config_path
+    from ...errors import ConfigError
     from ..service import spec_of
     from . import files, listening, machine, machines
     from .server import OFFLINE
 
-    listener = listening.listener(config.api)
-    yield files.configuration(config_path(), config, error)
+    listener, names = listening.listener(config.api), _named_keys(config_path())
+    yield files.configuration(config_path(), config, error, has_keys=not isinstance(names, ConfigError) and bool(names))
     yield machine.python()
     on_gpu = yield from _device(config, listener.state, offline=unasked == OFFLINE)
     yield from _folders(config)
     latest = yield from _history(config)
     yield listening.port(config.api, listener)
     yield listening.users(config.api, is_reported=tells_of_us())
+    if (keys_found := files.named_keys(names, (listener.state or {}).get("keys") or ())) is not None:
+        yield keys_found
     yield machine.service(spec_of(config))
     yield from machines.checks(config, listener.state, unasked)
     skew_s = None
     if config.server.base_url or not config.servers:
         skew_s = yield from _server(config, key, listener.state, unasked=unasked)
-    yield from _several(config, keys, listener.state, unasked=unasked)
+    others_s = yield from _several(config, keys, listener.state, unasked=unasked)
+    skew_s = others_s if skew_s is None else skew_s
     yield from _power(config, on_gpu=on_gpu)
     yield machine.clock(datetime.now(UTC), _newest_price(), latest, skew_s)
 
@@ -231,19 +235,40 @@ def _server(
 
 def _several(
     config: Config, keys: Mapping[str, FoundKey], daemon: dict[str, Any] | None, *, unasked: str
-) -> Iterator[Finding]:
-    """Yield the findings of each server of `[[servers]]`; of one without a model those that need none."""
+) -> Generator[Finding, None, float | None]:
+    """Yield the findings of each server of `[[servers]]`; of one without a model those that need none.
+
+    Return how far our clock is ahead, s, by the first of them that tells.
+    """
     from ...config.servers import alone
     from . import server
 
+    ahead_s = None
     for one in config.servers:
         ill = server.left_alone(daemon, one.name)
-        found = _server(alone(config, one), keys[one.name], None, unasked=unasked)
-        for finding in chain(found, [] if ill is None else [ill]):
-            if not one.model and finding.name in ("server model", "continuation", "price", "grades"):
-                continue
-            mend = f"{finding.mend} (in [[servers]] {one.name})" if finding.mend else ""
-            yield replace(finding, name=f"{one.name}: {finding.name}", mend=mend)
+        checks = _server(alone(config, one), keys[one.name], None, unasked=unasked)
+        while True:
+            try:
+                finding = next(checks)
+            except StopIteration as end:
+                ahead_s = end.value if ahead_s is None else ahead_s
+                break
+            if one.model or finding.name not in ("server model", "continuation", "price", "grades"):
+                yield server.of_named(finding, one.name)
+        if ill is not None:
+            yield server.of_named(ill, one.name)
+    return ahead_s
+
+
+def _named_keys(config: Path) -> list[str] | ConfigError:
+    """Return the names of the keys that others have, or why their file cannot be read."""
+    from ...errors import ConfigError
+    from ...keys.key_file import KeyFile
+
+    try:
+        return [key.name for key in KeyFile(config).read()]
+    except ConfigError as e:
+        return e
 
 
 def _probe_verdict(config: Config, daemon: dict[str, Any] | None) -> Profile | None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from ...client.key_words import reached_words
 from ...config.layers import require_complete
 from ...config.schema import Config, DeviceSettings
 from ...errors import ConfigError
 from ...models.default import SIZE, default_model_path
 from ...models.files import examine
 from ...models.text_models import text_kind
+from ...plain import count_of
 from ...store.checkup import NEWEST, HistoryFacts
 from ...system.net import is_loopback
 from ...system.smallfile import open_regular
@@ -22,8 +26,11 @@ GIB = 2**30
 SPARE_BYTES, LEAST_BYTES = GIB, 64 * 2**20  # free on a disk: a warning below the first, wrong below the second
 
 
-def configuration(path: Path, config: Config, error: str) -> Finding:
-    """Check whether the settings can be read and go together; `error` is the error of reading them."""
+def configuration(path: Path, config: Config, error: str, *, has_keys: bool = False) -> Finding:
+    """Check whether the settings can be read and go together; `error` is the error of reading them.
+
+    `has_keys`: there are keys with names, one of which everybody has to show where others can reach the daemon.
+    """
     name = "configuration"
     if error:
         return wrong(name, error, "mend or unset it; what follows was looked at with the defaults")
@@ -31,10 +38,10 @@ def configuration(path: Path, config: Config, error: str) -> Finding:
         require_complete(config)
     except ConfigError as e:
         return wrong(name, str(e), "`disco up` does not start before")
-    if not config.device.enabled and not config.server.base_url:
+    if not config.device.enabled and not config.server.base_url and not config.servers:
         mend = "`disco setup` adds a server, `disco config set device.enabled true` takes this machine's model"
         return wrong(name, "neither device nor server may answer", mend)
-    if not is_loopback(config.api.host) and not config.api.key:
+    if not is_loopback(config.api.host) and not config.api.key and not has_keys:
         mend = "`disco config set api.key SECRET`, or `disco config set api.host 127.0.0.1`"
         return wrong(name, f"api.host = {config.api.host} is open to others, and there is no api.key", mend)
     if not there(path):
@@ -42,6 +49,19 @@ def configuration(path: Path, config: Config, error: str) -> Finding:
     if (config.api.key or config.api.control_key) and (mode := _others(path)):
         return warn(name, f"{path} holds api.key, and others may read it (mode {mode:o})", f"`chmod 600 {path}`")
     return ok(name, str(path))
+
+
+def named_keys(found: Sequence[str] | ConfigError, spent: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Check the keys with names, and which have reached a cap, as the daemon has `spent`; None where there is none."""
+    name = "keys"
+    if isinstance(found, ConfigError):
+        return wrong(name, str(found), "until then nobody is let in by one")
+    if not found:
+        return None
+    reached = [f"{key['name']}: {words}" for key in spent if (words := reached_words(key))]
+    text = f"{count_of(len(found), 'key')} with names: {', '.join(found)}"
+    mend = "`disco keys change NAME --usd-per-day X` allows more; `disco usage --by key` says what for"
+    return warn(name, f"{text}; {'; '.join(reached)}", mend) if reached else ok(name, text)
 
 
 def model(settings: DeviceSettings) -> Finding:

@@ -9,7 +9,7 @@ import stat
 import time
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from .finding import Finding, ok, warn, wrong
 NETWORK_TIMEOUT_S = 3.0  # looking up the name, and connecting
 N_NEAR = 3  # names like the one asked for, in a hint
 _PORTS = {"http": 80, "https": 443}
+_SET_SERVER = re.compile(r"`disco config set server\.(\w+) ([^`]*)`")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 OFFLINE = "not asked: --offline"
 PRIVATE = "not asked: policy.private is on (`disco doctor --online` asks it all the same)"
@@ -84,6 +85,15 @@ def left_alone(daemon: Mapping[str, Any] | None, name: str) -> Finding | None:
             mend = "mend what it says, then `disco config reload`" if lasts else "it is asked again by itself"
             return warn("answers", f"{said}. The breaker is {breaker}", mend)
     return None
+
+
+def of_named(finding: Finding, name: str) -> Finding:
+    """Return a finding on one of `[[servers]]`: `disco config set` does not reach its settings, which the file has."""
+    entry = f"[[servers]] {name}"
+    mend = _SET_SERVER.sub(lambda said: f"`{said[1]} = {said[2]}`", finding.mend)
+    mend, found = (re.sub(r"\bserver\.(?=[a-z])", "", text) for text in (mend, finding.found))
+    mend = mend.replace("`disco setup`", f"`disco setup --as {name}`")
+    return replace(finding, name=f"{name}: {finding.name}", found=found, mend=mend and f"{mend} (in {entry})")
 
 
 def grades(config: Config) -> Finding:

@@ -112,6 +112,17 @@ async def test_two_keys_ask_and_each_has_its_own_usage(ends: Ends) -> None:
     assert listed["bert"]["usd_per_day"] == 5
     assert listed["bert"]["usd_today"] == pytest.approx(rows["bert"]["usd"])
     assert anna not in json.dumps([listed]), "a key is shown once"
+    status, own, _ = await told(daemon, bert, "GET", "/disco/v1/usage/own?days=2")
+    assert (status, own["name"], own["usd_per_day"]) == (200, "bert", 5)
+    assert own["usd_today"] == listed["bert"]["usd_today"]
+    (day,) = own["data"]
+    assert {**day, "key": "bert"} == {**rows["bert"], "day": day["day"]}, "of itself alone"
+    status, said, _ = await told(daemon, "no-key-of-ours", "GET", "/disco/v1/usage/own")
+    assert (status, "keys with names" in json.dumps(said)) == (400, True)
+    state = await daemon.state()
+    assert {key["name"] for key in state["keys"]} >= {"anna", "bert"}
+    assert "bert" in (await told(daemon, "no-key-of-ours", "GET", "/disco/v1/state"))[1]["keys"][1]["name"]
+    assert "keys" not in (await told(daemon, bert, "GET", "/disco/v1/state"))[1]
 
 
 async def test_what_is_kept_is_a_hash_that_others_cannot_read(ends: Ends) -> None:

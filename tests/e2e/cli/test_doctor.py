@@ -9,11 +9,14 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import pytest
+from aiohttp import web
 
 from disco_daemon.cli.doctor import engine
 from disco_daemon.config.schema import DeviceSettings
@@ -21,6 +24,7 @@ from disco_daemon.engine.llama.metadata import Metadata
 from disco_daemon.engine.measure.checkup_messages import CheckupRequest
 from disco_daemon.models.default import default_model_path, models_dir
 from tests.fixtures.daemon import running
+from tests.fixtures.provider import Provider
 from tests.fixtures.upstream import Upstream
 
 SECRET = "secret-of-the-test"
@@ -175,3 +179,43 @@ def test_the_memory_of_the_model_is_what_the_engine_will_find() -> None:
         assert asked.n_vocab == llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     finally:
         llama_cpp.llama_model_free(model)
+
+
+class Late(Provider):
+    """A server whose clock is an hour behind."""
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        response = await super().models(request)
+        response.headers["Date"] = format_datetime(datetime.now(UTC) - timedelta(hours=1), usegmt=True)
+        return response
+
+
+async def test_each_of_several_servers_is_looked_at_and_told_with_a_mend_of_its_own(tmp_path: Path) -> None:
+    """One is well, one has another key, and one is not there; `disco config set` reaches the settings of none."""
+    async with Late("key-of-a", ["small"]) as a, Provider("key-of-b", ["small"]) as b:
+        with closing(socket.create_server(("127.0.0.1", 0))) as nobody:
+            gone = f"http://127.0.0.1:{nobody.getsockname()[1]}/v1"
+        text = "[device]\nenabled = false\n"
+        for name, url, key, model in (
+            ("a", a.url, "key-of-a", "small"), ("b", b.url, "key-of-a", "small"), ("typo", a.url, "key-of-a", "smal"),
+            ("gone", gone, "", "m"),
+        ):  # fmt: skip
+            text += f'[[servers]]\nname = "{name}"\nbase_url = "{url}"\nmodel = "{model}"\nprobe = false\n'
+            text += f'api_key_env = "KEY_{key[-1:].upper()}"\n' if key else ""
+        (tmp_path / "CONFIG" / "disco").mkdir(parents=True)
+        (tmp_path / "CONFIG" / "disco" / "config.toml").write_text(text)
+        found = await doctor(tmp_path, code=1, env={"KEY_A": "key-of-a"})
+    assert found["configuration"]["level"] == "ok"
+    for check in ("server", "server key", "network", "server model"):
+        assert found[f"a: {check}"]["level"] == "ok", found
+    assert "price" in {name.partition(": ")[2] for name in found if name.startswith("a: ")}
+    assert found["b: server model"]["level"] == "wrong"
+    assert "refuses the key" in found["b: server model"]["found"]
+    assert found["typo: server model"]["mend"] == "`model = NAME`: small (in [[servers]] typo)"
+    assert found["gone: network"]["level"] == "wrong"
+    assert (
+        found["a: continuation"]["mend"]
+        == "`probe = true`, or set continuation to what this server can do (in [[servers]] a)"
+    )
+    assert found["clock"]["level"] != "ok", "a server of the list says that ours is an hour off"
+    assert not [row for row in found.values() if "config set server." in row["mend"]]

@@ -26,9 +26,9 @@ from disco_daemon.cli.doctor import files, listening, machine
 from disco_daemon.cli.doctor.finding import Finding, Level
 from disco_daemon.cli.doctor.listening import Listener
 from disco_daemon.client import once as client
-from disco_daemon.config.schema import Api, CapSettings, Config, DeviceSettings, ServerSettings
+from disco_daemon.config.schema import Api, CapSettings, Config, DeviceSettings, NamedServer, ServerSettings
 from disco_daemon.engine.llama.memory import GIB
-from disco_daemon.errors import Unavailable
+from disco_daemon.errors import ConfigError, Unavailable
 from disco_daemon.models.default import SIZE
 from disco_daemon.onboarding.asking import within
 from disco_daemon.power.measurement import Charge, Covers, PowerReading, Skipped, Thermal
@@ -42,6 +42,7 @@ from tests.unit.store.test_store import OUTCOME
 OK, WARN, WRONG = Level
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
+BOX = NamedServer(name="box", base_url="http://127.0.0.1:1/v1", model="m")
 
 
 # --- configuration and files ------------------------------------------------------------------------------------------
@@ -54,6 +55,7 @@ DAY = timedelta(days=1)
         (Config(server=ServerSettings(base_url="http://127.0.0.1:1/v1")), WRONG, "server.model"),
         (Config(device=DeviceSettings(base_url="http://example.com/v1", model="m")), WRONG, "device.base_url"),
         (Config(device=DeviceSettings(enabled=False)), WRONG, "neither device nor server"),
+        (Config(device=DeviceSettings(enabled=False), servers=(BOX,)), OK, "defaults"),
         (Config(api=Api(host="0.0.0.0")), WRONG, "api.key"),
         (Config(api=Api(host="0.0.0.0", key="hush")), OK, "defaults"),
     ],
@@ -62,6 +64,25 @@ def test_settings_that_do_not_go_together_are_named(config: Config, level: Level
     found = files.configuration(tmp_path / "config.toml", config, "")
     assert found.level is level
     assert word in found.found
+
+
+def test_a_key_with_a_name_is_as_good_as_the_owners_where_others_reach_the_daemon(tmp_path: Path) -> None:
+    others = Config(api=Api(host="0.0.0.0"))
+    assert files.configuration(tmp_path / "config.toml", others, "", has_keys=True).level is OK
+
+
+def test_keys_with_names_are_told_with_the_caps_that_they_have_reached() -> None:
+    assert files.named_keys([], ()) is None
+    limits = {"usd_per_day": 1.0, "usd_per_month": None, "usd_today": 0.2, "usd_this_month": 3.0}
+    found = files.named_keys(["anna", "bert"], [{"name": "anna"} | limits])
+    assert found is not None
+    assert (found.level, found.found) == (OK, "2 keys with names: anna, bert")
+    found = files.named_keys(["anna"], [{"name": "anna"} | limits | {"usd_today": 1.0}])
+    assert found is not None
+    assert (found.level, "anna: it has reached its $1.00 a day" in found.found) == (WARN, True)
+    found = files.named_keys(ConfigError("keys.json is damaged"), ())
+    assert found is not None
+    assert (found.level, found.found) == (WRONG, "keys.json is damaged")
 
 
 def test_what_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:

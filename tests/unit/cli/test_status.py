@@ -10,6 +10,7 @@ from disco_daemon.cli.status import (  # fmt: skip
     _engine,
     _estimators,
     _fleet,
+    _keys,
     _money,
     _refused,
     _speed,
@@ -192,3 +193,12 @@ def test_what_was_never_seen_is_no_more_than_expected_and_of_no_side_that_is_not
     seen = _estimators(learned(3), {"server": {}})
     assert seen[0].endswith("3 samples, 0 % of them ended before a first token")
     assert seen[2] == "prompts      116 tokens; 3 samples"
+
+
+def test_keys_with_names_are_told_with_what_they_spent_and_may() -> None:
+    assert _keys({}) == _keys({"keys": []}) == []
+    terms = {"usd_per_day": 1.0, "usd_per_month": None, "requests_per_minute": 20, "models": [], "private": False}
+    anna = {"name": "anna", "usd_today": 0.25, "usd_this_month": 2.0} | terms
+    first, second = _keys({"keys": [anna, anna | {"name": "kids", "usd_today": 1.0}]})
+    assert first == ("keys         anna: $0.25 today, $2.00 this month; all models; $1.00 a day; 20 requests a minute")
+    assert second.startswith("             kids: $1.00 today, $2.00 this month; it has reached its $1.00 a day; all")
