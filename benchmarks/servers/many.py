@@ -34,8 +34,7 @@ async def compare(n_servers: int, n_models: int, progress: Callable[[str], None]
         for name in ("one", "many"):
             (own := folder / name).mkdir()
             words = daemon_argv(urls[0], own)
-            if name == "many":
-                _add_servers(own / "config.toml", urls, n_servers, n_models)
+            _set_servers(own / "config.toml", urls, n_servers if name == "many" else 0, n_models)
             url = await stack.enter_async_context(child(words, own, "daemon"))
             ways[name] = AskedWay(name, await stack.enter_async_context(door(name, url)))
         for way in ways.values():
@@ -58,19 +57,21 @@ async def compare(n_servers: int, n_models: int, progress: Callable[[str], None]
     }  # fmt: skip
 
 
-def _add_servers(config: Path, urls: Sequence[str], n_servers: int, n_models: int) -> None:
-    """Put that many in place of the one: each answers `disco`, and names its models."""
+def _set_servers(config: Path, urls: Sequence[str], n_servers: int, n_models: int) -> None:
+    """Put that many in place of the one: each answers `disco`, and names its models. The one costs money as well."""
     settings = tomlkit.parse(config.read_text("utf-8")).unwrap()
-    plain = settings.pop("server")
-    settings["servers"] = [
-        plain
-        | {
-            "name": f"s{i}", "base_url": urls[i % len(urls)], "probe": False,
-            "models": ["loopback", *(f"model-{k}" for k in range(n_models - 1))],
-            "input_usd_per_mtok": 1.0 + i / 10, "output_usd_per_mtok": 2.0,
-        }
-        for i in range(n_servers)
-    ]  # fmt: skip
+    settings["server"] |= {"input_usd_per_mtok": 1.0, "output_usd_per_mtok": 2.0}
+    if n_servers:
+        plain = settings.pop("server")
+        settings["servers"] = [
+            plain
+            | {
+                "name": f"s{i}", "base_url": urls[i % len(urls)], "probe": False,
+                "models": ["loopback", *(f"model-{k}" for k in range(n_models - 1))],
+                "input_usd_per_mtok": 1.0 + i / 10,
+            }
+            for i in range(n_servers)
+        ]  # fmt: skip
     config.write_text(tomlkit.dumps(settings), encoding="utf-8")
 
 

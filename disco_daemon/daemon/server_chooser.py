@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from ..conductor import AnswerContext
@@ -68,18 +69,21 @@ class MemberChooser:
         self._trials, self._trial = trials, ""
         self._pool, self._base, self._request, self._groups = pool, base, request, groups
         self._n_prompt = max(1, request.n_chars // CHARS_PER_TOKEN) if n_prompt is None else n_prompt
-        rest = base.planner.knowledge.outputs.expected_remaining(0, self._n_prompt)
-        most = request.sampling.max_tokens
-        self._n_answer = round(rest if most is None else min(rest, most))
         whole, self._bound = base.spending.caps, CostBound.of(request, self._n_prompt)
         limits = [caps.limits for caps in (whole, whole.keys.get(request.caller.name)) if caps is not None]
         self._is_capped = any(one.usd_per_day is not None or one.usd_per_month is not None for one in limits)
         self._needs = bool(wanted(request)) or request.prompt is not None
 
+    @cached_property
+    def _n_answer(self) -> int:
+        """The tokens of an answer to such a prompt, about; nobody asks for it where there is nothing to choose."""
+        about, most = self._base.planner.knowledge.outputs.about(self._n_prompt), self._request.sampling.max_tokens
+        return round(about if most is None else min(about, most))
+
     def first(self) -> ServerMember:
         """Return the member that is asked first: the best that is able; where none is, the one that says why."""
         able = [fit for group in self._groups if (fit := [one for one in group if self._is_able(one)])]
-        up = next((group for group in able if any(not one.endpoint.readiness().down_s for one in group)), None)
+        up = next((group for group in able if any(not self._down_s(one) for one in group)), None)
         return self._best(up or able[0]) if able else self._groups[0][0]
 
     def next(self, left: Sequence[ServerMember]) -> ServerMember | None:
@@ -145,10 +149,11 @@ class MemberChooser:
         """Choose one of several; `hedge` is then who is asked as well where that one is silent."""
         if len(able) == 1:
             return able[0]
-        failed = [one for one in able if is_on_trial(one)]
-        others = [one for one in able if one not in failed and not one.endpoint.readiness().down_s > 0]
-        if not failed or not others:
-            return failed[0] if failed else self._chosen(able)
+        if not (failed := [one for one in able if is_on_trial(one)]):
+            return self._chosen(able)
+        others = [one for one in able if one not in failed and not self._down_s(one) > 0]
+        if not others:
+            return failed[0]
         best = self._chosen(others)
         return self._tried(failed, best) or best
 
@@ -203,7 +208,14 @@ class MemberChooser:
     def _candidate(self, one: ServerMember) -> Candidate:
         price = one.spending.price
         usd = price.cost_usd(self._n_prompt, self._n_answer) if price.known else None
-        return Candidate(one.key, usd, one.endpoint.readiness().down_s)
+        return Candidate(one.key, usd, self._down_s(one))
+
+    def _down_s(self, one: ServerMember) -> float:
+        """How long a member must not be asked, s: its whole readiness takes three times as long to ask for."""
+        endpoint = one.endpoint
+        if isinstance(endpoint, Server):
+            return endpoint.breaker.down_s(self._base.clock.now())
+        return endpoint.readiness().down_s
 
     def _is_able(self, one: ServerMember) -> bool:
         return self._why_not(one) is None

@@ -35,6 +35,7 @@ class LearnedServers:
         self._day, self._usd_today = date.min, dict[str, float]()
         self._n_asked, self._n_hedges = Counter[str](), Counter[str]()
         self._n_recorded = 0
+        self._saved: dict[str, tuple[int, ...]] = {}  # how far what is known of a member was when it was saved
         self._due = asyncio.Event()
 
     def restored(self, addresses: Mapping[str, str], named: Collection[str]) -> tuple[Pool, dict[str, float]]:
@@ -60,7 +61,7 @@ class LearnedServers:
     ) -> None:
         """Go by the servers of other settings from now on, with what was `restored` for them."""
         self.keep([key for key in named if self._is_at(key, addresses)])
-        self._addresses, self._named = dict(addresses), tuple(named)
+        self._addresses, self._named, self._saved = dict(addresses), tuple(named), {}
         found, usd_today = kept
         self.choice.adopt(found)
         if self._day == date.min:
@@ -115,12 +116,19 @@ class LearnedServers:
                 self._due.clear()
                 await self.save()
         finally:
+            self._saved.clear()  # of those that nobody asked, for how long that was is saved now
             await self.save()
 
     async def save(self) -> None:
-        """Hand what was learned to the history's writer, one member at a time: each takes the loop for 2 ms."""
+        """Hand what was learned since to the history's writer, one member at a time: each takes the loop for a while.
+
+        Of ten members most were asked nothing meanwhile.
+        """
         for key in self._named:
+            if (extent := self.choice.extent_of(key)) is None or self._saved.get(key) == extent:
+                continue
             if (state := self.choice.state_of(key)) is not None:
+                self._saved[key] = extent
                 self._history.save_learned(_kept_as(self._addresses, key), self._clock.wall(), state)
                 await asyncio.sleep(0)
 

@@ -137,6 +137,11 @@ class Pool:
         member = self._members.get(name)
         return None if member is None else member.to_json(self.looks.n_requests)
 
+    def extent_of(self, name: str) -> tuple[int, ...] | None:
+        """What was learned of a member, in counts: they change whenever `state_of` does. None where nothing was."""
+        member = self._members.get(name)
+        return None if member is None else (member.n_known, member.n_asked, member.n_hedges)
+
     @property
     def names(self) -> tuple[str, ...]:
         """The members of which something is known."""

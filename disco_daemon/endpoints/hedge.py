@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
 from ..clock import Clock
@@ -100,6 +101,8 @@ class _TwoRequests:
         """Return the request that shows an event first. Raises EndpointError."""
         hedge, first = self._hedge, self._requests[0]
         await asyncio.wait([first.begun], timeout=hedge.after_s)
+        if first.begun.done() and first.begun.exception() is None:  # nearly always
+            return first
         if not first.begun.done() and hedge.admit():
             hedge.sent_at = self._clock.now()
             again = hedge.elsewhere or self._ask
@@ -150,10 +153,14 @@ class _TwoRequests:
 
     async def close(self) -> None:
         """Close what is open, and wait for it: not for long, as closing a stream has a limit of its own."""
-        self._closing += [asyncio.create_task(one.close(), name="closing a request") for one in self._requests]
-        for one in self._requests:
+        requests, self._requests = self._requests, []
+        for one in requests:
             if one.account.over_at is None:
                 one.account.over_at = self._clock.now()
-        self._requests = []
+        if not self._closing and len(requests) == 1 and requests[0].begun.done():  # nearly always: it needs no task
+            with suppress(Exception):
+                await requests[0].events.aclose()
+            return
+        self._closing += [asyncio.create_task(one.close(), name="closing a request") for one in requests]
         await asyncio.gather(*self._closing, return_exceptions=True)
         self.count()

@@ -459,6 +459,36 @@ async def test_to_save_what_was_learned_leaves_the_loop_to_answers(scene: Scene,
     assert len(kept) == len(set(kept)) == len(own)  # none that a caller has named
 
 
+async def test_only_what_has_changed_is_saved_and_all_of_it_at_the_end(scene: Scene, take: Take) -> None:  # noqa: F811
+    parts = several(scene, BOX, SHORT, replace(BOX, name="other", base_url="http://127.0.0.1:9007/v1"))
+    pool, kept = pool_of(parts), list[str]()
+    await take(pool)
+    scene.shared.history.save_learned = lambda name, *_: kept.append(name.split(":")[-1])  # type: ignore[method-assign]
+
+    async def saved() -> list[str]:
+        kept.clear()
+        await pool._learned.save()
+        return sorted(kept)
+
+    pool.member("short/a")  # somebody has asked for it
+    for server, model in (("box", "large"), ("other", "large"), ("short", "a")):
+        pool.record(parts.context, answered(server, model))
+    assert await saved() == ["9001/v1 large", "9003/v1 a", "9007/v1 large"]
+    assert await saved() == []
+    pool.record(parts.context, answered("box", "large"))
+    assert await saved() == ["9001/v1 large"]
+    pool._failed(pool.member("other/large"))
+    assert await saved() == ["9007/v1 large"]
+    after = scene.parts(replace(parts.config, policy=PolicySettings(hedge=0.0)), parts)
+    await take(pool_of(after))
+    assert len(await saved()) == 3, "under other settings a name may be another server's"
+    kept.clear()
+    running = asyncio.create_task(pool_of(after).run())
+    await asyncio.sleep(0)
+    await cancel_all(running)
+    assert len(kept) == 3, "also how long ago each was asked"
+
+
 @given(st.lists(st.floats(0.0, 60.0), max_size=30))
 def test_a_server_that_shows_nothing_is_tried_ever_more_rarely_until_it_answers(gaps: list[float]) -> None:
     trials, now, wait_s, due = Trials(), 0.0, TRIAL_AFTER_S, 0.0

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from disco_daemon.dispatch.pool import Candidate, Pool
+from disco_daemon.estimation.lengths import OutputLengths
 
 FAST, SLOW, DEAR = "fast/m", "slow/m", "dear/m"
 
@@ -81,3 +84,46 @@ def test_what_no_pool_can_have_written_is_an_error_and_changes_nothing() -> None
         with pytest.raises(ValueError, match=r"server|whole"):
             pool.learned(wrong)
     assert pool.to_json() == before
+
+
+@given(st.lists(st.sampled_from(["observe", "fail", "choose", "hedge", "give up"]), min_size=1, max_size=30))
+def test_what_is_known_of_a_member_never_changes_without_its_extent(events: list[str]) -> None:
+    pool = Pool(hedge_share=1.0)
+    for event in events:
+        before = pool.extent_of(FAST), pool.state_of(FAST)
+        {
+            "observe": lambda: pool.observe(FAST, 0.3, 0.0),
+            "give up": lambda: pool.observe(FAST, 0.3, 0.0, censored=True),
+            "fail": lambda: pool.fail(FAST, 0.0),
+            "choose": lambda: pool.choose([Candidate(FAST)], 0.0),
+            "hedge": lambda: pool.take_hedge(FAST),
+        }[event]()
+        if pool.state_of(FAST) != before[1]:
+            assert pool.extent_of(FAST) != before[0], event
+
+
+@given(st.integers(0, 2**32), st.lists(st.floats(0.1, 40.0), min_size=2, max_size=6))
+def test_lengths_of_a_few_answers_ago_choose_as_those_of_now(seed: int, output_usd: list[float]) -> None:
+    """Another one may be chosen only where by the exact length it costs next to nothing more."""
+    rng, answers, pool = np.random.default_rng(seed), OutputLengths(), Pool()
+    names = [f"s{i}/m" for i in range(len(output_usd))]
+    for name in names:
+        median_s = rng.uniform(0.2, 0.6)
+        for _ in range(40):
+            pool.observe(name, float(median_s * np.exp(0.1 * rng.normal())), 0.0)
+    for _ in range(150):
+        answers.add(int(np.exp(rng.normal(5.0, 1.0))) + 1, bool(rng.random() < 0.2), int(rng.integers(5, 500)))
+    for _ in range(12):
+        answers.add(int(np.exp(rng.normal(5.0, 1.0))) + 1, False, int(rng.integers(5, 500)))
+        about = answers.about(60)
+        exact = OutputLengths.from_json(answers.to_json()).expected_remaining(0, 60)
+        costs = [
+            {
+                one.name: one.cost_s
+                for one in pool.weigh([Candidate(*each) for each in zip(names, prices, strict=True)])
+                if one.cost_s is not None
+            }
+            for prices in ([round(n) * usd / 1e6 for usd in output_usd] for n in (about, exact))
+        ]
+        chosen = min(names, key=lambda name: costs[0][name])
+        assert costs[1][chosen] <= min(costs[1].values()) * 1.05

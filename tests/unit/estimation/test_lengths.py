@@ -12,7 +12,9 @@ from disco_daemon.estimation.lengths import (
     ANSWER_WINDOW,
     EXACT,
     HALF_LIFE,
+    KEPT_SHARE,
     LONGEST,
+    MOST_KEPT,
     LengthDistribution,
     OutputLengths,
     PromptLengths,
@@ -291,3 +293,30 @@ def test_nonsense_answer_lengths_are_refused(tokens: Any) -> None:
 def test_damaged_answer_lengths_are_refused(data: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         OutputLengths.from_json(data)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.booleans(), st.integers(1, 900)), min_size=1, max_size=60), st.data())
+def test_what_is_about_expected_was_exact_a_few_answers_ago(
+    answers: list[tuple[int, bool, int]], data: st.DataObject
+) -> None:
+    estimate, exact = OutputLengths(), list[float]()
+    for answer in [*data.draw(st.sampled_from([[], answers * 4])), *answers]:
+        estimate.add(*answer)
+        exact.append(OutputLengths.from_json(estimate.to_json()).expected_remaining(0, 50))
+        n_late = int(min(len(estimate.to_json()["samples"]) * KEPT_SHARE, MOST_KEPT))
+        if data.draw(st.booleans()):
+            assert estimate.about(50) in exact[-1 - n_late :]
+    asked_exactly = estimate.expected_remaining(0, 50)
+    assert estimate.about(50) == asked_exactly, "what was made anyway is taken"
+
+
+def test_what_is_about_expected_is_made_anew_when_many_answers_have_come_since() -> None:
+    estimate = OutputLengths()
+    for n_tokens in lognormal(1, 1500):
+        estimate.add(n_tokens, False, 40)
+    before = estimate.about(40)
+    for n in range(MOST_KEPT):
+        estimate.add(3000, False, 40)
+        assert estimate.about(40) == before, n
+    estimate.add(3000, False, 40)
+    assert estimate.about(40) > before

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from disco_daemon.errors import ConfigError, Unavailable
@@ -205,6 +206,16 @@ def test_a_profile_is_kept_under_its_name_and_replaced_by_a_newer_one(path: Path
     ]  # fmt: skip
     with pytest.raises(ValueError):
         history.save_profile(name, 5.0, {"seconds": math.nan})
+
+
+def test_what_was_learned_comes_back_to_the_last_bit(path: Path) -> None:
+    numbers = [0.1, 1 / 3, 1e-300, 12345.678901234567, float(np.nextafter(1.0, 2.0))]
+    with History(path) as history:
+        history.save_learned("x", 1.0, {"plain": numbers, "numpy": [np.float64(n) for n in numbers], "n": 3})
+        history.flush(WAIT_S)
+        assert history.learned("x") == {"plain": numbers, "numpy": numbers, "n": 3}
+        with pytest.raises(TypeError):
+            history.save_learned("x", 2.0, {"object": object()})
 
 
 @pytest.mark.parametrize("state", ["{", "[]", "3", ""])
