@@ -171,6 +171,25 @@ async def test_a_rule_names_a_model_of_another_server(tmp_path: Path) -> None:
             assert (status, refused["error"]["code"]) == (400, "invalid_setting")
 
 
+async def test_the_better_model_answers_whichever_server_the_pool_would_choose(tmp_path: Path) -> None:
+    async with Upstream() as worse, Upstream() as better:
+        other = {
+            "name": "other", "base_url": better.url, "model": "m2", "probe": False, "api_key_env": "", "grade": 80.0,
+        }  # fmt: skip
+        settings = {"policy": {"set": "best"}, "device": {"grade": 50.0}, "server": {"grade": 20.0}}
+        async with running(tmp_path, server=worse.url, servers=[other], settings=settings) as daemon:
+            await daemon.device_ready()
+            with worse.answering("Of the worse one."), better.answering(SERVERS):
+                for _ in range(6):  # the pool looks at a server that it does not know now and then
+                    _, found = await chat(daemon, "Say yes.")
+                    assert (found["winner"], found["server"], found["rule"]) == ("server", "other", "the better model")
+                assert len(better.exchanges) == 6
+            with worse.answering("Of the worse one."), better.status(500):
+                _, found = await chat(daemon, "Say yes.")
+                assert (found["winner"], found["rule"]) == ("device", "the better model"), "it is better than the rest"
+            assert not worse.exchanges
+
+
 def past(n: int, model: str) -> list[Outcome]:
     """Answers of a model of the device: those with code were redone, the others did."""
     found = []
