@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 from ..plain import reason_of
 from .models_compare import add_arguments, compare
-from .models_named import name_it, names_by_file, require_free, require_unnamed, states, words
+from .models_named import name_it, named, names_by_file, require_free, require_unnamed, states, words
 from .models_offer import asked_at_terminal, recommend, spec_of
 from .terminal import direct, progress
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..models.files import ModelFile
     from ..models.gguf import Header
     from ..models.places import FoundModel
+    from ..models.quants import Pin
     from ..onboarding.saving import SavedChoice
     from ..onboarding.setup import Onboarding
 
@@ -51,14 +53,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     pull = _add(actions, "pull", _pull, "fetch a model from the Hugging Face Hub")
     pull.add_argument(
         "spec", metavar="MODEL", nargs="?",
-        help="a name of `recommend`, a GGUF file of this machine (it is copied), the URL of a file at the Hub, "
+        help="a name of `recommend`, a GGUF file of this machine (it is copied), the https URL of one, "
         "or USER/REPO[:QUANT] such as bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M; "
         "without one, what fits is shown, and at a terminal you are asked",
     )  # fmt: skip
     pull.add_argument("--use", action="store_true", help="and make it the device's model")
+    pull.add_argument("--sha256", metavar="HEX", default="", help="the checksum that its file has to have")
     pull.add_argument("--name", metavar="NAME", help="and make it one more model of this machine, `disco/NAME`")
     remove = _add(actions, "rm", _rm, "remove a model that disco has fetched, with its segments and exits")
-    remove.add_argument("model", metavar="MODEL", help="as for `use`")
+    remove.add_argument(
+        "model",
+        metavar="MODEL",
+        help="as for `use`, or a name of [[models]], which is taken out of the settings as well",
+    )
     remove.add_argument("--yes", action="store_true", help="do not ask")
     compared = _add(actions, "compare", compare, "ask models the same questions, and say whose answers you prefer")
     add_arguments(compared)
@@ -228,8 +235,10 @@ def _print_use(args: argparse.Namespace, path: Path | str, saved: SavedChoice) -
 
 def _rm(args: argparse.Namespace) -> int:
     from ..errors import ConfigError
-    from .models_rm import remove
+    from .models_rm import remove, remove_named
 
+    if (settings := named(args.model)) is not None:
+        return remove_named(args, settings, _in_use())
     path = _choose(args.model)
     if not path.exists():
         msg = f"{path} does not exist: `disco models list` shows those that do"
@@ -450,6 +459,8 @@ def _pull(args: argparse.Namespace) -> int:
         if (chosen := asked_at_terminal() if args.spec is None else spec_of(args.spec)) is None:
             return 0
         spec, pin = chosen
+    if args.sha256:
+        pin = _pinned(pin, args.sha256, is_copied=here is not None)
     to_use = args.use or (args.spec is None and args.name is None)
     if to_use:  # what cannot be used is not fetched
         _first_steps().plan(Choice(local=""))
@@ -481,6 +492,20 @@ def _pull(args: argparse.Namespace) -> int:
             f"`disco models use {path.name}` makes it the device's model, `disco models show {path.name}` looks at it"
         )
     return 0
+
+
+def _pinned(pin: Pin, sha256: str, *, is_copied: bool) -> Pin:
+    """Return a pin with the checksum that the user gave. Raises ConfigError."""
+    from ..errors import ConfigError
+    from ..models.quants import Pin
+
+    if is_copied:
+        raise ConfigError("--sha256 is for what is fetched: a file of this machine is copied as it is")
+    if not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        raise ConfigError("--sha256 is no SHA-256: it has 64 digits from 0 to f")
+    if pin.sha256 and pin.sha256.lower() != sha256.lower():
+        raise ConfigError(f"the list of models says {pin.sha256} of that model, and --sha256 another checksum")
+    return Pin(pin.revision, sha256.lower())
 
 
 def _fetch(args: argparse.Namespace) -> int:

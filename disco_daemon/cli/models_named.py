@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from ..config.schema import ModelSettings
+
 
 def names_by_file() -> dict[Path, list[str]]:
     """Return the names of `[[models]]` by their files; one whose file is not to be found has none here."""
@@ -40,6 +42,24 @@ def states() -> Mapping[str, str]:
         return {}
 
 
+def named(wanted: str) -> ModelSettings | None:
+    """Return the model of `[[models]]` that is meant by `NAME` or `disco/NAME`; None where that is none."""
+    from ..config.layers import load
+
+    name = wanted.removeprefix("disco/")
+    return next((model for model in load().models if model.name == name), None)
+
+
+def unname(name: str) -> str:
+    """Take a model out of the settings, and have a running daemon go by it; return what to say. Raises ConfigError."""
+    from ..config.layers import config_path, load
+    from ..config.model_entry import remove_model
+    from .setup import reload_running
+
+    remove_model(config_path(), name)
+    return f"disco/{name} is taken out of [[models]] in {config_path()}. {reload_running(load())}".rstrip()
+
+
 def words(names: Sequence[str], now: Mapping[str, str]) -> str:
     """Return what a list says of a file with these names."""
     return ", ".join(f"disco/{name}" + (f" ({now[name]})" if name in now else "") for name in names)
@@ -52,10 +72,7 @@ def require_unnamed(path: Path) -> None:
 
     if names := names_by_file().get(path.resolve()):
         which = " and ".join(f"disco/{name}" for name in names)
-        msg = (
-            f"{path} is the file of {which}: take {'it' if len(names) == 1 else 'them'} out of [[models]] in "
-            f"{config_path()} first, then `disco config reload`"
-        )
+        msg = f"{path} is the file of {which} in {config_path()}: `disco models rm {names[0]}` removes that model"
         raise ConfigError(msg)
 
 

@@ -79,6 +79,26 @@ def running_words(state: Json) -> str:
     return "\n".join(map(fetch_words, [*([first] if first.get("state") in RUNNING else []), *others]))
 
 
+def named_words(state: Json) -> str:
+    """Return how the models of `[[models]]` are, from a daemon's state: a line each."""
+    return "\n".join(f"disco/{one['name']}: {_named(one)}." for one in state.get("models") or ())
+
+
+def _named(one: Json) -> str:
+    held = size_words(one["memory_bytes"])
+    match one["state"]:
+        case "ready":
+            return f"loaded, {held} of memory"
+        case "waiting":
+            return "waits for a place in memory"
+        case "loading":
+            return "is being loaded"
+        case "failed":
+            return "cannot be loaded (`disco doctor` says why)"
+        case _:
+            return "here, loaded when a request names it"
+
+
 def fetch_words(fetch: Json) -> str:
     """Return how far a fetch is, as a sentence."""
     title, state = fetch["title"], fetch["state"]

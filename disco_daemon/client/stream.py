@@ -200,7 +200,7 @@ class Link:
         return await self._document("/disco/v1/server", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
 
     async def set_device(self, model: str) -> dict[str, Any]:
-        """Have this machine answer with one of the models that `providers()` lists; "" is the default one."""
+        """Have this machine answer with a model of `providers()`; "" is the default one, "previous" the last one."""
         body = {"model": model}
         return await self._document("/disco/v1/device", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
 

@@ -1,12 +1,17 @@
-"""Writes an entry of `[[models]]` into config.toml."""
+"""Writes an entry of `[[models]]` into config.toml, and takes one out."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from .layers import changing, load, write_private
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
 
 
 def add_model(path: Path, name: str, model: str) -> None:
@@ -16,13 +21,38 @@ def add_model(path: Path, name: str, model: str) -> None:
     """
     import tomlkit  # for whom writes settings
 
-    with changing(path):
-        document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
+    def add(document: TOMLDocument) -> None:
         if "models" not in document:
             document["models"] = tomlkit.aot()
         entry = tomlkit.table()
         entry.update({"name": name, "model": model})
         document["models"].append(entry)
+
+    _change(path, add)
+
+
+def remove_model(path: Path, name: str) -> None:
+    """Take a model out of the settings, and keep what stands beside it; nothing is written unless all is valid then.
+
+    Raises ConfigError, also where a rule names it.
+    """
+
+    def remove(document: TOMLDocument) -> None:
+        models = document.get("models", [])
+        for i in [i for i, entry in enumerate(models) if entry.get("name") == name]:
+            del models[i]
+        if not models:
+            document.pop("models", None)
+
+    _change(path, remove)
+
+
+def _change(path: Path, work: Callable[[TOMLDocument], None]) -> None:
+    import tomlkit
+
+    with changing(path):
+        document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
+        work(document)
         text = tomlkit.dumps(document)
         with tempfile.TemporaryDirectory(prefix="disco-config-") as folder:
             tried = Path(folder) / path.name

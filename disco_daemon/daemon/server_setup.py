@@ -14,6 +14,7 @@ from ..onboarding.saving import Choice, SavedChoice, overriding_variables
 from ..onboarding.setup import Onboarding
 from ..system.net import without_credentials
 
+PREVIOUS = "previous"  # the name of the model before this one, as that of a file ends with .gguf
 CHECK_TIMEOUT_S = 30.0  # one list of models and one answer, each with a time-out of its own
 
 
@@ -43,7 +44,12 @@ class ServerSetup:
         return {
             "providers": rows,
             "server": {"base_url": without_credentials(saved.server.base_url), "model": saved.server.model},
-            "device": {"enabled": device.enabled, "model": device.model, "models": list(installed_models())},
+            "device": {
+                "enabled": device.enabled,
+                "model": device.model,
+                "models": list(installed_models()),
+                "previous": setup.previous_name(),
+            },
         }
 
     async def check(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
@@ -76,6 +82,8 @@ class ServerSetup:
     def _save_device(self, model: str) -> dict[str, Any]:
         """Accept only a name or path of `providers`: a caller of the API names no other file of this machine."""
         setup, here = self._setup, installed_models()
+        if model == PREVIOUS:
+            return self.told(setup.use_previous())
         found = next((m for m in here if model in (m["name"], m["path"])), None)
         if model and found is None:
             names = ", ".join(m["name"] for m in here) or "none"

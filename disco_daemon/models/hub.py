@@ -15,9 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import TypeVar
 
-import httpx2
 from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -29,18 +27,16 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented; not in its `__all__`
 
 from .. import __version__
-from ..errors import ConfigError, DiscoError
+from ..errors import ConfigError
 from ..plain import reason_of
 from .gguf import read_header
 from .local_files import LocalFiles
 from .part import NameLock, Part, PartTooLong, is_same, path_of
 from .progress import Report
-from .quants import DEFAULT, NO_PIN, Pin, RemoteFile, Variant, choose, parse, variants
+from .quants import DEFAULT, NO_PIN, Pin, RemoteFile, Variant, choose, parse
+from .remote_source import TIMEOUT_S, Cut, Pause, PullError, RemoteSource, T, is_for_now
+from .web_file import WebFile, is_web_address
 
-TIMEOUT_S = 30.0  # for a connection, and between two reads of an answer
-MAX_TRIES = 6  # in a row without a new byte; then the network is down, and the user has to try again
-PAUSE_S = 0.5  # before the second try; doubles from there
-MAX_PAUSE_S = 15.0  # the longest pause between two tries
 SPARE_BYTES = 256 << 20  # of the disk stay free
 LOOK_BYTES = 16 << 20  # come between two looks at the disk: other programs, and other fetches, fill it as well
 HEAD_BYTES = 1 << 20  # of a download are checked before it gets its name
@@ -56,35 +52,19 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # of git, or SHA-256
 GIVE_TOKEN = "put a token into $HF_TOKEN, or into ~/.cache/huggingface/token, where `hf auth login` writes it"  # noqa: S105 - where one goes
 
 Say = Callable[[str], None]
-Pause = Callable[[float], None]
-T = TypeVar("T")
 
 
-class PullError(DiscoError):
-    """A model could not be fetched; the message says what to do. A partial download that may be good is kept."""
-
-
-class _Cut(Exception):
-    """The connection broke, or the server failed for now: trying again may help."""
-
-
-class Hub:
+class Hub(RemoteSource):
     """One repository at the Hub, at one commit, `revision` or the newest. `endpoint` is HF_ENDPOINT by default."""
 
+    kind = "the Hub"
+
     def __init__(self, repo: str, endpoint: str | None = None, pause: Pause = time.sleep, revision: str = "") -> None:
+        super().__init__(pause)
         self.repo, self._revision = repo, revision
         self._endpoint = endpoint
-        self._pause = pause
+        self.where = f"the Hub ({endpoint})" if endpoint else "the Hub"
         self._commit: str | None = None
-
-    def variants(self) -> list[Variant]:
-        """Return the models of the repository. Raises PullError."""
-        return variants(self._patiently(self._files, lambda: 0))
-
-    def fetch(self, part: Part) -> None:
-        """Download all of `part.file` that is missing, however often it is cut. Raises PullError or OSError."""
-        while not part.whole:
-            self._patiently(lambda: self._append(part), lambda: part.n_bytes)
 
     def _files(self) -> list[RemoteFile]:
         api = HfApi(endpoint=self._endpoint, library_name="disco", library_version=__version__)
@@ -109,48 +89,23 @@ class Hub:
         with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as response:
             if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 part.restart()
-                raise _Cut("the server has not so much of it")
+                raise Cut("the server has not so much of it")
             hf_raise_for_status(response)
-            if begin and not _goes_on(response, begin):
-                part.restart()
-            for chunk in response.iter_bytes():
-                part.write(chunk)
-        if not part.whole:
-            raise _Cut("the server ended the file too early")
-
-    def _patiently(self, work: Callable[[], T], got: Callable[[], int]) -> T:
-        """Try again while that helps; `got` returns the bytes so far. Raises PullError."""
-        tries = 0
-        while True:
-            had = got()
-            try:
-                return self._translate_errors(work)
-            except _Cut as e:
-                tries = 1 if got() > had else tries + 1
-                if tries >= MAX_TRIES:
-                    kept = f"; {got() / 1e6:.0f} MB are kept, and the same command goes on from there" if got() else ""
-                    msg = f"{self._where} cannot be reached: {reason_of(e)}{kept}"
-                    raise PullError(msg) from e
-            self._pause(min(MAX_PAUSE_S, PAUSE_S * 2 ** (tries - 1)))
+            self._take(response, part)
 
     def _translate_errors(self, work: Callable[[], T]) -> T:
-        """Translate foreign errors: `_Cut` if trying again may help, else PullError."""
+        return super()._translate_errors(lambda: self._without_hub_errors(work))
+
+    def _without_hub_errors(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except OfflineModeIsEnabled as e:
             raise PullError("HF_HUB_OFFLINE is set: unset it to fetch something") from e
         except HfHubHTTPError as e:
             status = e.response.status_code
-            if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise _Cut(f"it answers {status}") from e
+            if is_for_now(status):
+                raise Cut(f"it answers {status}") from e
             raise PullError(self._refusal(e, status)) from e
-        except httpx2.TransportError as e:
-            raise _Cut(reason_of(e)) from e
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as e:  # such as the log-in page of a hotel
-            msg = f"{self._where} does not answer as the Hub does: {reason_of(e)}"
-            raise PullError(msg) from e
-        except PartTooLong as e:
-            raise PullError(f"{self._where} sends more of the file than there is of it; nothing was kept") from e
 
     def _refusal(self, error: HfHubHTTPError, status: int) -> str:
         if isinstance(error, GatedRepoError):
@@ -159,17 +114,13 @@ class Hub:
             return self._not_pinned("has none such")
         if isinstance(error, RepositoryNotFoundError):
             return f"there is no {self.repo} at the Hub, or it is private: check the name, or {GIVE_TOKEN}"
-        return f"{self._where} answers {status}: check HF_TOKEN, HF_ENDPOINT and the proxy"
+        return f"{self.where} answers {status}: check HF_TOKEN, HF_ENDPOINT and the proxy"
 
     def _not_pinned(self, what: str) -> str:
         return (
-            f"the list of models names the commit {self._revision} of {self.repo}, and {self._where} {what}; nothing "
+            f"the list of models names the commit {self._revision} of {self.repo}, and {self.where} {what}; nothing "
             f"was fetched: {_UNPINNED.format(repo=self.repo, file='QUANT')}"
         )
-
-    @property
-    def _where(self) -> str:
-        return f"the Hub ({self._endpoint})" if self._endpoint else "the Hub"
 
 
 def pull(
@@ -182,11 +133,18 @@ def pull(
     begin: Callable[[Mapping[RemoteFile, bool]], None] = lambda _: None,
     pin: Pin = NO_PIN,
 ) -> Path:
-    """Fetch the model `spec` (`USER/REPO[:QUANT]`) into `folder`; return the path of its first file.
+    """Fetch the model `spec` (`USER/REPO[:QUANT]`, or a file's address) into `folder`; return its first file's path.
 
     `say` gets short lines, `begin` its files and which of them are here, `report` the progress. Raises ConfigError or
     PullError, also for a model that is not the one of its `pin`. A later call continues a cut one.
     """
+    if is_web_address(spec):
+        web = WebFile(spec.strip(), pin.sha256, pause)
+        if not (models := web.variants()):
+            raise ConfigError(f"{web.where} is no model by its name")
+        [only] = models
+        say(f"{web.where}: {only}")
+        return _take(web, only, folder, say, report, begin)
     repo, wanted = parse(spec)
     hub = Hub(repo, endpoint, pause, pin.revision)
     found = hub.variants()
@@ -215,7 +173,7 @@ def copy_in(path: Path, folder: Path, say: Say, report: Report) -> Path:
 
 
 def _take(
-    source: Hub | LocalFiles,
+    source: RemoteSource | LocalFiles,
     variant: Variant,
     folder: Path,
     say: Say,
@@ -263,7 +221,7 @@ def _check_room(missing: list[RemoteFile], folder: Path) -> None:
         raise PullError(msg)
 
 
-def _fetch(source: Hub | LocalFiles, file: RemoteFile, folder: Path, say: Say, report: Report) -> None:
+def _fetch(source: RemoteSource | LocalFiles, file: RemoteFile, folder: Path, say: Say, report: Report) -> None:
     """Fetch one file: download what is missing, check it, and rename it."""
     looked = -LOOK_BYTES
 
@@ -287,7 +245,7 @@ def _fetch(source: Hub | LocalFiles, file: RemoteFile, folder: Path, say: Say, r
         say(f"checking {file.name}")
         _check_header(part)
         if not part.finish(folder / file.name):
-            msg = f"the checksum of {file.name} is not the one that the Hub tells; nothing was kept: pull again"
+            msg = f"the checksum of {file.name} is not {file.digest}, as it has to be; nothing was kept: pull again"
             raise PullError(msg)
 
 
@@ -299,15 +257,6 @@ def _check_header(part: Part) -> None:
     except ValueError as e:
         part.path.unlink()
         raise PullError(f"what came for {part.file.name} is no model ({e}); nothing was kept: pull again") from e
-
-
-def _goes_on(response: httpx2.Response, begin: int) -> bool:
-    """Whether the response continues at `begin`. Raises _Cut if it begins elsewhere."""
-    if response.status_code != HTTPStatus.PARTIAL_CONTENT:
-        return False
-    if response.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
-        return True
-    raise _Cut("the server sent another piece than it was asked for")
 
 
 def _disk_trouble(folder: Path, error: OSError) -> ConfigError:

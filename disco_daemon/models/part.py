@@ -73,7 +73,7 @@ class Part:
         """
         os.lseek(self._handle, 0, os.SEEK_SET)
         with os.fdopen(os.dup(self._handle), "rb") as source:
-            right = _checksum(source.read, self.file) == self.file.digest
+            right = _is_right(source.read, self.file)
         if not right:
             self.path.unlink()
             return False
@@ -118,7 +118,7 @@ def _is_fetched(name: str) -> ConfigError:
 
 def path_of(file: RemoteFile, folder: Path) -> Path:
     """Return the path of a part, named by the checksum, so that a later pull finds it again."""
-    return folder / f"{PREFIX}{file.digest[:24]}"
+    return folder / f"{PREFIX}{(file.digest or file.version)[:24]}"
 
 
 def _name(path: Path, target: Path) -> None:
@@ -141,11 +141,15 @@ def _name(path: Path, target: Path) -> None:
 
 
 def is_same(path: Path, file: RemoteFile) -> bool:
-    """Whether the file at `path` has the size and checksum of `file`. Raises OSError."""
+    """Whether the file at `path` has the size and checksum of `file`, or that size if none is known. Raises OSError."""
     if path.stat().st_size != file.n_bytes:
         return False
     with path.open("rb") as source:
-        return _checksum(source.read, file) == file.digest
+        return _is_right(source.read, file)
+
+
+def _is_right(read: Callable[[int], bytes], file: RemoteFile) -> bool:
+    return not file.digest or _checksum(read, file) == file.digest
 
 
 def _checksum(read: Callable[[int], bytes], file: RemoteFile) -> str:

@@ -34,11 +34,15 @@ _HUBS = ("https://huggingface.co/", "http://huggingface.co/", "huggingface.co/",
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a repository; `digest` is its SHA-256, or its git SHA-1 if git itself keeps it."""
+    """One file to fetch; `digest` is its SHA-256, or its git SHA-1 if git itself keeps it.
+
+    Where that is empty, since nobody has told it, `version` is a name of this version of the file in hex.
+    """
 
     path: str
     n_bytes: int
     digest: str
+    version: str = ""
 
     @property
     def name(self) -> str:
@@ -76,6 +80,11 @@ class Variant:
 
     def __str__(self) -> str:
         return f"{self.label or self.name} ({self.n_bytes / 1e9:.2f} GB)"
+
+
+def is_at_hub(url: str) -> bool:
+    """Whether an address is one of the Hub's."""
+    return url.startswith(_HUBS)
 
 
 def parse(spec: str) -> tuple[str, str | None]:

@@ -113,30 +113,45 @@ def use_previous(path: Path, env: Mapping[str, str]) -> SavedChoice:
     Raises ConfigError where none is known, it is gone, or another one was chosen by hand since; then nothing has
     changed. Blocks on disk.
     """
-    _require_choosable(env)
-    if env.get("DISCO_DEVICE_MODEL"):
-        raise ConfigError("the variable DISCO_DEVICE_MODEL is set, so its model answers: unset it first")
     with _writing(path):
-        try:
-            with open_regular(path.with_name(_BEFORE)) as f:
-                kept = json.loads(f.read(_MOST_BYTES))
-            chosen = str(kept["changes"][_MODEL])
-            before = {key: kept["before"][key] for key in kept["before"] if key in _OF_LOCAL}
-            model = str(before[_MODEL])
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise ConfigError("no model before this one is known: `disco models list` shows what there is") from e
         config = load(path, env={})
-        if not _is_same(_MODEL, chosen, config.device.model):
-            raise ConfigError("device.model was set by hand since: `disco models use MODEL` says which one to take")
-        if model and not before.get(_URL) and not _file(model).exists():
-            raise ConfigError(f"the model before, {model}, is no longer there: `disco models list` shows what there is")
-        wanted = _changes(config, Choice(local=model)) | before
+        before = _before(path, config, env)
+        wanted = _changes(config, Choice(local=before[_MODEL])) | before
         was = {key: get_value(config, key) for key in wanted}
         changes = {key: value for key, value in wanted.items() if value != was[key]}
         saved = SavedChoice(changes, {key: was[key] for key in changes})
         with _recording(path, saved) as earlier:
             write_values(path, changes, require_complete)
         return replace(saved, earlier=earlier)
+
+
+def previous_name(path: Path, env: Mapping[str, str]) -> str:
+    """Return what `use_previous` would go back to, a file's name or a server's address; "" if it would not. Blocks."""
+    try:
+        before = _before(path, load(path, env={}), env)
+    except ConfigError:
+        return ""
+    return without_credentials(before.get(_URL, "")) or _file(before[_MODEL]).name
+
+
+def _before(path: Path, config: Config, env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of the local model before this one. Raises ConfigError where there is no way back to it."""
+    _require_choosable(env)
+    if env.get("DISCO_DEVICE_MODEL"):
+        raise ConfigError("the variable DISCO_DEVICE_MODEL is set, so its model answers: unset it first")
+    try:
+        with open_regular(path.with_name(_BEFORE)) as f:
+            kept = json.loads(f.read(_MOST_BYTES))
+        chosen = str(kept["changes"][_MODEL])
+        before = {key: kept["before"][key] for key in kept["before"] if key in _OF_LOCAL}
+        model = before[_MODEL] = str(before[_MODEL])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise ConfigError("no model before this one is known: `disco models list` shows what there is") from e
+    if not _is_same(_MODEL, chosen, config.device.model):
+        raise ConfigError("device.model was set by hand since: `disco models use MODEL` says which one to take")
+    if model and not before.get(_URL) and not _file(model).exists():
+        raise ConfigError(f"the model before, {model}, is no longer there: `disco models list` shows what there is")
+    return before
 
 
 def take_back(path: Path, saved: SavedChoice) -> SavedChoice:

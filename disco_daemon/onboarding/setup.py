@@ -95,6 +95,10 @@ class Onboarding:
         """Write what was there before a choice was saved; return what was changed. Raises ConfigError."""
         return saving.take_back(self.path, saved)
 
+    def previous_name(self) -> str:
+        """Return the name of what `use_previous` would go back to; "" if it would not."""
+        return saving.previous_name(self.path, self.env)
+
     def use_previous(self) -> SavedChoice:
         """Go back to the local model before this one; return what was changed. Raises ConfigError."""
         return saving.use_previous(self.path, self.env)

@@ -221,6 +221,48 @@ async def test_no_server_and_another_local_model(daemon: Dictated) -> None:
         ]
 
 
+async def test_p_goes_back_to_the_model_before_where_there_is_one(daemon: Dictated) -> None:
+    async with shown(daemon.root) as (app, pilot):
+        for previous in ("", "older.gguf"):
+            daemon.known = KNOWN | {"device": KNOWN["device"] | {"previous": previous}}
+            await pilot.press("f5")
+            await at(app, pilot, "who shall answer")
+            await pilot.press("m")
+            await at(app, pilot, "this machine's model")
+            assert ("older.gguf  the one before" in screen_text(app)) == bool(previous)
+            await pilot.press("p")
+            if previous:
+                await at(app, pilot, "done")
+            await pilot.press("escape")
+            await until(pilot, lambda: app.screen is app.chat)
+        assert saved(daemon) == [{"model": "previous"}]
+
+
+async def test_the_list_of_models_says_how_named_ones_are_and_what_others_fetch(daemon: Dictated) -> None:
+    states = ("ready", "waiting", "loading", "failed", "unloaded")
+    named = [{"name": f"m-{state}", "state": state, "memory_bytes": 1.2e9} for state in states]
+    daemon.state = STATE | {
+        "models": named,
+        "fetches": [fetching(5e8), fetching(5e8) | {"title": "Another", "id": "a"}],
+    }
+    async with shown(daemon.root) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("m")
+        await at(app, pilot, "this machine's model")
+        text = screen_text(app)
+        for words in (
+            "disco/m-ready: loaded, 1.2 GB of memory.",
+            "m-waiting: waits for",
+            "m-loading: is being loaded",
+            "m-failed: cannot be loaded",
+            "m-unloaded: here, loaded when",
+            "Fetching Qwen3 4B",
+            "Fetching Another",
+        ):
+            assert words in text  # fmt: skip
+
+
 async def test_without_a_daemon_it_says_so() -> None:
     async with shown("http://127.0.0.1:9") as (app, pilot):
         await pilot.press("f5")

@@ -13,6 +13,7 @@ Json = Mapping[str, Any]
 SHOWN = 200  # models in the list; typing makes it shorter
 DIGITS = "123456789"
 OTHER, LOCAL, NONE, SERVICE = "other", "local", "none", "service"  # choices beside the servers that are known
+PREVIOUS = "previous"  # the model before this one, as the daemon's API calls it
 FETCH = "fetch "  # before the name of a model that can be fetched, in the key of its choice
 
 
@@ -79,7 +80,7 @@ def fetch_choices(offers: Sequence[Json], width: int | None = None, here: Contai
 
 
 def local_choices(known: Json, offers: Sequence[Json] = ()) -> list[tuple[str, str]]:
-    """Return the models to fetch, and those on this machine: (FETCH and its name, or `device.model`; line)."""
+    """Return the models to fetch, those on this machine, and the way back: (FETCH and its name, or a model; line)."""
     device = known["device"]
     found = fetch_choices(offers, here={model["name"] for model in device["models"]})
     rows = [(key, f"fetch  {line}") for key, line in found]
@@ -87,6 +88,8 @@ def local_choices(known: Json, offers: Sequence[Json] = ()) -> list[tuple[str, s
         value = "" if model["default"] else str(model["path"])
         used = "  (in use)" if value == device["model"] else ""
         rows.append((value, f"use    {model['name']}  {model['size_bytes'] / 1e6:.0f} MB{used}"))
+    if before := device.get("previous"):
+        rows.append((PREVIOUS, f"p      {before}  the one before, with its settings"))
     return rows
 
 

@@ -20,7 +20,7 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from disco_daemon.client.launcher import DaemonLauncher, startable
-from disco_daemon.client.offers import ABOUT, RUNNING, fetch_words, running_words
+from disco_daemon.client.offers import ABOUT, RUNNING, fetch_words, named_words, running_words
 from disco_daemon.client.once import DaemonError
 from disco_daemon.system.net import with_scheme
 
@@ -30,6 +30,7 @@ from ..data.setup_draft import (  # fmt: skip
     LOCAL,
     NONE,
     OTHER,
+    PREVIOUS,
     SERVICE,
     STEP_OF,
     SetupDraft,
@@ -86,6 +87,7 @@ class SetupScreen(Screen[None]):
         self._known: dict[str, Any] = {}
         self._offers, self._wanted = offers, wanted
         self._stand_in = False
+        self._seen: Mapping[str, Any] = {}
         self._keys: list[str] = []  # of the choices that are shown
 
     # --- what is on it -----------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class SetupScreen(Screen[None]):
     async def _fetch(self) -> None:
         await self._settle()
         self._known = await self._link.providers()
-        state = await self._link.state()
+        self._seen = state = await self._link.state()
         self._stand_in = bool(state.get("stand_in"))
         if (state.get("fetch") or {}).get("state") in ("fetching", "loading"):
             await self._follow_fetch()
@@ -204,6 +206,7 @@ class SetupScreen(Screen[None]):
             self._offers = (await self._link.offers())["models"]
         except DaemonError as e:
             problem = str(e)
+        self._seen = await self._link.state()
         self._ask_local(problem)
 
     def _ask_local(self, problem: str = "") -> None:
@@ -211,12 +214,16 @@ class SetupScreen(Screen[None]):
         text = "GGUF files in the folder of models." if rows else "There is none: `disco models fetch` gets one."
         if self._offers:
             text = f"Enter fetches a model under its licence, and uses it. {ABOUT}"
+        text = "\n".join(filter(None, (text, running_words(self._seen), named_words(self._seen))))
         self._show(Step.LOCAL, text, problem=problem, rows=rows or [(CLOSE, "Back to the chat")])
 
     # --- the answers -------------------------------------------------------------------------------------------------
 
     def on_key(self, event: Key) -> None:
-        """Choose a server by its digit or letter."""
+        """Choose a server by its digit or letter, the model before by its letter."""
+        if self._step is Step.LOCAL and event.character == "p" and PREVIOUS in self._keys:
+            event.stop()
+            self._chose(PREVIOUS)
         if self._step is not Step.WHO or event.character is None:
             return
         wanted = f"p{DIGITS.index(event.character)}" if event.character in DIGITS else _LETTERS.get(event.character, "")
@@ -325,7 +332,7 @@ class SetupScreen(Screen[None]):
             await self._show_fetch()
 
     async def _show_fetch(self) -> None:
-        state = await self._link.state()
+        self._seen = state = await self._link.state()
         fetch = state.get("fetch") or {}
         if fetch.get("state") in RUNNING:
             text = f"{running_words(state)}\nEscape goes back to the chat meanwhile; it is used as soon as it is here."

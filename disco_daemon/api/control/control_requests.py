@@ -31,7 +31,7 @@ class ServerWish(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DeviceWish(msgspec.Struct, forbid_unknown_fields=True):
-    """One of the models on this machine, by name or path, empty is the default one; or one of the offered, by name."""
+    """A model of this machine, by name or path ("" is the default one, "previous" the last one), or an offered one."""
 
     model: Annotated[str, Meta(max_length=4096)]
 

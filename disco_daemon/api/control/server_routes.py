@@ -53,7 +53,7 @@ async def _set(request: web.Request) -> web.Response:
 
 
 async def _set_device(request: web.Request) -> web.Response:
-    """PUT /disco/v1/device: Use another local model, `{model}`, one that `GET /disco/v1/providers` lists."""
+    """PUT /disco/v1/device: Use another local model, `{model}`, that `GET /disco/v1/providers` lists, or "previous"."""
     model = parse_device(await body(request))
     with settings_at_fault():
         return as_json(await request.app[DOCUMENTS].set_device(model))

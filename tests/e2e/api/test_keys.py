@@ -89,6 +89,17 @@ async def test_a_model_is_set_by_name_and_no_other_file_is_taken(settled: tuple[
         status, said = await told(daemon, "PUT", "/disco/v1/device", {"model": model})
         assert (status, said["saved"]) == (200, ["device.model"])
     assert load(daemon.folder / "config.toml", {}).device.model == str(models / "small.gguf")
+    (models / "other.gguf").write_bytes(b"GGUF")
+    await told(daemon, "PUT", "/disco/v1/device", {"model": "other.gguf"})
+    assert (await told(daemon, "GET", "/disco/v1/providers"))[1]["device"]["previous"] == "small.gguf"
+    status, said = await told(daemon, "PUT", "/disco/v1/device", {"model": "previous"})
+    assert (status, said["saved"]) == (200, ["device.model"])
+    assert (await told(daemon, "GET", "/disco/v1/providers"))[1]["device"]["previous"] == "other.gguf"
+    (models / "other.gguf").unlink()
+    assert (await told(daemon, "GET", "/disco/v1/providers"))[1]["device"]["previous"] == ""
+    status, said = await told(daemon, "PUT", "/disco/v1/device", {"model": "previous"})
+    assert status == 400
+    assert "no longer there" in said["error"]["message"]
     set_values(daemon.folder / "config.toml", {"device.base_url": "http://127.0.0.1:9/v1", "device.grade": 3})
     status, said = await told(daemon, "PUT", "/disco/v1/device", {"model": "small.gguf"})
     assert (status, said["saved"]) == (200, ["device.base_url", "device.grade", "device.model"])

@@ -15,10 +15,11 @@ from disco_daemon.config.layers import load, set_values
 from disco_daemon.models.default import default_model_path
 from disco_tui.screens.setup import SetupScreen
 from tests.fixtures.daemon import ask, running
-from tests.fixtures.hub import HubServer, Repo
+from tests.fixtures.hub import Fault, HubServer, Repo
 from tests.fixtures.tui import screen_text, shown, until
 
 LOADED_S = 240.0  # a fetch, the end of the answer that runs, and a load, on a busy machine
+LONG = "Tell me all that you know of the sea."
 FILE = "real-model.Q4_1.gguf"
 LISTED = """
 [[models]]
@@ -61,27 +62,36 @@ def before(folder: Path, hub: HubServer, **more: str) -> str:
 
 
 @pytest.mark.slow
-async def test_five_keys_from_a_stand_in_to_a_model_that_answers_without_a_restart(folder: Path) -> None:
+async def test_three_keys_from_a_fresh_install_to_a_model_that_answers_over_a_line_that_is_cut_five_times(
+    folder: Path,
+) -> None:
     content = default_model_path().read_bytes()
     (folder / "models.toml").write_text(LISTED.format(size=len(content)))
     with HubServer(Repo(files={FILE: content})) as hub:
         async with running(folder, device=None, before=before(folder, hub)) as daemon:
             state = await daemon.device_ready()
             assert state["stand_in"] == "135M"
+            alone = await ask(daemon, LONG, max_tokens=300)
+            hub.repo.faults = [Fault(after=12_000_000, reset=n % 2 == 1) for n in range(5)]
             async with shown(daemon.root) as (app, pilot):
                 await until(pilot, lambda: "Answers come from a 135M stand-in. F5" in screen_text(app))
-                running_answer = asyncio.create_task(ask(daemon, "Tell me of the sea.", max_tokens=24))
                 await pilot.press("f5")
                 await until(pilot, lambda: "A real model for this machine" in screen_text(app))
                 await pilot.press("enter")
                 await until(pilot, lambda: "The real one" in screen_text(app))
                 assert "Apache-2.0" in screen_text(app)
                 assert hub.repo.asked == [], "nothing is fetched without a yes"
+                running_answer = asyncio.create_task(ask(daemon, LONG, max_tokens=300))
                 await pilot.press("enter")
                 await daemon.until(lambda state: (state["fetch"] or {}).get("state") == "done", LOADED_S, 0.5)
                 await until(pilot, lambda: not isinstance(app.screen, SetupScreen))
                 await until(pilot, lambda: "The real one is in use" in screen_text(app))
-            assert sum((await running_answer).disco["tokens"].values()) > 0
+            answer = await running_answer
+            assert (answer.text, answer.finish_reason) == (alone.text, alone.finish_reason), "it was not disturbed"
+            begins = [request.begin for request in hub.repo.asked]
+            assert len(begins) == 6
+            assert begins == sorted(set(begins)), "each goes on where the last one was cut"
+            assert (folder / "models" / FILE).read_bytes() == content
             after = await daemon.device_ready()
             assert (after["pid"], after["stand_in"]) == (state["pid"], "")
             assert after["endpoints"]["device"]["model"] == FILE.removesuffix(".gguf")

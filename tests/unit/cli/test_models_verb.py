@@ -109,14 +109,53 @@ model = "/nowhere/x.gguf"
     assert disco("list") == 0
     assert capsys.readouterr().out.splitlines()[1].endswith("disco/coder")
     assert told(capsys, "list")["models"][0]["named"] == {"coder": None}, "no daemon runs that could say how it is"
-    with pytest.raises(
-        ConfigError, match=r"is the file of disco/coder: take it out of \[\[models\]\] in .*config.toml"
-    ):
+    with pytest.raises(ConfigError, match=r"is the file of disco/coder in .*: `disco models rm coder` removes that"):
         disco("rm", "tiny", "--yes")
     assert path.exists()
-    (home / "config.toml").write_text("")
-    assert disco("rm", "tiny", "--yes") == 0
+    assert disco("rm", "coder") == 1, "nobody said yes"
+    assert path.exists()
+    assert told(capsys, "rm", "coder", "--yes")["removed"] == [str(path)]
     assert not path.exists()
+    assert disco("rm", "disco/gone", "--yes") == 0
+    assert "disco/gone is taken out of [[models]]" in capsys.readouterr().out
+    assert (home / "config.toml").read_text().strip() == "# mine"
+
+
+def test_the_file_of_a_named_model_stays_while_anything_else_has_it(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = home / "ours" / "tiny.gguf", home / ".lmstudio/models/maker/tiny/tiny.gguf"
+    for path in (ours, theirs):
+        model_file(path, general__name=path.parent.name)
+    entry = '[[models]]\nname = "{}"\nmodel = "{}"\n'
+    kept = entry.format("a", ours) + entry.format("b", ours) + entry.format("theirs", theirs)
+    (home / "config.toml").write_text(kept + f'[device]\nmodel = "{ours}"\n')
+    for name, why in (
+        ("a", "it is disco/b and the device's"),
+        ("b", "it is the device's"),
+        ("theirs", "another program"),
+    ):
+        assert disco("rm", name, "--yes") == 0
+        assert why in capsys.readouterr().out
+        assert name not in [model.name for model in config.load().models]
+    assert [ours.exists(), theirs.exists()] == [True, True]
+
+
+def test_a_named_model_that_a_rule_names_stays_with_its_file(home: Path) -> None:
+    path = model_file(home / "ours" / "tiny.gguf")
+    text = f"""[[models]]
+name = "coder"
+model = "{path}"
+
+[[rules]]
+code = true
+use = "disco/coder"
+"""
+    (home / "config.toml").write_text(text)
+    with pytest.raises(ConfigError, match="coder"):
+        disco("rm", "coder", "--yes")
+    assert path.exists()
+    assert (home / "config.toml").read_text() == text
 
 
 def test_a_model_somewhere_else_is_listed_while_it_is_in_use(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,11 @@ import pytest
 from huggingface_hub import constants
 
 from disco_daemon.errors import ConfigError, DiscoError
-from disco_daemon.models import hub
-from disco_daemon.models.hub import PullError, copy_in, pull
+from disco_daemon.models import hub, remote_source
+from disco_daemon.models.hub import copy_in, pull
 from disco_daemon.models.part import PREFIX, Part
 from disco_daemon.models.quants import Pin, RemoteFile
+from disco_daemon.models.remote_source import PullError
 from tests.fixtures.gguf import header, number
 from tests.fixtures.hub import COMMIT, Fault, HubServer, Repo
 
@@ -86,7 +87,7 @@ def test_cut_five_times_it_ends_with_the_right_checksum(pulls: Pulls) -> None:
     assert pulls.begins[0] == 0
     assert pulls.begins == sorted(pulls.begins), "each request begins where the last answer ended"
     assert pulls.begins[-1] >= 3 * 150_000, "what a reset takes back is little"
-    assert pulls.pauses == [hub.PAUSE_S] * 5, "a line that gives something is tried again at once"
+    assert pulls.pauses == [remote_source.PAUSE_S] * 5, "a line that gives something is tried again at once"
 
 
 def test_a_cut_at_each_piece_goes_on_too(pulls: Pulls) -> None:
@@ -100,7 +101,7 @@ def test_what_an_earlier_pull_left_is_gone_on_with(pulls: Pulls) -> None:
     with pytest.raises(PullError, match="0 MB are kept, and the same command goes on"):
         pulls()
     assert [name.startswith(PREFIX) for name in pulls.left] == [True]
-    assert len(pulls.begins) == 1 + hub.MAX_TRIES - 1
+    assert len(pulls.begins) == 1 + remote_source.MAX_TRIES - 1
     assert pulls.pauses == sorted(pulls.pauses), "it waits longer and longer"
 
     pulls.repo.faults, pulls.repo.asked[:] = [], []
@@ -207,7 +208,7 @@ def test_a_hub_that_is_not_there_is_told_after_some_tries(pulls: Pulls) -> None:
     pulls.server.url = "http://127.0.0.1:1"
     with pytest.raises(PullError, match=r"cannot be reached"):
         pulls()
-    assert len(pulls.pauses) == hub.MAX_TRIES - 1
+    assert len(pulls.pauses) == remote_source.MAX_TRIES - 1
 
 
 def test_offline_is_offline(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,5 +461,3 @@ def test_the_address_of_a_file_at_the_hub_names_that_file(pulls: Pulls) -> None:
         url = f"https://huggingface.co/maker/tiny-GGUF/{kind}/deep/tiny.Q8_0.gguf"
         assert pulls(url).read_bytes() == pulls.repo.files["deep/tiny.Q8_0.gguf"]
     assert pulls(f"{url}?download=true").name == "tiny.Q8_0.gguf"
-    with pytest.raises(ConfigError, match="is no USER/REPO"):
-        pulls("https://elsewhere.example/maker/tiny-GGUF/resolve/main/tiny.gguf")
