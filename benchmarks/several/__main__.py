@@ -1,6 +1,6 @@
 """Which of several models stay in memory: cold starts on simulated days, by several rules.
 
-    python -m benchmarks.several --live 200 [--faster 20] [--json]
+    python -m benchmarks.several --live 200 [--faster 20] [--days recorded --traces FOLDER] [--json]
     python -m benchmarks.several [--days office person alike recorded] [--seeds 21 22 23] [--traces FOLDER] [--json]
 
 Four models of which two fit, some 2,000 requests a day. Ten days teach each rule and fill the memory, the two behind
@@ -44,7 +44,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
     if args.live:
-        return _live(args.live, args.faster, args.seeds[0])
+        traces = args.traces if args.days == [RECORDED] else None
+        return _live(args.live, args.faster, args.seeds[0], traces)
     found = {
         day: compare(day, args.seeds, args.traces) for day in args.days or [*DAYS, *[RECORDED] * bool(args.traces)]
     }
@@ -56,10 +57,14 @@ def main() -> int:
     return 0
 
 
-def _live(n: int, faster: float, seed: int) -> int:
-    from .live import measure  # the other figures need no daemon
+def _live(n: int, faster: float, seed: int, traces: Path | None) -> int:
+    from .live import busy_hour, measure, recorded_day  # the other figures need no daemon
 
-    figures = run_measurement(measure(n, faster, seed))
+    if traces is None:
+        models, asked = busy_hour(n, faster, seed)
+    else:
+        models, asked = recorded_day(traces, n, faster, seed)
+    figures = run_measurement(measure(models, asked, n, faster))
     if figures is None:
         return 1
     print(json.dumps(figures))

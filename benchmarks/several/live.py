@@ -1,6 +1,7 @@
-"""The same by a real daemon: four tiny models with random weights, of which two fit, and one busy hour of the office.
+"""The same by a real daemon: four tiny models with random weights, of which two fit, and a part of one day.
 
-Time is compressed: requests come `--faster` times as fast as in the hour, and what a rule has learned before is as
+That is a busy hour of the office, or a recorded day behind its first ten hours. Time is compressed: requests come
+`--faster` times as fast as in it, and what a rule has learned before is as
 fast. Loads and answers take what they take here, so that a load is long against the gaps. Other rules play the very
 requests, with the loads and answers as they were measured here, in the simulation.
 """
@@ -29,11 +30,13 @@ from disco_daemon.store import History
 from tests.fixtures.daemon import by_socket
 from tests.fixtures.tiny_models import tiny_model
 
-from .days import DAYS, HOUR_S, Model, Request, hours, requests
+from .days import DAY_S, DAYS, HOUR_S, Model, Request, hours, requests
 from .keeping import Count, Expected, LeastRecent, Played, Rule, play
+from .recorded import OPENS_H, recorded
 
 KIND = "sliding-window"  # of the tiny models: 60 MB each
 MAX_TOKENS = 8
+N_DAYS = 12  # of which a record is made, as in the simulation
 LEARNED_H = 10  # hours like the one that counts, before it
 FIT = 2.5  # models, by the size of the largest: any two fit, and no three
 LOOK_S = 0.1  # between two looks at memory
@@ -57,14 +60,24 @@ def busy_hour(n: int, faster: float, seed: int) -> tuple[tuple[Model, ...], list
     models = tuple(replace(m, by_hour=hours(h0_24=max(m.by_hour))) for m in DAYS["office"])
     rates = [max(m.by_hour) * m.per_session for m in DAYS["office"]]
     per_day = 2000.0 * 24 * sum(rates) / sum(sum(m.by_hour) * m.per_session for m in DAYS["office"])
-    asked = requests(models, 1, seed, per_day)
+    return models, _part(requests(models, 1, seed, per_day), n, faster)
+
+
+def recorded_day(folder: Path, n: int, faster: float, seed: int) -> tuple[tuple[Model, ...], list[Request]]:
+    """Return the office's models, and the requests of the first recorded day. Raises ConfigError."""
+    opens = OPENS_H * HOUR_S
+    day = [replace(one, at=one.at - opens) for one in recorded(folder, N_DAYS, seed) if one.at < DAY_S]
+    return DAYS["office"], _part(day, n, faster)
+
+
+def _part(asked: Sequence[Request], n: int, faster: float) -> list[Request]:
+    """Return the first LEARNED_H hours and the `n` requests behind them, with time compressed."""
     begin = next(i for i, one in enumerate(asked) if one.at >= LEARNED_H * HOUR_S)
-    return models, [replace(one, at=one.at / faster) for one in asked[: begin + n]]
+    return [replace(one, at=one.at / faster) for one in asked[: begin + n]]
 
 
-async def measure(n: int, faster: float, seed: int) -> dict[str, Any]:
-    """Ask a daemon `n` requests, and play them by the other rules. Raises BenchError."""
-    models, asked = busy_hour(n, faster, seed)
+async def measure(models: Sequence[Model], asked: Sequence[Request], n: int, faster: float) -> dict[str, Any]:
+    """Ask a daemon the last `n` requests, and play them by the other rules. Raises BenchError."""
     with tempfile.TemporaryDirectory(prefix="disco-several-") as name:
         folder = Path(name)
         files = {m.name: tiny_model(folder / f"{m.name}.gguf", KIND, seed=i) for i, m in enumerate(models)}
