@@ -138,12 +138,15 @@ class Parts:
         if before is not None and estimator_key(before.config) == estimator_key(self.config):
             learned = Knowledge.from_json(before.planner.knowledge.to_json())
             await asyncio.to_thread(self.planner.restore, learned)
+            self.costs.go_on(before.costs.known_tps)
         else:
             await asyncio.to_thread(self.learner.restore)
             if before is not None:  # what is known of a side that stays, and of the user's prompts, holds as before
                 same_device = device_key(before.config) == device_key(self.config)
                 same_server = server_key(before.config) == server_key(self.config)
                 self.planner.knowledge.take_over(before.planner.knowledge, device=same_device, server=same_server)
+                stays = [side.value for side, same in ((Side.DEVICE, same_device), (Side.SERVER, same_server)) if same]
+                self.costs.go_on({name: tps for name, tps in before.costs.known_tps.items() if name in stays})
                 await self.learner.fit()
         measured = None if self.measured is None else speed_of(self.measured)
         await begin_with(measured, self.config, self.learner, self.costs)
@@ -234,6 +237,7 @@ class Assembly:
         costs = CostMover(
             planner, lambda *tps: Costs(**spending.prices.per_token(*tps)), stops_billing=spending.stops_billing
         )
+        learner.mover = costs
 
         def device_speeds() -> Speeds:
             return Speeds(planner.knowledge.device.prefill_tps, costs.decode_tps[Side.DEVICE])

@@ -18,7 +18,7 @@ async def begin_with(measured: ExpectedSpeed | None, config: Config, learner: Le
     the first speed that its engine measures takes their place.
     """
     knowledge = learner.planner.knowledge
-    speed = measured
+    speed, is_seen = measured, knowledge.device.n > 0 and Side.DEVICE.value in costs.known_tps
     if measured is not None:
         knowledge.use_profile(measured.k_s_per_token, measured.c_s)
     elif knowledge.is_new_device:
@@ -26,5 +26,6 @@ async def begin_with(measured: ExpectedSpeed | None, config: Config, learner: Le
         if speed is not None:
             knowledge.use_prediction(speed.k_s_per_token, speed.c_s)
     if speed is not None:
-        costs.decode_tps[Side.DEVICE] = speed.decode_tps
+        if not is_seen:
+            costs.decode_tps[Side.DEVICE] = speed.decode_tps
         await learner.fit()

@@ -123,6 +123,7 @@ class NamedModels(LocalModels):
         )
         learner = Learner(make_planner(parts.live, parts.spending), shared.history, shared.clock, key, before)
         costs = CostMover(learner.planner, lambda *tps: Costs(**self._parts().spending.prices.per_token(*tps)))
+        learner.mover = costs
         await asyncio.to_thread(learner.restore)
         own = await asyncio.to_thread(settings_of, config, model.settings)
         await begin_with(await asyncio.to_thread(measured_speed, own), own, learner, costs)

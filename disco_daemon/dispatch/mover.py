@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -118,6 +118,18 @@ class CostMover:
     def observe(self, side: Side, tps: float) -> None:
         """Update the exponential mean of a side's decode speed; a throttled device shows within a few answers."""
         self.decode_tps[side] += SEEN * (tps - self.decode_tps[side])
+
+    @property
+    def known_tps(self) -> dict[str, float]:
+        """The decode speeds that were seen or predicted, token/s, by the side's name."""
+        return {side.value: tps for side, tps in self.decode_tps.items() if tps != DECODE_TPS[side]}
+
+    def go_on(self, known_tps: Mapping[str, float]) -> None:
+        """Go on from `known_tps`. Raises ValueError for speeds that none can be."""
+        found = {side: float(known_tps[side.value]) for side in Side if side.value in known_tps}
+        if not all(0 < tps < math.inf for tps in found.values()):
+            raise ValueError(f"no speeds: {dict(known_tps)}")
+        self.decode_tps |= found
 
     def foresees(self, view: View) -> bool:
         """Whether a move would pay now: then it will also pay in a moment, with the prefill done."""

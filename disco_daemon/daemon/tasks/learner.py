@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from ...clock import Clock
+from ...dispatch.mover import CostMover
 from ...dispatch.planner import Planner
 from ...errors import DiscoError
 from ...estimation.knowledge import Knowledge
@@ -15,14 +16,17 @@ from ...types import Outcome, Side
 
 log = logging.getLogger("disco.learning")
 
+TPS = "decode_tps"  # beside the estimators in what is saved
 SAVE_EVERY = 5  # fits, about 50 requests; a crash forgets no more than these
 
 
 class Learner:
     """Owns the fitting task. `endpoints` is the estimator key: another pair of endpoints starts from nothing.
 
-    `before` is the key under which an earlier version kept it.
+    `before` is the key under which an earlier version kept it. The decode speeds of a `mover` are kept along.
     """
+
+    mover: CostMover | None = None
 
     def __init__(self, planner: Planner, history: History, clock: Clock, endpoints: str, before: str = "") -> None:
         self.planner = planner
@@ -41,7 +45,9 @@ class Learner:
                 state = self._history.learned(self._before)
             if state is not None:
                 self.planner.restore(Knowledge.from_json(state))
-        except (DiscoError, ValueError) as e:
+                if self.mover is not None:
+                    self.mover.go_on(state.get(TPS, {}))
+        except (DiscoError, ValueError, TypeError) as e:
             log.warning("starting without what was learned before: %s", e)
 
     def record(self, outcome: Outcome) -> None:
@@ -77,7 +83,10 @@ class Learner:
 
     def save(self) -> None:
         """Hand the knowledge to the history's writer."""
-        self._history.save_learned(self._endpoints, self._clock.wall(), self.planner.knowledge.to_json())
+        known = self.planner.knowledge.to_json()
+        if self.mover is not None:
+            known[TPS] = self.mover.known_tps
+        self._history.save_learned(self._endpoints, self._clock.wall(), known)
 
     def state(self) -> dict[str, Any]:
         """Return the planner's state and the number of fits as JSON."""
