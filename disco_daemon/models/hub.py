@@ -34,7 +34,7 @@ from .local_files import LocalFiles
 from .part import NameLock, Part, PartTooLong, is_same, path_of
 from .progress import Report
 from .quants import DEFAULT, NO_PIN, Pin, RemoteFile, Variant, choose, parse
-from .remote_source import TIMEOUT_S, Cut, Pause, PullError, RemoteSource, T, is_for_now
+from .remote_source import TIMEOUT_S, Pause, PullError, RemoteSource, T, TransferCut, is_for_now
 from .web_file import WebFile, is_web_address
 
 SPARE_BYTES = 256 << 20  # of the disk stay free
@@ -89,7 +89,7 @@ class Hub(RemoteSource):
         with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as response:
             if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 part.restart()
-                raise Cut("the server has not so much of it")
+                raise TransferCut("the server has not so much of it")
             hf_raise_for_status(response)
             self._take(response, part)
 
@@ -104,7 +104,7 @@ class Hub(RemoteSource):
         except HfHubHTTPError as e:
             status = e.response.status_code
             if is_for_now(status):
-                raise Cut(f"it answers {status}") from e
+                raise TransferCut(f"it answers {status}") from e
             raise PullError(self._refusal(e, status)) from e
 
     def _refusal(self, error: HfHubHTTPError, status: int) -> str:

@@ -28,7 +28,7 @@ class PullError(DiscoError):
     """A model could not be fetched; the message says what to do. A partial download that may be good is kept."""
 
 
-class Cut(Exception):
+class TransferCut(Exception):
     """The connection broke, or the server failed for now: trying again may help."""
 
 
@@ -42,11 +42,11 @@ class RemoteSource(ABC):
 
     @abstractmethod
     def _files(self) -> list[RemoteFile]:
-        """Return the files there. Raises Cut, PullError, or an error of httpx2."""
+        """Return the files there. Raises TransferCut, PullError, or an error of httpx2."""
 
     @abstractmethod
     def _append(self, part: Part) -> None:
-        """Send one request for what is missing of a part. Raises Cut, PullError, or an error of httpx2."""
+        """Send one request for what is missing of a part. Raises TransferCut, PullError, or an error of httpx2."""
 
     def variants(self) -> list[Variant]:
         """Return the models there. Raises PullError."""
@@ -58,13 +58,13 @@ class RemoteSource(ABC):
             self._patiently(lambda: self._append(part), lambda: part.n_bytes)
 
     def _take(self, response: httpx2.Response, part: Part) -> None:
-        """Append the answer to a request for what is behind the part's end. Raises Cut."""
+        """Append the answer to a request for what is behind the part's end. Raises TransferCut."""
         if part.n_bytes and not _goes_on(response, part.n_bytes):
             part.restart()
         for chunk in response.iter_bytes():
             part.write(chunk)
         if not part.whole:
-            raise Cut("the server ended the file too early")
+            raise TransferCut("the server ended the file too early")
 
     def _patiently(self, work: Callable[[], T], got: Callable[[], int]) -> T:
         """Try again while that helps; `got` returns the bytes so far. Raises PullError."""
@@ -73,7 +73,7 @@ class RemoteSource(ABC):
             had = got()
             try:
                 return self._translate_errors(work)
-            except Cut as e:
+            except TransferCut as e:
                 tries = 1 if got() > had else tries + 1
                 if tries >= MAX_TRIES:
                     kept = f"; {got() / 1e6:.0f} MB are kept, and the same command goes on from there" if got() else ""
@@ -82,11 +82,11 @@ class RemoteSource(ABC):
             self._pause(min(MAX_PAUSE_S, PAUSE_S * 2 ** (tries - 1)))
 
     def _translate_errors(self, work: Callable[[], T]) -> T:
-        """Translate foreign errors: `Cut` if trying again may help, else PullError."""
+        """Translate foreign errors: `TransferCut` if trying again may help, else PullError."""
         try:
             return work()
         except httpx2.TransportError as e:
-            raise Cut(reason_of(e)) from e
+            raise TransferCut(reason_of(e)) from e
         except (httpx2.HTTPError, ValueError, KeyError, TypeError) as e:  # such as the log-in page of a hotel
             msg = f"{self.where} does not answer as {self.kind} does: {reason_of(e)}"
             raise PullError(msg) from e
@@ -100,9 +100,9 @@ def is_for_now(status: int) -> bool:
 
 
 def _goes_on(response: httpx2.Response, begin: int) -> bool:
-    """Whether the response continues at `begin`. Raises Cut if it begins elsewhere."""
+    """Whether the response continues at `begin`. Raises TransferCut if it begins elsewhere."""
     if response.status_code != HTTPStatus.PARTIAL_CONTENT:
         return False
     if response.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
         return True
-    raise Cut("the server sent another piece than it was asked for")
+    raise TransferCut("the server sent another piece than it was asked for")

@@ -33,9 +33,9 @@ from ..system.net import (
 from .gguf import shard_names
 from .part import Part
 from .quants import RemoteFile, is_at_hub
-from .remote_source import TIMEOUT_S, Cut, Pause, PullError, RemoteSource, is_for_now
+from .remote_source import TIMEOUT_S, Pause, PullError, RemoteSource, TransferCut, is_for_now
 
-MOST_REDIRECTS = 5
+MOST_REDIRECTS = 5  # a page of releases, its store, and a mirror of that, with some to spare
 _OF = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
 
 
@@ -95,7 +95,7 @@ class WebFile(RemoteSource):
         with self._answer(self._urls[name], headers) as response:
             if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 part.restart()
-                raise Cut("the server has not so much of it")
+                raise TransferCut("the server has not so much of it")
             n_bytes = _whole_bytes(response)
             if n_bytes is not None and n_bytes != part.file.n_bytes:
                 raise PullError(f"{self.where} has another file now than a moment ago: pull again")
@@ -103,7 +103,7 @@ class WebFile(RemoteSource):
 
     @contextmanager
     def _answer(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
-        """Give the answer to a GET, behind redirects. Raises Cut, PullError, or an error of httpx2."""
+        """Give the answer to a GET, behind redirects. Raises TransferCut, PullError, or an error of httpx2."""
         for _ in range(MOST_REDIRECTS + 1):
             with (
                 httpx2.Client(timeout=TIMEOUT_S, trust_env=not is_loopback(hostname(url))) as http,
@@ -122,7 +122,7 @@ class WebFile(RemoteSource):
         if status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
             return
         if is_for_now(status):
-            raise Cut(f"it answers {status}")
+            raise TransferCut(f"it answers {status}")
         raise PullError(f"{self.where} answers {status}: look whether a browser gets the file from that address")
 
     def _pointed_to(self, url: str, location: str) -> str:

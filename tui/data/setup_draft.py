@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from disco_daemon.client.offers import offer_lines
+from disco_daemon.client.offers import ABOUT, named_words, offer_lines, running_words
 
 Json = Mapping[str, Any]
 SHOWN = 200  # models in the list; typing makes it shorter
@@ -91,6 +91,14 @@ def local_choices(known: Json, offers: Sequence[Json] = ()) -> list[tuple[str, s
     if before := device.get("previous"):
         rows.append((PREVIOUS, f"p      {before}  the one before, with its settings"))
     return rows
+
+
+def local_text(offers: Sequence[Json], state: Json, *, some: bool) -> str:
+    """Return what to say above the models of this machine, of which there are `some`, by the daemon's state."""
+    text = "GGUF files in the folder of models." if some else "There is none: `disco models fetch` gets one."
+    if offers:
+        text = f"Enter fetches a model under its licence, and uses it. {ABOUT}"
+    return "\n".join(filter(None, (text, running_words(state), named_words(state))))
 
 
 def fitting(models: Sequence[str], typed: str) -> list[str]:

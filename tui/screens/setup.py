@@ -20,7 +20,7 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from disco_daemon.client.launcher import DaemonLauncher, startable
-from disco_daemon.client.offers import ABOUT, RUNNING, fetch_words, named_words, running_words
+from disco_daemon.client.offers import RUNNING, fetch_words, running_words
 from disco_daemon.client.once import DaemonError
 from disco_daemon.system.net import with_scheme
 
@@ -38,6 +38,7 @@ from ..data.setup_draft import (  # fmt: skip
     choices,
     fitting,
     local_choices,
+    local_text,
     problem_of,
     result_of,
 )
@@ -54,7 +55,7 @@ NOTE_S = 6.0  # that the note on what was saved stays
 FETCH_POLL_S = 0.5  # between two looks at how far a fetch is
 CANCEL = "cancel"
 COSTS = "Enter tests it with one short question, which costs next to nothing, and saves it."
-_LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE, "s": SERVICE}
+_LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE, "s": SERVICE, "p": PREVIOUS}
 
 
 class SetupScreen(Screen[None]):
@@ -86,7 +87,6 @@ class SetupScreen(Screen[None]):
         self._draft = SetupDraft()
         self._known: dict[str, Any] = {}
         self._offers, self._wanted = offers, wanted
-        self._stand_in = False
         self._seen: Mapping[str, Any] = {}
         self._keys: list[str] = []  # of the choices that are shown
 
@@ -162,7 +162,6 @@ class SetupScreen(Screen[None]):
         await self._settle()
         self._known = await self._link.providers()
         self._seen = state = await self._link.state()
-        self._stand_in = bool(state.get("stand_in"))
         if (state.get("fetch") or {}).get("state") in ("fetching", "loading"):
             await self._follow_fetch()
         elif self._wanted:
@@ -175,7 +174,7 @@ class SetupScreen(Screen[None]):
         server = self._known["server"]
         now = f"now {server['model']} at {server['base_url']}" if server["base_url"] else "now nobody"
         text = f"An OpenAI-compatible server, {now}. A digit chooses; Escape leaves all as it is."
-        rows = choices(self._known, here=startable(self._link.root), stand_in=self._stand_in)
+        rows = choices(self._known, here=startable(self._link.root), stand_in=bool(self._seen.get("stand_in")))
         self._show(Step.WHO, text, problem=problem, rows=rows)
 
     def _ask_address(self, problem: str = "") -> None:
@@ -211,23 +210,16 @@ class SetupScreen(Screen[None]):
 
     def _ask_local(self, problem: str = "") -> None:
         rows = local_choices(self._known, self._offers)
-        text = "GGUF files in the folder of models." if rows else "There is none: `disco models fetch` gets one."
-        if self._offers:
-            text = f"Enter fetches a model under its licence, and uses it. {ABOUT}"
-        text = "\n".join(filter(None, (text, running_words(self._seen), named_words(self._seen))))
+        text = local_text(self._offers, self._seen, some=bool(rows))
         self._show(Step.LOCAL, text, problem=problem, rows=rows or [(CLOSE, "Back to the chat")])
 
     # --- the answers -------------------------------------------------------------------------------------------------
 
     def on_key(self, event: Key) -> None:
         """Choose a server by its digit or letter, the model before by its letter."""
-        if self._step is Step.LOCAL and event.character == "p" and PREVIOUS in self._keys:
-            event.stop()
-            self._chose(PREVIOUS)
-        if self._step is not Step.WHO or event.character is None:
-            return
-        wanted = f"p{DIGITS.index(event.character)}" if event.character in DIGITS else _LETTERS.get(event.character, "")
-        if wanted in self._keys:
+        typed = event.character or ""
+        wanted = f"p{DIGITS.index(typed)}" if typed and typed in DIGITS else _LETTERS.get(typed)
+        if self._step in (Step.WHO, Step.LOCAL) and wanted in self._keys:
             event.stop()
             self._chose(wanted)
 
