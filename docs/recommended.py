@@ -38,9 +38,17 @@ MEASURED = MachineSpeed(
         "IQ4_NL": PackedSpeed(4.91e09, 1.25e10),
         "MXFP4": PackedSpeed(6.44e09, 2.13e10),
     },
+    experts={  # these, cells from memory and rows times one number were measured later: as the products and attention
+        "Q8_0": PackedSpeed(1.04e10, 1.22e10),
+        "Q4_K": PackedSpeed(7.68e09, 2.7e10),
+        "Q6_K": PackedSpeed(7.82e09, 2.41e10),
+        "MXFP4": PackedSpeed(6.44e09, 2.13e10),
+    },
+    kept_bytes_per_s={"64": 2.43e09, "128": 2.43e09, "256": 2.43e09},
     attention_one_per_s=2.43e09,
     attention_many_per_s=7.61e09,
     elements_per_s=1.62e09,
+    scaled_per_s=1.62e09,
     operation_s=1.8e-07,
     n_threads=1,
 )
@@ -62,14 +70,23 @@ class RecordedMachine:
 def scaled(threads: int, times: float, bandwidth: float) -> MachineSpeed:
     """Return a machine of `threads`, each `times` as fast as the measured one, with a `bandwidth` in bytes a second."""
     all_of_them = threads * times
+
+    def products(of: dict[str, PackedSpeed]) -> dict[str, PackedSpeed]:
+        return {
+            name: PackedSpeed(min(bandwidth, all_of_them * one.bytes_per_s), all_of_them * one.multiply_adds_per_s)
+            for name, one in of.items()
+        }
+
     return MachineSpeed(
-        packings={
-            name: PackedSpeed(min(bandwidth, all_of_them * of.bytes_per_s), all_of_them * of.multiply_adds_per_s)
-            for name, of in MEASURED.packings.items()
+        packings=products(MEASURED.packings),
+        experts=products(MEASURED.experts),
+        kept_bytes_per_s={
+            length: min(bandwidth, all_of_them * each) for length, each in MEASURED.kept_bytes_per_s.items()
         },
         attention_one_per_s=all_of_them * MEASURED.attention_one_per_s,
         attention_many_per_s=all_of_them * MEASURED.attention_many_per_s,
         elements_per_s=min(bandwidth / 12, all_of_them * MEASURED.elements_per_s),
+        scaled_per_s=min(bandwidth / 12, all_of_them * MEASURED.scaled_per_s),
         operation_s=1e-6,
         n_threads=threads,
     )

@@ -4,7 +4,8 @@
         [--threads N] [--speed FILE] [--json]
 
 A model is a shape of `benchmarks.engine.shapes` with a packing, `default` for the embedded one, or a file. The machine
-is measured once, as disco does (`engine.measure.machine_speed`); each model then by itself, in a process of its own:
+is measured before each, as disco does once (`engine.measure.machine_speed`), since others that use it may come and go;
+then the model, in a process of its own:
 reading prompts of 100, 512 and 2,000 tokens, writing behind 200, and what the process grows by when it is loaded with
 CONTEXT cells and has read a prompt. Both are by processor time, divided by threads, the least of some rounds. `--speed`
 takes a machine that was measured before. The form of the prediction was chosen on 0.6b:q4_k_m; all others judge it. The
@@ -163,15 +164,15 @@ def main(argv: list[str] | None = None) -> int:
     if args.here:
         print(json.dumps(measured(Path(args.here[0]), int(args.here[1]), prompts)))
         return 0
-    if args.speed:
-        machine = msgspec.json.decode(args.speed.read_bytes(), type=MachineSpeed)
-    else:
-        machine = MachineBench(args.threads, shared_cache_bytes()).speed()
     models = []
     for name in args.models.split(","):
         progress(f"{name} …")
-        models.append(compare(name, machine, prompts))
-    found = {"machine": msgspec.to_builtins(machine), "models": models, "stated": ERROR}
+        if args.speed:
+            machine = msgspec.json.decode(args.speed.read_bytes(), type=MachineSpeed)
+        else:
+            machine = MachineBench(args.threads, shared_cache_bytes()).speed()
+        models.append(compare(name, machine, prompts) | {"machine": msgspec.to_builtins(machine)})
+    found = {"models": models, "stated": ERROR}
     print_figures(found, table, as_json=args.json)
     return int(any(is_off(one) for one in models if one["judged"]))
 

@@ -89,6 +89,7 @@ SHAPES = {
     "tiny": Shape("qwen3", 2, 256, 512, 4, 2, 64),
     "0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, WORDS),  # Qwen3-0.6B
     "1.7b": Shape("llama", 24, 2048, 8192, 32, 32, 64),  # SmolLM2-1.7B
+    "3b": Shape("llama", 28, 3072, 8192, 24, 8, 128, 128_256),  # Llama-3.2-3B
     "4b": Shape("qwen3", 36, 2560, 9728, 32, 8, 128, WORDS),  # Qwen3-4B
     "8b": Shape("qwen3", 36, 4096, 12288, 32, 8, 128, WORDS, is_tied=False),  # Qwen3-8B
     "moe": Shape("qwen3moe", 24, 1024, 512, 16, 8, 64, n_experts=32, n_used=8),  # as Granite 3.1 1B-A400M

@@ -14,6 +14,7 @@ from .quants import label
 def listed(path: Path, header: Header) -> OfferedModel:
     """Return a file, whose whole header is at hand, as the list would have it. Raises OSError, ValueError."""
     shape, kept, own = shape_of(header.keys), kept_numbers(header.keys), header.architecture
+    used = header.number(f"{own}.expert_used_count") or 0
     in_layer = 2 * shape.kv_heads * shape.head_dim
     return OfferedModel(
         name=path.stem.casefold(), title=path.stem, repo="", file=path.name, licence="", architecture=own,
@@ -21,7 +22,9 @@ def listed(path: Path, header: Header) -> OfferedModel:
         parameters=header.n_numbers / 1e9, active=active(header) / 1e9, layers=shape.layers, hidden=shape.hidden,
         vocab=shape.vocab, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
         context=header.number(f"{own}.context_length") or CONTEXT,
-        inner=header.number(f"{own}.feed_forward_length") or 0,
+        inner=used * (header.number(f"{own}.expert_feed_forward_length") or 0)
+        or header.number(f"{own}.feed_forward_length") or 0,
+        experts_used=used,
         attending=kept.per_token // in_layer, window=kept.window,
         state_bytes=kept.state_bytes, tied=not any(tensor.name == "output.weight" for tensor in header.tensors),
     )  # fmt: skip

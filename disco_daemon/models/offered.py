@@ -49,8 +49,9 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
     long thought before its answer. `quality` is a published figure, None where there is none; more is better. Where not
     all layers have cells for each token, `attending` have: others see a `window`, or carry `state_bytes` in all.
     `inner` is the length of the feed-forward part's rows, of all experts together that a token has. Unless the
-    embeddings are the output head, it is not `tied`. `revision` and `sha256` are empty where nobody has told them, and
-    where `bytes` are 0 in the list they are reckoned.
+    embeddings are the output head, it is not `tied`. A token
+    has `experts_used` of a layer's experts. `revision` and `sha256` are empty where nobody has told them, and where
+    `bytes` are 0 in the list they are reckoned.
     """
 
     name: str
@@ -69,6 +70,7 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
     parameters: Annotated[float, msgspec.Meta(gt=0)]
     n_bytes: int = 0
     active: float = 0.0
+    experts_used: int = 0
     heads: int = 0
     inner: int = 0
     tied: bool = True
@@ -142,17 +144,17 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
         if not self.tied:  # of the embeddings, a file's other large matrix, a token has one row
             rest, n_bytes = rest - head, n_bytes - head * roofline.BITS[most] / 8
         rest = max(1.0, rest)  # a list may say fewer parameters than its embeddings have
-        share = min(1.0, max(0.0, (1e9 * self.active - head) / rest)) if self.active else 1.0
         at_query = (self.heads or self.hidden // self.head_dim) * self.head_dim
         inner = self.inner or FEED_FORWARD * self.hidden
         if roofline.is_odd(self.hidden, self.packing):
             weights = roofline.split_odd(rest, self.layers, self.hidden, inner, at_query, self.packing)
         else:
             weights = roofline.split(rest, max(0.0, n_bytes), self.packing, self.hidden)
+        dense, in_experts, used = self._divided(rest, at_query)
         attending = self.attending or self.layers
         in_window = self.layers - attending if self.window else 0
         return TokenWork(
-            weights={name: share * n for name, n in weights.items()},
+            weights={name: n * dense / rest for name, n in weights.items()},
             head={packed: head},
             layers=self.layers,
             attention=2.0 * at_query * attending,
@@ -161,7 +163,25 @@ class OfferedModel(msgspec.Struct, frozen=True, rename={"n_bytes": "bytes"}):
             window=self.window,
             window_attention=2.0 * at_query * in_window,
             window_kept_bytes=KEPT_NUMBER * self.window_numbers,
+            head_dim=self.head_dim,
+            experts={name: n * used * in_experts / rest for name, n in weights.items()} if in_experts else {},
+            used=used,
+            weighed=float(self.layers * self.experts_used * self.hidden),
         )
+
+    def _divided(self, rest: float, at_query: int) -> tuple[float, float, float]:
+        """Return the weights that each token uses, those in experts, and the share of experts that a token uses.
+
+        What is not attention's, by the shape, is taken for experts'. A token uses its feed-forward part's matrices,
+        three of a layer; where the list does not tell its rows, what the active parameters leave.
+        """
+        if not self.active:
+            return rest, 0.0, 1.0
+        active = min(rest, max(1.0, 1e9 * self.active - self.in_head))
+        in_attention = 2.0 * self.layers * self.hidden * (at_query + self.kv_heads * self.head_dim)
+        dense = min(active / 2, in_attention)  # where attention is another one (MLA), the shape says too much
+        used = 3.0 * self.layers * self.hidden * self.inner if self.inner else active - dense
+        return dense, rest - dense, min(1.0, used / (rest - dense))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,16 @@
 """What a model's tokens take on a machine, by what the machine was measured to do at most: a roofline. Pure.
 
-A token that is written alone reads all weights once; a prompt's token multiplies each once. How fast that goes differs
-by packing, so each is measured by itself (`engine.measure.machine_speed`), with the kernels that will compute. On top
-come attention, by how many tokens stand before, what is done number by number, and what starting an operation takes.
+A token that is written alone reads all weights once; a prompt reads them once a batch, and each of its tokens
+multiplies each once. How fast that goes differs by packing, and for experts, so each is measured by itself
+(`engine.measure.machine_speed`), with the kernels that will compute. On top come attention, by how many tokens stand
+before, what is done number by number, and what starting an operation takes.
 (S. Williams, A. Waterman, D. Patterson: Roofline, Communications of the ACM 52(4), 2009.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -36,14 +37,20 @@ class PackedSpeed(msgspec.Struct, frozen=True):
 class MachineSpeed(msgspec.Struct, frozen=True):
     """What a machine does at most in a second, with so many threads.
 
-    `packings` are products by the packing of weights. Attention is in multiply-adds, for one token and for many;
-    `elements_per_s` numbers that are multiplied one by one. `operation_s` is what an operation of no size takes, s.
+    `packings` are products by the packing of weights, `experts` those with the experts that tokens chose. Attention is
+    in multiply-adds, for one token and for many, while caches hold the cells; `kept_bytes_per_s` is how fast one token
+    reads them from memory, by the length of a head, whose numbers lie together. `elements_per_s` are numbers that are
+    multiplied one by one, `scaled_per_s` those of rows that are multiplied with one number each. `operation_s` is what
+    an operation of no size takes, s.
     """
 
     packings: dict[str, PackedSpeed]
+    experts: dict[str, PackedSpeed]
+    kept_bytes_per_s: dict[str, float]
     attention_one_per_s: float
     attention_many_per_s: float
     elements_per_s: float
+    scaled_per_s: float
     operation_s: float
     n_threads: int
 
@@ -54,21 +61,34 @@ class MachineSpeed(msgspec.Struct, frozen=True):
 
     def of(self, packing: str) -> PackedSpeed:
         """Return the speed of a packing; of one that was not measured, that of the next in bits, by its numbers."""
-        if packing in self.packings:
-            return self.packings[packing]
-        bits = BITS.get(packing, 4.5)
-        near = min(self.packings, key=lambda name: abs(BITS[name] - bits))
-        found = self.packings[near]
-        return PackedSpeed(found.bytes_per_s * bits / BITS[near], found.multiply_adds_per_s)
+        return _nearest(self.packings, packing)
+
+    def of_experts(self, packing: str) -> PackedSpeed:
+        """Return the same of experts' products."""
+        return _nearest(self.experts, packing)
+
+    def kept_speed(self, head_dim: int) -> float:
+        """Return how many bytes of cells one token reads a second, whose heads are so long: as of the next length."""
+        return self.kept_bytes_per_s[min(self.kept_bytes_per_s, key=lambda length: abs(int(length) - head_dim))]
+
+
+def _nearest(speeds: Mapping[str, PackedSpeed], packing: str) -> PackedSpeed:
+    if packing in speeds:
+        return speeds[packing]
+    bits = BITS.get(packing, 4.5)
+    near = min(speeds, key=lambda name: abs(BITS[name] - bits))
+    found = speeds[near]
+    return PackedSpeed(found.bytes_per_s * bits / BITS[near], found.multiply_adds_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenWork:
     """What a token takes of a model.
 
-    `weights` are numbers by packing, without the output `head`, which a prompt needs once. Attention is in
-    multiply-adds for each token before, in layers that see all and in those that see a `window`; `kept_bytes` is what
-    each leaves there. `touched` numbers are computed one by one.
+    `weights` are numbers by packing, without the output `head`, which a prompt needs once. `experts` are those of the
+    experts that one token uses, `used` as a share of all. Attention is in multiply-adds for each token before, in
+    layers that see all and in those that see a `window`; `kept_bytes` is what each leaves there, in heads of `head_dim`
+    numbers. `touched` numbers are computed one by one; `weighed` are those that experts give, each row by its weight.
     """
 
     weights: Mapping[str, float]
@@ -80,6 +100,10 @@ class TokenWork:
     window: int = 0
     window_attention: float = 0.0
     window_kept_bytes: float = 0.0
+    head_dim: int = 128
+    experts: Mapping[str, float] = field(default_factory=dict)
+    used: float = 1.0
+    weighed: float = 0.0
 
     def decode_s(self, machine: MachineSpeed, context: float) -> float:
         """Return what one token takes behind a context of so many tokens, s."""
@@ -87,28 +111,33 @@ class TokenWork:
         attention = context * self.attention + seen * self.window_attention
         kept = context * self.kept_bytes + seen * self.window_kept_bytes
         return (
-            _read_s(self.weights, machine)
-            + _read_s(self.head, machine)
-            + max(attention / machine.attention_one_per_s, kept / machine.bytes_per_s)
-            + self.touched / machine.elements_per_s
+            _read_s(self.weights, machine.of)
+            + _read_s(self.experts, machine.of_experts)
+            + _read_s(self.head, machine.of)
+            + max(attention / machine.attention_one_per_s, kept / machine.kept_speed(self.head_dim))
+            + self._one_by_one_s(machine)
             + self.layers * OPERATIONS * machine.operation_s
         )
 
     def prompt_s(self, machine: MachineSpeed, n: float) -> float:
         """Return what reading a prompt of n tokens takes until there are logits for the first of an answer, s."""
-        each = sum(number / machine.of(name).multiply_adds_per_s for name, number in self.weights.items())
         within = min(n, self.window)
         pairs = within * within / 2 + (n - within) * within
         attention = n * n / 2 * self.attention + pairs * self.window_attention
         batches = max(1.0, n / BATCH)
-        read = _read_s(self.weights, machine) * batches  # the least, where a prompt is very short
+        needed = (1 - (1 - self.used) ** min(n, BATCH)) / self.used  # of a batch's experts, times those of a token
         return (
-            max(n * each, read)
-            + _read_s(self.head, machine)
+            n * (_multiply_s(self.weights, machine.of) + _multiply_s(self.experts, machine.of_experts))
+            + batches * _read_s(self.weights, machine.of)  # what comes from memory is not multiplied meanwhile
+            + batches * needed * _read_s(self.experts, machine.of_experts)
+            + _read_s(self.head, machine.of)
             + attention / machine.attention_many_per_s
-            + n * self.touched / machine.elements_per_s
+            + n * self._one_by_one_s(machine)
             + batches * self.layers * OPERATIONS * machine.operation_s
         )
+
+    def _one_by_one_s(self, machine: MachineSpeed) -> float:
+        return (self.touched + self.weighed) / machine.elements_per_s + self.weighed / machine.scaled_per_s  # and added
 
 
 def touched(hidden: int, inner: int, at_query: int) -> float:
@@ -116,8 +145,12 @@ def touched(hidden: int, inner: int, at_query: int) -> float:
     return TOUCHED_HIDDEN * hidden + TOUCHED_INNER * inner + TOUCHED_HEADS * at_query
 
 
-def _read_s(weights: Mapping[str, float], machine: MachineSpeed) -> float:
-    return sum(n * BITS[name] / 8 / machine.of(name).bytes_per_s for name, n in weights.items())
+def _read_s(weights: Mapping[str, float], speed: Callable[[str], PackedSpeed]) -> float:
+    return sum(n * BITS[name] / 8 / speed(name).bytes_per_s for name, n in weights.items())
+
+
+def _multiply_s(weights: Mapping[str, float], speed: Callable[[str], PackedSpeed]) -> float:
+    return sum(n / speed(name).multiply_adds_per_s for name, n in weights.items())
 
 
 # What the matrices of a file are packed in: most of them, and those that get more bits (llama-quant.cpp).

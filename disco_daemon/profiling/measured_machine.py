@@ -16,7 +16,7 @@ from ..system.job import run_job
 from ..system.processors import shared_cache_bytes
 from .tuned_profile import MACHINE, cpu_name, read, write
 
-LAST_S = 60.0  # a measurement that takes longer hangs: it takes 3 s, and beside others twice that
+LAST_S = 60.0  # a measurement that takes longer hangs: it takes 4 s, and beside others twice that
 COMMENT = "Written when models were recommended. Delete it, and this machine is measured again."
 
 

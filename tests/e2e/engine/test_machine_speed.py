@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from disco_daemon.config.schema import Config, DeviceSettings
-from disco_daemon.engine.measure.machine_speed import NAMES, least_s
+from disco_daemon.engine.measure.machine_speed import EXPERTS, KEPT_HEADS, LEAST_BYTES, NAMES, MachineBench, least_s
 from disco_daemon.errors import ConfigError
 from disco_daemon.machines import model_offers
 from disco_daemon.models.roofline import BITS, MachineSpeed
@@ -26,12 +26,22 @@ async def test_kernels_are_measured_without_a_model() -> None:
     found = await measure_machine(1, lambda _: None)
     assert set(found.packings) == set(NAMES.values()) <= set(BITS)
     assert found.n_threads == 1
-    for speed in found.packings.values():
+    assert {NAMES[number] for number in EXPERTS} == set(found.experts)
+    assert all(1e8 < found.kept_speed(head) < 1e12 for head in KEPT_HEADS)
+    assert 1e6 < found.scaled_per_s < 1e12
+    for speed in (*found.packings.values(), *found.experts.values()):
         assert 1e8 < speed.bytes_per_s < 1e12
         assert 1e8 < speed.multiply_adds_per_s < 1e13
     assert found.bytes_per_s == max(speed.bytes_per_s for speed in found.packings.values())
     assert min(found.attention_one_per_s, found.attention_many_per_s, found.elements_per_s) > 1e7
     assert 0 < found.operation_s < 1e-3
+
+
+@pytest.mark.slow
+def test_a_machine_without_free_memory_is_measured_with_little_of_it() -> None:
+    bench = MachineBench(1, cache_bytes=1 << 40, free_bytes=0)
+    assert bench.n_bytes == LEAST_BYTES
+    assert min(of.bytes_per_s for of in bench.speed().experts.values()) > 1e8
 
 
 def test_it_is_kept_for_this_machine_and_this_build(tmp_path: Path) -> None:
@@ -40,6 +50,10 @@ def test_it_is_kept_for_this_machine_and_this_build(tmp_path: Path) -> None:
     assert kept_speed(tmp_path, KEY) == MEASURED
     for other in ({"cpu": "another"}, {"n_cores": 8}, {"n_threads": 2}, {"build": "a newer one"}):
         assert kept_speed(tmp_path, replace(KEY, **other)) is None
+    of_before = path.read_text().split("[speed.experts")[0]  # measured by an older disco, which read less of memory
+    path.write_text(of_before)
+    assert "[speed.packings" in of_before
+    assert kept_speed(tmp_path, KEY) is None
     path.write_text("nonsense = ")
     assert kept_speed(tmp_path, KEY) is None
 

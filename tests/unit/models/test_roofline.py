@@ -28,7 +28,7 @@ def test_no_token_comes_faster_than_its_weights_from_memory(
     model: OfferedModel, threads: int, times: float, bandwidth: float
 ) -> None:
     machine, work = scaled(threads, times, bandwidth), model.work
-    n_bytes = sum(n * BITS[name] / 8 for part in (work.weights, work.head) for name, n in part.items())
+    n_bytes = sum(n * BITS[name] / 8 for part in (work.weights, work.head, work.experts) for name, n in part.items())
     assert n_bytes <= 1.02 * model.n_bytes
     assert work.decode_s(machine, 0) >= n_bytes / bandwidth
     assert work.prompt_s(machine, 1) >= n_bytes / bandwidth
@@ -57,6 +57,37 @@ def test_rows_that_a_k_packing_cannot_take_have_another() -> None:
     assert mixture("Q4_K_M", 1152) == ("Q5_0", "Q8_0")
     assert mixture("q4_k_m", 2048) == mixture("UD-Q4_K_M", 2048) == ("Q4_K", "Q6_K")
     assert mixture("of tomorrow", 2048) == ("Q4_K", "Q6_K")
+
+
+def test_what_a_token_reads_of_experts_a_prompt_reads_of_all_that_its_tokens_chose() -> None:
+    work = next(one for one in shipped() if one.name == "qwen3-30b-a3b").work
+    assert work.used == pytest.approx(8 / 128, rel=0.02)
+    assert sum(work.experts.values()) / work.used == pytest.approx(48 * 128 * 3 * 2048 * 768, rel=0.02)
+    slower = changed(
+        MEASURED, experts={name: changed(of, bytes_per_s=of.bytes_per_s / 2) for name, of in MEASURED.experts.items()}
+    )
+    one, many = (work.prompt_s(slower, n) - work.prompt_s(MEASURED, n) for n in (1, 500))
+    assert one == pytest.approx(work.decode_s(slower, 0) - work.decode_s(MEASURED, 0))
+    assert many == pytest.approx(one / work.used, rel=1e-6), "all are read, each once"
+
+
+def test_rows_of_experts_are_weighed_one_by_one() -> None:
+    work = next(one for one in shipped() if one.name == "gpt-oss-20b").work
+    assert work.weighed == 24 * 4 * 2880
+    slower = changed(MEASURED, scaled_per_s=MEASURED.scaled_per_s / 10)
+    assert work.decode_s(slower, 0) - work.decode_s(MEASURED, 0) == pytest.approx(
+        9 * work.weighed / MEASURED.scaled_per_s
+    )
+
+
+def test_cells_come_from_memory_by_the_length_of_a_head_and_are_multiplied_meanwhile() -> None:
+    work = next(one for one in shipped() if one.name == "qwen3-4b").work
+    fast = changed(MEASURED, kept_bytes_per_s={"64": 1e9, "128": 2e9}, attention_one_per_s=1e15)
+    assert fast.kept_speed(80) == 1e9
+    assert fast.kept_speed(128) == fast.kept_speed(576) == 2e9
+    assert work.decode_s(fast, 1000) - work.decode_s(fast, 0) == pytest.approx(1000 * work.kept_bytes / 2e9)
+    slow = changed(fast, attention_one_per_s=1e9)
+    assert work.decode_s(slow, 1000) - work.decode_s(slow, 0) == pytest.approx(1000 * work.attention / 1e9)
 
 
 def test_a_packing_that_was_not_measured_has_the_speed_of_the_next_in_bits() -> None:
