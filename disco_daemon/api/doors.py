@@ -97,6 +97,7 @@ ROUTES: dict[tuple[str, str], At] = {
     ("POST", "/disco/v1/keys"): At.CONTROL,
     ("POST", "/disco/v1/keys/change"): At.CONTROL,
     ("POST", "/disco/v1/keys/revoke"): At.CONTROL,
+    ("POST", "/disco/v1/history/outdone"): At.CONTROL,  # what is learned of it moves the owner's money
     ("GET", "/disco/v1/usage/own"): At.BOTH,  # of the key that is shown
     ("GET", "/disco/v1/usage"): At.CONTROL,  # names those who have keys
 }

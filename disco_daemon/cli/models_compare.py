@@ -40,13 +40,14 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ComparedAnswer:
-    """One answer to `name`: the model that gave it, its text, the wait for its first token, what it cost."""
+    """One answer to `name`: the model that gave it, its text, the wait for its first token, what it cost, its id."""
 
     name: str
     model: str
     text: str
     ttft_s: float | None
     cost_usd: float
+    request_id: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +105,7 @@ def ask(args: argparse.Namespace, names: list[str], root: str, key: str, path: P
         if choice is not None:
             better = ALIKE if choice == 0 else answers[choice - 1].model
             keep(path, [answer.model for answer in answers], better, time.time())
+            _tell_outdone(answers, choice, root, key)
             if args.blind:
                 print(", ".join(f"{i} was {_who(answer)}" for i, answer in enumerate(answers, 1)))
     if args.json:
@@ -145,7 +147,20 @@ async def _answer(link: Link, name: str, question: str, max_tokens: int) -> Comp
         plain(text).strip(),
         record.get("ttft_s"),
         float(record.get("cost_usd") or 0.0),
+        str(record.get("request_id") or ""),
     )
+
+
+def _tell_outdone(answers: Sequence[ComparedAnswer], choice: int, root: str, key: str) -> None:
+    """Let the daemon know which answers another one was preferred to: it learns from that how often one does."""
+    from ..client import once as client
+
+    lost = [one for i, one in enumerate(answers, 1) if choice not in (0, i) and one.request_id]
+    try:
+        for one in lost:
+            client.post(root, "/disco/v1/history/outdone", {"request_id": one.request_id}, key)
+    except client.DaemonError as e:
+        print(f"disco models compare: the daemon learns nothing from this choice: {e}", file=sys.stderr)
 
 
 def _who(answer: ComparedAnswer) -> str:

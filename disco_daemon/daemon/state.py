@@ -26,7 +26,7 @@ from ..keys.named_key import KeyTerms
 from ..link.trust.roles import Role
 from ..machines.device_settings import stand_in
 from ..machines.managed_device import whole_device
-from ..types import GenerationRequest, Side
+from ..types import EarlierAnswer, GenerationRequest, NextAct, Side
 from .assembly import Shared
 from .device_file import DeviceFiles
 from .model_fetch import FetchError, ModelFetch, ModelFetches, named, offered
@@ -146,6 +146,9 @@ class StateDocuments(Documents):
 
     def history(self, limit: int) -> list[dict[str, Any]]:
         return self._shared.history.recent(limit)
+
+    def outdone(self, request_id: str) -> None:
+        self._shared.history.follow(EarlierAnswer(request_id, NextAct.OUTDONE))
 
     def ledger(self, days: int) -> list[dict[str, Any]]:
         return self._shared.history.days(days)

@@ -15,7 +15,7 @@ import msgspec
 
 from disco_daemon.errors import Unavailable
 from disco_daemon.system.sqlitefile import is_damage
-from disco_daemon.types import LedgerEntry, Outcome, Side
+from disco_daemon.types import EarlierAnswer, LedgerEntry, Outcome, Side
 
 from .recorded_outcomes import outcomes
 from .tables import text_of
@@ -125,6 +125,10 @@ class History:
     def book(self, entry: LedgerEntry) -> None:
         """Queue one cost without an answer, as `record` does."""
         self._writer.put(entry)
+
+    def follow(self, earlier: EarlierAnswer) -> None:
+        """Queue what the owner did next after an answer of theirs; of an unknown or a private one nothing is kept."""
+        self._writer.put(earlier)
 
     def save_learned(self, endpoints: str, saved: float, state: Mapping[str, Any]) -> None:
         """Queue the estimators' state, JSON, under the name of its endpoints; `saved` is Unix time, s.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from disco_daemon.errors import DiscoError
 from disco_daemon.system.sqlitefile import ForeignFileError, is_damage
-from disco_daemon.types import LedgerEntry, Outcome
+from disco_daemon.types import OWNER, EarlierAnswer, LedgerEntry, Outcome
 
 from .migrations import give_back_free_pages, open_database
 from .tables import FOLLOW, rows_of, text_of
@@ -38,7 +38,7 @@ class SavedState:
     state: str
 
 
-Item = Outcome | LedgerEntry | SavedState
+Item = Outcome | LedgerEntry | SavedState | EarlierAnswer
 
 
 class Writer:
@@ -183,6 +183,8 @@ def _write(connection: sqlite3.Connection, batch: Sequence[Item], max_rows: int,
         for item in batch:
             if isinstance(item, SavedState):
                 connection.execute(item.save, (text_of(item.name), item.saved, item.state))
+            elif isinstance(item, EarlierAnswer):
+                _follow(connection, item, OWNER.name)
             else:
                 lost += not _insert(connection, item, keep_text)
         connection.execute("DELETE FROM requests WHERE id <= (SELECT max(id) FROM requests) - ?", (max_rows,))
@@ -202,8 +204,7 @@ def _insert(connection: sqlite3.Connection, item: Outcome | LedgerEntry, keep_te
         for sample in samples:
             _put(connection, "ttft_samples", sample | {"request": request})
         if isinstance(item, Outcome) and item.earlier is not None and not item.private:
-            earlier = item.earlier.act.value, text_of(item.earlier.request_id), text_of(item.key)
-            connection.execute(FOLLOW, earlier)
+            _follow(connection, item.earlier, item.key)
     except _ROW_FAULTS as error:
         connection.execute("ROLLBACK TO outcome")
         _log.warning("history: request %r cannot be stored: %s", item.request_id, error)
@@ -212,6 +213,10 @@ def _insert(connection: sqlite3.Connection, item: Outcome | LedgerEntry, keep_te
         if connection.in_transaction:
             connection.execute("RELEASE outcome")
     return True
+
+
+def _follow(connection: sqlite3.Connection, earlier: EarlierAnswer, key: str) -> None:
+    connection.execute(FOLLOW, (earlier.act.value, text_of(earlier.request_id), text_of(key)))
 
 
 def _put(connection: sqlite3.Connection, table: str, row: Mapping[str, object]) -> int | None:

@@ -66,6 +66,7 @@ class NextAct(StrEnum):
     REDONE = "redone"  # asked the server for the same
     REGENERATED = "regenerated"  # asked for the same once more
     EDITED = "edited"  # changed the question
+    OUTDONE = "outdone"  # preferred another model's answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from disco_daemon.api.anthropic.messages_request import MessagesRequest
 from disco_daemon.api.control.control_requests import Adjustment, DeviceWish, ServerWish
-from disco_daemon.api.control.documents import MAX_PLAN_TOKENS, TAIL_KNOBS
+from disco_daemon.api.control.documents import MAX_PLAN_TOKENS, TAIL_KNOBS, OutdoneAnswer
 from disco_daemon.api.control.fleet_routes import DrainWish
 from disco_daemon.api.control.key_routes import USAGE, KeyChange, KeyEnd, KeyWish
 from disco_daemon.api.control.machine_routes import PairWish, RevokeWish
@@ -212,6 +212,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/disco/v1/history"): Operation(
         gives=gives.DatedRows, failing=Failing.WRONG, query=(Query("limit", _ROWS, "How many rows; from 1 to 1,000."),)
     ),
+    ("POST", "/disco/v1/history/outdone"): Operation(OutdoneAnswer, failing=Failing.BODY),
     ("GET", "/disco/v1/settings"): Operation(),
     ("PATCH", "/disco/v1/settings"): Operation(SETTINGS, failing=Failing.BODY),
     ("POST", "/disco/v1/reload"): Operation(failing=Failing.WRONG),

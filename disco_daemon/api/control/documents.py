@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from aiohttp import web
@@ -15,10 +15,13 @@ from ...errors import ConfigError, RequestError
 from ...keys.named_key import KeyTerms
 from ...link.trust.roles import Role
 from ...plain import which
+from ...types import NextAct
 from ..doors import fit, sees_keys, state_for_key
+from ..http.bodies import convert, decoded
 from ..http.connections import body
 from ..http.guard import key_of
 from ..ollama.ollama_models import DeviceFile
+from ..openai.openai_request import MAX_ID
 from .control_requests import parse_settings
 
 # What a request may be said to be, for the user's rules and for what was learned of answers.
@@ -31,6 +34,12 @@ TAIL_KNOBS = {
 
 
 By = Literal["key", "model", "server", "day"]  # by which usage is summed up
+
+
+class OutdoneAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The request of the answer that another one was preferred to."""
+
+    request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID)]
 
 
 class FetchedFile(Protocol):
@@ -73,6 +82,10 @@ class Documents(Protocol):
 
     def history(self, limit: int) -> list[dict[str, Any]]:
         """Return the latest requests, newest first; called in a thread, since it blocks on disk."""
+        ...
+
+    def outdone(self, request_id: str) -> None:
+        """Note that its reader preferred another model's answer to this one."""
         ...
 
     def ledger(self, days: int) -> list[dict[str, Any]]:
@@ -190,6 +203,7 @@ def add_routes(app: web.Application, documents: Documents) -> None:
     app[DOCUMENTS] = documents
     app.router.add_get("/disco/v1/state", _state)
     app.router.add_get("/disco/v1/history", _history)
+    app.router.add_post("/disco/v1/history/outdone", _outdone)
     app.router.add_get("/disco/v1/ledger", _ledger)
     app.router.add_get("/disco/v1/plan", _plan)
     app.router.add_get("/disco/v1/whatif", _whatif)
@@ -212,6 +226,13 @@ async def _history(request: web.Request) -> web.Response:
     """GET /disco/v1/history: Return the latest requests, newest first; `?limit=20`."""
     rows = await asyncio.to_thread(request.app[DOCUMENTS].history, number(request, "limit", 20))
     return as_json({"data": rows})
+
+
+async def _outdone(request: web.Request) -> web.Response:
+    """POST /disco/v1/history/outdone: Note that another model's answer was preferred to that of `{request_id}`."""
+    wish = convert(decoded(await body(request)), OutdoneAnswer)
+    request.app[DOCUMENTS].outdone(wish.request_id)
+    return as_json({"request_id": wish.request_id, "followed": NextAct.OUTDONE.value})
 
 
 async def _ledger(request: web.Request) -> web.Response:

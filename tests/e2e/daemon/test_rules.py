@@ -130,6 +130,11 @@ async def test_a_set_is_chosen_while_the_daemon_runs_and_an_answer_can_be_redone
 
             _, again = await chat(daemon, "Say yes.", disco={"redo_of": first["request_id"]})
             assert (again["winner"], again["reason"]) == ("server", "route")
+            await daemon.recorded(2)
+            lost = {"request_id": again["request_id"]}
+            async with daemon.controls.post(f"{daemon.root}/disco/v1/history/outdone", json=lost) as response:
+                assert (response.status, await response.json()) == (200, lost | {"followed": "outdone"})
+            assert [row["followed"] for row in await daemon.history()] == ["outdone", "redone"]
             _, edited = await chat(daemon, "Say no.", disco={"edits": again["request_id"]})
             _, hidden = await chat(daemon, "Say so.", disco={"regenerates": edited["request_id"], "private": True})
             followed = {row["request_id"]: row["followed"] for row in await daemon.recorded(4)}
@@ -176,7 +181,11 @@ async def test_the_better_model_answers_whichever_server_the_pool_would_choose(t
         other = {
             "name": "other", "base_url": better.url, "model": "m2", "probe": False, "api_key_env": "", "grade": 80.0,
         }  # fmt: skip
-        settings = {"policy": {"set": "best"}, "device": {"grade": 50.0}, "server": {"grade": 20.0}}
+        settings: dict[str, dict[str, Any]] = {
+            "policy": {"set": "best"},
+            "device": {"grade": 50.0},
+            "server": {"grade": 20.0},
+        }
         async with running(tmp_path, server=worse.url, servers=[other], settings=settings) as daemon:
             await daemon.device_ready()
             with worse.answering("Of the worse one."), better.answering(SERVERS):

@@ -70,7 +70,7 @@ async def test_a_choice_is_kept_by_the_models_that_answered(
     daemon: Dictated, tmp_path: Path, typed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "new" / "kept.jsonl"
-    typed += ["5", "what?", "2", "0"]
+    typed += ["5", "what?", "2", "0"]  # of the second question both are alike
     assert await compared(daemon, given("--question", "Fruit?", "--question", "More?"), path, 2) == 0
     out = capsys.readouterr().out
     assert "Fruit?" in out
@@ -82,6 +82,7 @@ async def test_a_choice_is_kept_by_the_models_that_answered(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "big-one rather than smollm2-135m: 1 of 2, 0 the other way, 1 alike" in out
     assert {body["model"] for body in daemon.asked} == set(NAMES)
+    assert daemon.outdone == ["device"], "the daemon learns that this answer would not do, and nothing of the others"
 
 
 async def test_blind_names_come_after_the_choice(

@@ -86,6 +86,7 @@ def test_it_sorts_new_requests_better_than_length_alone() -> None:
         ({}, True),
         ({"followed": "redone"}, False),
         ({"followed": "regenerated"}, False),
+        ({"followed": "outdone"}, False),
         ({"finish_reason": "cancelled"}, False),
         ({"stopped": "repetition", "finish_reason": "length"}, False),
         ({"followed": "edited"}, None),

@@ -841,6 +841,16 @@ def test_what_the_reader_did_next_goes_with_the_answer_that_would_not_do(path: P
     assert later["followed"] is None
 
 
+def test_an_answer_that_another_one_was_preferred_to_is_noted_if_it_is_the_owners(path: Path) -> None:
+    with History(path) as history:
+        put(history, OUTCOME, outcome(2, key="ann"), outcome(3, private=True))
+        ids = [row["request_id"] for row in history.recent(3)]
+        for one in (*ids, "of-nobody"):
+            history.follow(EarlierAnswer(one, NextAct.OUTDONE))
+        found = {row["request_id"]: row["followed"] for row in history.recent(3)}
+    assert found == {one: "outdone" if one == OUTCOME.request_id else None for one in ids}
+
+
 def test_the_row_of_a_private_answer_keeps_nothing_of_its_text_its_kind_or_its_reader(path: Path) -> None:
     own: dict[str, Any] = {"prompt": "a", "answer": "b", "kind": "code", "tokens": {Side.DEVICE: 30}}
     redone: dict[str, Any] = {"earlier": EarlierAnswer("r-1", NextAct.REDONE)}
