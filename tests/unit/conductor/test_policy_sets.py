@@ -214,7 +214,7 @@ async def test_balanced_is_what_there_is_without_a_set(tmp_path: Path) -> None:
     assert config == Config()
     assert effective_rules(config) == ()
     on = sides(config, QUICK_HERE, (SMALL, LARGE))
-    for one in recorded_like()[:20]:
+    for one in recorded_like():
         assert (await played(on, replace(one.request)))[0] == SERVER, "the far better model goes before the other one"
     assert started(on, DEVICE) == 0
 
