@@ -96,6 +96,8 @@ def asked_by(request: web.Request, generation: GenerationRequest) -> GenerationR
         return generation
     if key.terms.models and generation.extra:
         generation = _of_its_models(request, generation, key.terms)
+    if key.terms.is_capped and Side.SERVER in generation.allowed and not key.terms.private:
+        generation = _within_its_caps(generation, key.name)
     if not key.terms.private:
         return replace(generation, caller=key.caller)
     if Side.DEVICE not in generation.allowed:
@@ -114,6 +116,22 @@ def _of_its_models(request: web.Request, generation: GenerationRequest, terms: K
     for name in key_fields.models_named(extra):
         if not terms.allow(name) and not (servers and all(terms.allow(f"{server}/{name}") for server in servers)):
             raise names(request).not_allowed(name)
+    return _with_these(generation, extra)
+
+
+def _within_its_caps(generation: GenerationRequest, key: str) -> GenerationRequest:
+    """Return a request whose most can be held of the caps of a key. Raises RequestError."""
+    if name := key_fields.unheld(generation.extra, generation.messages):
+        msg = (
+            f"What '{name}' asks for may cost more than can be held of the limit of the key '{key}': ask without it, "
+            f"or with a key without usd_per_day and usd_per_month (`disco keys change {key}`)."
+        )
+        raise RequestError(msg, status=403, param=name, code="field_not_allowed")
+    return _with_these(generation, key_fields.kept(generation.extra)) if generation.extra else generation
+
+
+def _with_these(generation: GenerationRequest, extra: dict[str, Any]) -> GenerationRequest:
+    """Return a request with these of its fields; the answer names the others."""
     left = (name for name, value in generation.extra.items() if name not in extra and value is not None)
     return replace(generation, extra=extra, left_out=(*generation.left_out, *left))
 

@@ -73,7 +73,8 @@ class Conductor:
             if context.private:  # perhaps only since then
                 request, available = eligible(request, context)
             # Where does it fit, and which sides does no cap close?
-            available, bound = roomy(available, request, length, context), CostBound.of(request, length.tokens)
+            available = roomy(available, request, length, context)
+            bound = CostBound.of(request, length.tokens, counted=length.counted)
             available = context.spending.affordable(available, bound, context.clock.wall())
             available = CostLimit(request, context.spending).within(available, request, length)
             # Answer it, unless the daemon is being stopped by now, or the key that asks was revoked.

@@ -12,8 +12,8 @@ from ..clock import Clock
 from ..endpoints.bill import is_open_ended
 from ..errors import EndpointError
 from ..money.catalog import Price
-from ..money.cost_limit import BYTES_PER_TOKEN, billed, fit
-from ..money.spending import CostBound, Spending
+from ..money.cost_limit import billed, fit
+from ..money.spending import BYTES_PER_TOKEN, CostBound, Spending
 from ..types import GenerationRequest, PromptLength, Side
 from .answer_server import Fits, ServerMember
 from .endpoint_run import EndpointRun, PromptSize
@@ -80,7 +80,7 @@ class CostLimit:
             n_before = run.n_before + run.n_tokens
             if not self.allows(request, prompt.length, n_before, runs, member.spending.price):
                 return False
-            wanted = CostBound.of(request, prompt.n_tokens, n_before)
+            wanted = CostBound.of(request, prompt.n_tokens, n_before, counted=prompt.counted)
             return member.spending.check(Side.SERVER, wanted, clock.wall()) is None
 
         return fits
@@ -107,8 +107,7 @@ class CostLimit:
             return True
         if not price.known:
             return False
-        choices, n_prompt = CostBound.of(request, 0).choices, _most_prompt(request, length)
-        most_usd = billed(price, CostBound(n_prompt, run.limit, choices))
+        most_usd = billed(price, _bound(request, _most_prompt(request, length), run.limit))
         if most_usd > self._left_usd(runs):
             return False
         run.hedge_most_usd = most_usd
@@ -145,9 +144,14 @@ class CostLimit:
             return CostBound(length.tokens)
         if is_open_ended(request.extra, request.messages):
             return None
-        choices = CostBound.of(request, 0).choices
-        n_prompt = _most_prompt(request, length) + n_before
-        return fit(price or self._spending.price, CostBound(n_prompt, request.sampling.max_tokens, choices), left_usd)
+        bound = _bound(request, _most_prompt(request, length) + n_before, request.sampling.max_tokens)
+        return fit(price or self._spending.price, bound, left_usd)
+
+
+def _bound(request: GenerationRequest, n_prompt: int, max_tokens: int | None) -> CostBound:
+    """Return the bound of a start whose prompt has all that is read in it (`_most_prompt`)."""
+    whole = CostBound.of(request, n_prompt)
+    return replace(whole, max_tokens=max_tokens, beside=(0, whole.beside[1]))
 
 
 def _most_prompt(request: GenerationRequest, length: PromptLength) -> int:

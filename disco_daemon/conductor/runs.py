@@ -280,9 +280,9 @@ class EndpointRuns:
         limited = self._cost_limit.admit(run, request, self._prompt.length, self.all)
         if limited is None:
             return self._cost_limit.reached()
-        wanted = CostBound.of(self._request, self._prompt.n_tokens, run.n_before)
+        wanted = CostBound.of(self._request, self._prompt.n_tokens, run.n_before, counted=self._prompt.counted)
         grant = context.spending.reserve(run.side, wanted, context.clock.wall())
-        if isinstance(grant, CapRefusal):  # since the plan others have spent what was left
+        if isinstance(grant, CapRefusal):
             return capped(grant)
         run.grant = grant
         self._current[run.side] = run

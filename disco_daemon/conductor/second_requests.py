@@ -77,4 +77,4 @@ class SecondRequests:
 
     @property
     def _bound(self) -> CostBound:
-        return CostBound.of(self._request, self._prompt.n_tokens)
+        return CostBound.of(self._request, self._prompt.n_tokens, counted=self._prompt.counted)

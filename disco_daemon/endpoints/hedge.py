@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from ..clock import Clock
 from ..errors import EndpointError
-from ..system.tasks import cancel_all
+from ..system.tasks import all_ended, cancel_all
 from ..types import Finish, Token, Usage
 
 log = logging.getLogger("disco.server")
@@ -162,5 +162,7 @@ class _TwoRequests:
                 await requests[0].events.aclose()
             return
         self._closing += [asyncio.create_task(one.close(), name="closing a request") for one in requests]
-        await asyncio.gather(*self._closing, return_exceptions=True)
-        self.count()
+        try:
+            await all_ended(*self._closing)
+        finally:
+            self.count()

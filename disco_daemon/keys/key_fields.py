@@ -1,14 +1,18 @@
-"""What a key that may ask for some models only may tell a server beside the name of the model. Pure.
+"""What a key that may ask for some models only, or spend so much, may tell a server beside the model's name. Pure.
 
 Routers take further names in further fields, such as OpenRouter's `models`, to be tried where the first one refuses or
 fails. These are held against the key's patterns. A field that disco does not know may name a model in any way (Groq's
 `compound_custom` does, OpenRouter's `preset`, and `Model` at a server that reads names in any case), and so may one of
 a plugin: these stay here, and the answer names them.
+
+Of a key with a cap of money the most that a request may cost is held before it is sent. A field by which a server takes
+another price, or money for more than tokens, cannot be held, nor can speech and video: these are refused. What disco
+does not know stays here, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..types import FIELDS, Treatment, field_of
@@ -22,12 +26,40 @@ CONTENT = frozenset(
         "metadata", "chat_template_kwargs",
     }
 )  # fmt: skip
+# By these a server asks for more than tokens, takes another price for them, or asks another model.
+_COSTLY = frozenset(
+    {
+        "audio", "data_sources", "modalities", "models", "n_predict", "plugins", "search_parameters", "service_tier",
+        "use_beam_search", "web_search_options",
+    }
+)  # fmt: skip
+_AT_THE_PRICE = {"service_tier": ("auto", "default", "flex", "standard", "standard_only")}
+_HELD_PARTS = ("text", "refusal", "image_url", "input_image", "image", "file", "input_file", "document")
 _OWN_TOOLS = {"function": "function", "custom": "custom"}  # the type of a tool, and where it has the client's own text
 
 
 def kept(extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request that such a key may send to a server; the others stay here."""
     return {name: value for name, value in extra.items() if name not in _STAY and (name in FIELDS or _is_form(name))}
+
+
+def unheld(extra: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the field of a request whose cost cannot be held; "" where there is none."""
+    for name, value in extra.items():
+        if name in _COSTLY and FIELDS[name].asks(value) and value not in _AT_THE_PRICE.get(name, ()):
+            return name
+        if name == "tools" and isinstance(value, list) and any(_is_servers_own(tool) for tool in value):
+            return name
+    parts = (part for message in messages for part in _list(message.get("content")) if isinstance(part, Mapping))
+    return "messages" if any(part.get("type", "text") not in _HELD_PARTS for part in parts) else ""
+
+
+def _is_servers_own(tool: Any) -> bool:
+    return isinstance(tool, Mapping) and tool.get("type", "function") not in _OWN_TOOLS
+
+
+def _list(found: Any) -> Sequence[Any]:
+    return found if isinstance(found, list) else ()
 
 
 def models_named(extra: Mapping[str, Any]) -> Iterator[str]:

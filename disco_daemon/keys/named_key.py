@@ -47,6 +47,11 @@ class KeyTerms(msgspec.Struct, frozen=True, kw_only=True):
     models: Annotated[tuple[Pattern, ...], Meta(max_length=MOST_MODELS)] = ()
     private: bool = False
 
+    @property
+    def is_capped(self) -> bool:
+        """Whether it may spend so much and no more."""
+        return self.usd_per_day is not None or self.usd_per_month is not None
+
     def allow(self, *names: str) -> bool:
         """Whether a model may be asked for that has one of these names."""
         return not self.models or any(_fits(name, pattern) for name in names for pattern in self.models)

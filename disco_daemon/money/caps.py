@@ -38,6 +38,7 @@ from .prices import J_PER_WH
 
 # Context of a server's model where it is not known, tokens: that of the commonest ones (gpt-4o, Llama 3.1).
 SERVER_CONTEXT = 131_072
+LONG_ANSWER = 65_536  # tokens: of a model whose prompt is so long that its context is surely longer than that one
 # The server's tokenizer is not the one that counted the prompt, and its template adds tokens.
 PROMPT_MARGIN = 1.5
 BUSY_RETRY_S = 5.0  # closed by reservations only: one of the requests will end, and leave most of its reservation
@@ -355,15 +356,25 @@ class Caps:
 
 
 def server_bound(
-    price: Price, prompt_tokens: int, max_tokens: int | None, context: int = SERVER_CONTEXT, choices: int = 1
+    price: Price,
+    prompt_tokens: int,
+    max_tokens: int | None,
+    context: int | None = None,
+    choices: int = 1,
+    beside: tuple[int, int] = (0, 0),
 ) -> float:
     """Return the most a request can cost at a server, $, if that counts at most PROMPT_MARGIN times our prompt tokens.
 
-    Without `max_tokens` an answer ends with the model's context at the latest. `choices` is OpenAI's `n`.
+    Without `max_tokens` an answer is as long as the model can say at a time, or ends with its context: by the price
+    list, where that knows them. `choices` is OpenAI's `n`, `beside` what is read and written besides, tokens.
     """
-    prompt = math.ceil(prompt_tokens * PROMPT_MARGIN)
-    answer = max_tokens if max_tokens is not None else max(0, context - prompt_tokens)
-    return price.cost_usd(prompt, answer * max(1, choices))
+    prompt, able = math.ceil(prompt_tokens * PROMPT_MARGIN) + beside[0], price.capabilities
+    answer = max_tokens
+    if answer is None:
+        context = able.context_length if context is None else context
+        room = max(SERVER_CONTEXT - prompt_tokens, LONG_ANSWER) if context is None else max(0, context - prompt_tokens)
+        answer = room if able.max_output is None else min(room, able.max_output)
+    return price.cost_usd(prompt, answer * max(1, choices) + beside[1])
 
 
 def device_bound(

@@ -16,12 +16,11 @@ from .spending import CostBound
 # Of a limit that the client did not give, tokens: servers refuse one that is above what their model can say at a time,
 # which is this or more with the models of today.
 MOST_SENT = 16_384
-BYTES_PER_TOKEN = 2  # at least, of text that nobody could count: random letters have 1.4, English 4, Chinese 3
 
 
 def billed(price: Price, bound: CostBound) -> float:
     """Return the most that a request may cost, $."""
-    return server_bound(price, bound.prompt_tokens, bound.max_tokens, choices=bound.choices)
+    return server_bound(price, bound.prompt_tokens, bound.max_tokens, choices=bound.choices, beside=bound.beside)
 
 
 def fit(price: Price, bound: CostBound, left_usd: float) -> CostBound | None:

@@ -12,12 +12,21 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
+import msgspec
+
 from ..errors import EndpointError
 from ..types import Attempt, GenerationRequest, Side, finite, n_choices
-from .caps import CapLimits, CapRefusal, Caps, Reservation, device_bound, server_bound, sooner
+from ..types.content import text_of
+from ..types.infill import n_chars_of
+from .caps import PROMPT_MARGIN, CapLimits, CapRefusal, Caps, Reservation, device_bound, server_bound, sooner
 from .catalog import Price
 from .exchange import DEFAULT_FLOOR, Power, Regime, effective, regime
 from .prices import J_PER_WH, Prices
+
+IMAGES = ("image_url", "input_image", "image")
+IMAGE_TOKENS = 49_152  # of one image, at most: gpt-4o-mini counts 2,833 and 5,667 for each of up to eight tiles
+FILE_TOKENS = 262_144  # of one document: as many as may be booked (`endpoints.bill`)
+BYTES_PER_TOKEN = 2  # at least, of text that nobody could count: random letters have 1.4, English 4, Chinese 3
 
 __all__ = ["CapRefusal", "CostBound", "Reservation", "Spending"]
 
@@ -28,20 +37,50 @@ PRICE_SETTINGS = "server.input_usd_per_mtok and server.output_usd_per_mtok"  # o
 class CostBound:
     """The token counts that bound what a start may cost. `choices` is OpenAI's `n`; `max_tokens` None sets no limit.
 
-    `key` is the name of the key that asks, whose caps it counts in as well.
+    `key` is the name of the key that asks, whose caps it counts in as well. `beside` the prompt's text and the answer
+    are at most so many tokens to read (images, files, tools) and to write (a `prediction` that is not what is said).
     """
 
     prompt_tokens: int
     max_tokens: int | None = None
     choices: int = 1
     key: str = ""
+    beside: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, request: GenerationRequest, n_prompt: int, n_before: int = 0) -> CostBound:
-        """The bound on one start, for a prompt of `n_prompt` tokens and `n_before` of the answer."""
+    def of(cls, request: GenerationRequest, n_prompt: int, n_before: int = 0, *, counted: bool = True) -> CostBound:
+        """The bound on one start, for a prompt of `n_prompt` tokens and `n_before` of the answer.
+
+        Where nobody has `counted` them, the prompt's bytes are.
+        """
+        if not counted:
+            n_prompt = max(n_prompt, math.ceil(_n_bytes(request) / BYTES_PER_TOKEN / PROMPT_MARGIN))
         max_tokens = request.sampling.max_tokens
         left = None if max_tokens is None else max(1, max_tokens - n_before)
-        return cls(n_prompt + n_before, left, n_choices(request.extra), request.caller.name)
+        n_prompt += n_before
+        best_of = request.extra.get("best_of")
+        choices = max(n_choices(request.extra), best_of if isinstance(best_of, int) else 1)
+        return cls(n_prompt, left, choices, request.caller.name, _beside_text(request))
+
+
+def _n_bytes(request: GenerationRequest) -> int:
+    texts = (request.answer_so_far, *(text_of(message.get("content")) for message in request.messages))
+    return n_chars_of(request.prompt) + sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+
+
+def _beside_text(request: GenerationRequest) -> tuple[int, int]:
+    """Return the tokens to read and to write that a prompt's text and its answer do not have, at most."""
+    read = predicted = 0
+    for message in request.messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            kinds = [part.get("type") for part in content if isinstance(part, dict)]
+            read += sum(IMAGE_TOKENS if kind in IMAGES else FILE_TOKENS for kind in kinds if kind != "text")
+    if request.extra:
+        if (said := request.extra.get("prediction")) is not None:
+            predicted = math.ceil(len(msgspec.json.encode(said)) / BYTES_PER_TOKEN)
+        read += math.ceil(len(msgspec.json.encode(request.extra)) / BYTES_PER_TOKEN)
+    return read, predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +260,9 @@ class Spending:
 
     def _bound(self, side: Side, bound: CostBound) -> float:
         if side is Side.SERVER:
-            return server_bound(self.price, bound.prompt_tokens, bound.max_tokens, choices=bound.choices)
+            return server_bound(
+                self.price, bound.prompt_tokens, bound.max_tokens, choices=bound.choices, beside=bound.beside
+            )
         joules = self.prices.joules(self.speeds.prefill_tps, self.speeds.decode_tps)
         return device_bound(*joules, bound.prompt_tokens, bound.max_tokens, self._context, choices=bound.choices)
 

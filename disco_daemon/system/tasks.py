@@ -15,6 +15,21 @@ async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:
     await asyncio.gather(*found, return_exceptions=True)
 
 
+async def all_ended(*tasks: asyncio.Task[Any]) -> None:
+    """Wait until those tasks have ended, also if whoever waits is cancelled meanwhile; raises CancelledError then.
+
+    For what has to be closed whatever happens: `gather` would cancel the closing itself.
+    """
+    left, cancelled = set(tasks), None
+    while left:
+        try:
+            _, left = await asyncio.wait(left)
+        except asyncio.CancelledError as e:
+            cancelled, left = e, {task for task in left if not task.done()}
+    if cancelled is not None:
+        raise cancelled
+
+
 class TaskSet(set[asyncio.Task[Any]]):
     """Tasks that run beside each other, each until it has ended."""
 

@@ -315,6 +315,26 @@ async def test_beyond_its_rate_a_key_gets_429_with_when_to_come_again(ends: Ends
     assert (await told(daemon, key, "POST", "/v1/chat/completions", body))[0] == 200, "at once"
 
 
+async def test_a_key_with_a_cap_asks_for_nothing_that_cannot_be_held(ends: Ends) -> None:
+    daemon, upstream = ends
+    key, body = await made(daemon, "thrifty", usd_per_day=1.0), FEW | {"model": "disco/server"}
+    speech = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}]
+    n_before = upstream.n_requests
+    costly: dict[str, Any] = {"service_tier": "priority", "web_search_options": {}, "messages": speech}
+    for name, value in costly.items():
+        status, said, _ = await told(daemon, key, "POST", "/v1/chat/completions", body | {name: value})
+        assert (status, said["error"]["code"], said["error"]["param"]) == (403, "field_not_allowed", name)
+        assert "disco keys change thrifty" in said["error"]["message"]
+    assert upstream.n_requests == n_before
+    more: dict[str, Any] = {"service_tier": "default", "top_k": 7, "unheard_of": 1}
+    status, said, _ = await told(daemon, key, "POST", "/v1/chat/completions", body | more)
+    assert (status, said["disco"]["ignored"]) == (200, ["unheard_of"])
+    assert upstream.exchanges[-1].body["top_k"] == 7
+    assert "unheard_of" not in upstream.exchanges[-1].body
+    free = await made(daemon, "free")
+    assert (await told(daemon, free, "POST", "/v1/chat/completions", body | {"service_tier": "priority"}))[0] == 200
+
+
 async def test_a_cap_closes_the_server_for_its_key_and_no_other(ends: Ends) -> None:
     daemon, upstream = ends
     poor = await made(daemon, "poor", usd_per_day=1e-7)

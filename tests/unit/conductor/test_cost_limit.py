@@ -248,10 +248,11 @@ async def test_where_nobody_is_left_the_error_says_what_to_do() -> None:
     assert isinstance(found, EndpointError)
     assert (found.status, found.code, found.param) == (429, "max_cost_reached", "disco.max_cost_usd")
     assert "server.input_usd_per_mtok" in str(found)
-    for more, said, unsaid in (
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({"price": PRICE, "max_cost_usd": 1e-9}, "ask for less", "input_usd_per_mtok"),
         ({"price": PRICE, "extra": {"web_search_options": {}}}, "no bound that is known", "ask for less"),
-    ):
+    ]
+    for more, said, unsaid in cases:
         on = context(random.Random(1), "race", more.pop("price"))
         found = await outcome_of(on, asked(**{"max_cost_usd": 1.0, "allowed": frozenset({Side.SERVER})} | more))
         assert said in str(found)

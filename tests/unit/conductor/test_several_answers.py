@@ -98,7 +98,7 @@ async def test_one_that_filled_the_cap_since_the_plan_leaves_the_answer_to_one_t
         stage.caps.book(Side.SERVER, 0.02, stage.clock.wall())
         return reserve(*asked)
 
-    stage.members[0].spending.reserve = filled  # type: ignore[method-assign]
+    cast(Any, stage.members[0].spending).reserve = filled
     outcome = await stage.answer(asked(sampling=EIGHT))
     assert outcome is not None
     assert (stage.page.text, outcome.error, stage.told) == (WHOLE, None, [])
@@ -217,6 +217,21 @@ async def test_a_second_request_that_a_cap_a_limit_or_its_share_refuses_holds_an
         assert (stage.page.text, len(stage.sources["b"].metered), stage.pool.hedges.n_taken) == (WHOLE, 0, 0)
         assert [one.hedge for one in outcome.attempts] == [None]
         assert all(not cap["reserved"] for cap in stage.caps.state(0.0).values())
+
+
+@pytest.mark.parametrize("acts", [("private",), ("private", "cancel"), ("cancel", "private"), ("cancel", "cancel")])
+@pytest.mark.parametrize("first_s", [0.0, 0.01])
+@in_jumps
+async def test_two_requests_are_closed_also_where_what_ends_them_comes_twice(
+    acts: tuple[str, ...], first_s: float
+) -> None:
+    """The second cancellation meets the closing of the streams, which goes on."""
+    for after_s in (0.0, 0.3):
+        device = Source(Side.DEVICE, "small", [Call()])
+        stage = Stage([(server(Call(first_s)), CHEAP), (server(Call(0.01)), CHEAP)], device, hedge_after_s=after_s)
+        await stage.answer(acts=[(first_s, act) for act in acts])
+        metered = [meter for source in (device, *stage.sources.values()) for meter in source.metered]
+        assert not any(meter.is_open for meter in metered)
 
 
 @in_jumps

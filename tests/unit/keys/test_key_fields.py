@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_daemon.keys.key_fields import CONTENT, kept, models_named
+from disco_daemon.keys.key_fields import _COSTLY, CONTENT, kept, models_named, unheld
 from disco_daemon.types import FIELDS, Treatment, field_of
 
 DEAR = "openai/o1-pro"
@@ -66,3 +66,30 @@ def test_a_function_with_a_parameter_that_is_called_model_is_no_model() -> None:
 )
 def test_whatever_the_tools_are_they_are_looked_through(tools: Any) -> None:
     assert all(isinstance(name, str) for name in models_named({"tools": tools, "provider": tools}))
+
+
+PICTURE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}]}
+SPEECH = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}
+SEARCH_TOOL = {"type": "web_search"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "messages", "name"),
+    [
+        ({"service_tier": "priority"}, [], "service_tier"), ({"service_tier": "flex"}, [], ""),
+        ({"service_tier": None, "web_search_options": False, "modalities": ["text"]}, [], ""),
+        ({"web_search_options": {}}, [], "web_search_options"), ({"modalities": ["text", "audio"]}, [], "modalities"),
+        ({"models": ["a", "b"]}, [], "models"), ({"tools": [SEARCH_TOOL]}, [], "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, [], ""),
+        ({"n": 4, "prediction": {"type": "content", "content": "x"}, "reasoning_effort": "high"}, [], ""),
+        ({}, [PICTURE], ""), ({}, [PICTURE, SPEECH], "messages"), ({}, [{"role": "user", "content": "hi"}], ""),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_of_a_cap_is_named(
+    extra: dict[str, Any], messages: list[dict[str, Any]], name: str
+) -> None:
+    assert unheld(extra, messages) == name
+
+
+def test_every_field_that_costs_apart_is_one_of_the_table() -> None:
+    assert all(name in FIELDS for name in _COSTLY)

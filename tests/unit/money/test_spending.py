@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC
+from typing import Any
 
 import pytest
 
-from disco_daemon.money.caps import CapLimits, Caps
+from disco_daemon.money.caps import LONG_ANSWER, CapLimits, Caps, server_bound
 from disco_daemon.money.catalog import Price
 from disco_daemon.money.exchange import Power
-from disco_daemon.money.spending import CapRefusal, CostBound, Reservation, Speeds, Spending, capped, retry_after_s
-from disco_daemon.types import Attempt, Side, Usage
+from disco_daemon.money.spending import (
+    FILE_TOKENS,
+    IMAGE_TOKENS,
+    CapRefusal,
+    CostBound,
+    Reservation,
+    Speeds,
+    Spending,
+    capped,
+    retry_after_s,
+)
+from disco_daemon.types import Attempt, Capabilities, GenerationRequest, Sampling, Side, Usage
 
 NOW = 1_770_000_000.0
 PRICE = Price(1.0, 0.5, 10.0)
@@ -124,6 +136,46 @@ def test_below_the_battery_floor_the_device_rests_until_it_is_plugged_in() -> No
     assert isinstance(owned.reserve(Side.DEVICE, ASKED, NOW), CapRefusal)
     owned.update_power(Power(charge=0.2, on_mains=True), SPEEDS, 20.0, None)
     assert not isinstance(owned.reserve(Side.DEVICE, ASKED, NOW), CapRefusal)
+
+
+def held(
+    text: Any = "hello", counted: bool = True, max_tokens: int | None = 100, price: Price = PRICE, **extra: Any
+) -> float:
+    """What is held for a start at a server, $."""
+    asked = GenerationRequest(
+        "r", ({"role": "user", "content": text},), sampling=Sampling(max_tokens=max_tokens), extra=extra
+    )  # fmt: skip
+    owned = spending(price=price, usd_per_day=100.0)
+    grant = _granted(owned.reserve(Side.SERVER, CostBound.of(asked, 10, counted=counted), NOW))
+    return round(grant.bound * 1e6, 6)
+
+
+def test_what_is_read_and_written_beside_text_and_answer_is_held() -> None:
+    plain = held()
+    assert plain == 15 * 1.0 + 100 * 10.0
+    assert held([{"type": "text", "text": "hello"}]) == plain
+    assert held([{"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}]) == plain + IMAGE_TOKENS
+    assert held([{"type": "file", "file": {}}]) == plain + FILE_TOKENS
+    said = {"type": "content", "content": "word " * 1000}
+    assert held(prediction=said) >= plain + 1000 * 10.0  # none of it may be what is said
+    assert held(tools=[{"type": "function", "function": {"name": "f", "description": "word " * 1000}}]) >= plain + 1000
+    assert held(n=3) >= plain + 200 * 10.0
+    assert held(best_of=3) >= plain + 200 * 10.0
+
+
+def test_a_prompt_that_nobody_counted_is_held_by_its_bytes() -> None:
+    """A sign of Chinese is a token or more; by four characters a token a sixth of it would be held."""
+    assert held("字" * 10_000, counted=False) >= 10_000 + 100 * 10.0
+    assert held("字" * 10_000) == held()
+
+
+def test_without_a_limit_as_much_is_held_as_the_model_can_say() -> None:
+    able = replace(PRICE, capabilities=Capabilities(context_length=400_000, max_output=128_000))
+    assert held(max_tokens=None, price=able) == 15 + 128_000 * 10.0
+    wide = replace(PRICE, capabilities=Capabilities(context_length=1_000_000))
+    assert held(max_tokens=None, price=wide) == 15 + 999_990 * 10.0
+    long = round(server_bound(PRICE, 200_000, None) * 1e6, 6)
+    assert long == 300_000 + LONG_ANSWER * 10.0  # its context is longer than the commonest ones
 
 
 def test_several_choices_may_cost_several_answers() -> None:
