@@ -96,7 +96,13 @@ class ModelFetch:
     is called after each change of its state.
     """
 
-    def __init__(self, wanted: WantedModel, use: Use, clock: Clock, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        wanted: WantedModel,
+        use: Callable[[WantedModel, str], Awaitable[list[str]]],
+        clock: Clock,
+        changed: Callable[[], None],
+    ) -> None:
         self.wanted, self.state = wanted, "stopped"
         self._use, self._clock, self._has_changed = use, clock, changed
         self._message = PRIVATE  # why it waits, until it is begun
@@ -178,7 +184,7 @@ class ModelFetch:
             self._done = self._n_bytes
             if self.wanted.use:
                 self._become("loading")
-                message = " ".join(await self._use(found.path))
+                message = " ".join(await self._use(self.wanted, found.path))
             else:
                 message = f"`disco models use {Path(found.path).name}` makes it this machine's model."
             self._become("done", message)
@@ -217,11 +223,14 @@ class ModelFetch:
 class ModelFetches:
     """All fetches. `private` says whether nobody may be asked; those that have not ended are written to a file, `kept`.
 
-    None is begun behind `close`.
+    `in_use` returns `device.model`. None is begun behind `close`.
     """
 
-    def __init__(self, use: Use, private: Callable[[], bool], clock: Clock, kept: Path) -> None:
-        self._use, self._private, self._clock, self._kept = use, private, clock, kept
+    def __init__(
+        self, use: Use, private: Callable[[], bool], in_use: Callable[[], str], clock: Clock, kept: Path
+    ) -> None:
+        self._use, self._private, self._in_use, self._clock, self._kept = use, private, in_use, clock, kept
+        self._ours: set[str] = set()  # the files that were put in use here
         self._fetches: list[ModelFetch] = []
         self._using = asyncio.Lock()
         self._closed = False
@@ -309,8 +318,12 @@ class ModelFetches:
         self._fetches.append(fetch := ModelFetch(wanted, self._use_in_turn, self._clock, self._keep))
         return fetch
 
-    async def _use_in_turn(self, path: str) -> list[str]:
+    async def _use_in_turn(self, wanted: WantedModel, path: str) -> list[str]:
         async with self._using:
+            if self._in_use() not in (wanted.instead_of, *self._ours):
+                name = Path(path).name
+                raise FetchError(f"another model was chosen while it was fetched; `disco models use {name}` uses it")
+            self._ours.add(path)
             return await self._use(path)
 
     def _keep(self) -> None:

@@ -58,7 +58,9 @@ class StateDocuments(Documents):
         self._files = DeviceFiles()
         self._offering = asyncio.Lock()
         kept = shared.history.path.with_name("fetches.json")
-        self._fetches = ModelFetches(self._use_fetched, lambda: shared.privacy.on, shared.clock, kept)
+        self._fetches = ModelFetches(
+            self._use_fetched, lambda: shared.privacy.on, lambda: runtime.config.device.model, shared.clock, kept
+        )
         runtime.hold_fetches = lambda: self._fetches.hold(runtime.config.device.model)
 
     async def close(self) -> None:

@@ -51,9 +51,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 class Used:
-    """What was put in use; `problem` is why it could not be, `notes` what there is to say of it."""
+    """What was put in use; `problem` is why it could not be, `notes` what there is to say of it.
+
+    `model` is what somebody else has put in use.
+    """
 
     def __init__(self) -> None:
+        self.model = ""
         self.paths: list[str] = []
         self.problem: str | Exception = ""
         self.notes: list[str] = []
@@ -69,7 +73,7 @@ class Used:
 
 def made(used: Used, folder: Path, privacy: Privacy | None = None) -> ModelFetches:
     privacy = privacy or Privacy()
-    return ModelFetches(used, lambda: privacy.on, SystemClock(), folder / "fetches.json")
+    return ModelFetches(used, lambda: privacy.on, lambda: used.model, SystemClock(), folder / "fetches.json")
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -334,6 +338,22 @@ async def test_private_stops_fetches_and_its_end_goes_on_with_them(jobs: Jobs, t
     jobs.go.set()
     assert await last_state(later.start(TINY)) == "done"
     assert (len(used.paths), jobs.n_begun) == (1, 2)
+
+
+async def test_a_model_that_was_chosen_since_stays_in_use(jobs: Jobs, tmp_path: Path) -> None:
+    used = Used()
+    fetches = made(used, tmp_path)
+    fetch = fetches.start(TINY)
+    await jobs.began.wait()
+    used.model = "/models/chosen.gguf"
+    jobs.go.set()
+    assert await last_state(fetch) == "failed"
+    assert used.paths == []
+    words = "Tiny is not in use: another model was chosen while it was fetched; `disco models use tiny.gguf` uses it"
+    assert fetch_words(fetch.document()) == words
+    assert await last_state(fetches.start(replace(TINY, instead_of=used.model))) == "done"
+    used.model = "models/tiny.gguf"  # the one that was put in use
+    assert await last_state(fetches.start(OTHER)) == "done", "of two that are fetched, the later one is used"
 
 
 async def test_a_stopped_one_can_be_cancelled(tmp_path: Path) -> None:
