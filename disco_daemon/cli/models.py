@@ -234,6 +234,7 @@ def _print_use(args: argparse.Namespace, path: Path | str, saved: SavedChoice) -
 
 
 def _rm(args: argparse.Namespace) -> int:
+    from ..config.layers import load
     from ..errors import ConfigError
     from .models_rm import remove, remove_named
 
@@ -243,8 +244,12 @@ def _rm(args: argparse.Namespace) -> int:
     if not path.exists():
         msg = f"{path} does not exist: `disco models list` shows those that do"
         raise ConfigError(msg)
-    if path == _in_use() and args.model != DEFAULT:
+    in_use, draft = _in_use(), load().device.draft_model
+    if in_use is not None and path.resolve() == in_use.resolve() and args.model != DEFAULT:
         msg = f"{path} is the device's model: `disco models use` another one first"
+        raise ConfigError(msg)
+    if draft and path.resolve() == _path_of(draft).resolve():
+        msg = f"{path} guesses for the device's model: `disco config set device.draft_model ''` first"
         raise ConfigError(msg)
     require_unnamed(path)
     return remove(args, path)

@@ -572,6 +572,13 @@ def test_a_model_goes_with_its_segments_and_exits_after_asking(
 def test_the_device_s_model_is_not_removed_before_another_one_is_chosen(home: Path) -> None:
     mine = home / "ours" / "mine.gguf"
     model_file(mine)
+    (home / "link").symlink_to(home)
+    elsewhere = mine.parent / ".." / "ours" / "mine.gguf"
     disco("use", str(mine))
-    with pytest.raises(ConfigError, match="`disco models use` another one first"):
-        disco("rm", str(mine), "--yes")
+    for spelled in (mine, elsewhere, home / "link/ours/mine.gguf"):
+        with pytest.raises(ConfigError, match="`disco models use` another one first"):
+            disco("rm", str(spelled), "--yes")
+    (home / "config.toml").write_text(f'[device]\ndraft_model = "{mine}"\n')
+    with pytest.raises(ConfigError, match=r"guesses for the device's model: .* device.draft_model"):
+        disco("rm", str(elsewhere), "--yes")
+    assert mine.exists()
