@@ -186,17 +186,21 @@ class Link:
         """Return the known `providers`, the configured `server`, and the `device` with the models here."""
         return await self._document("/disco/v1/providers")
 
-    async def check_server(self, base_url: str, api_key: str = "", model: str = "") -> dict[str, Any]:
+    async def check_server(self, base_url: str, api_key: str = "", model: str = "", name: str = "") -> dict[str, Any]:
         """Check a server: return its `models`, and with a model `ttft_s` and `price`; or the `problem`.
 
-        Without a key the daemon takes the one that it has for that address. With a model this may cost a little.
+        Without a key the daemon takes the one that it has for that address, or for the server of that `name`. With a
+        model this may cost a little.
         """
-        body = {"base_url": base_url, "api_key": api_key, "model": model}
+        body = {"base_url": base_url, "api_key": api_key, "model": model} | ({"name": name} if name else {})
         return await self._document("/disco/v1/server/check", method="POST", body=body, timeout_s=CHECK_TIMEOUT_S)
 
-    async def set_server(self, base_url: str, api_key: str = "", model: str = "") -> dict[str, Any]:
-        """Have the daemon write a server down and go by it; an empty address takes the server away."""
-        body = {"base_url": base_url, "api_key": api_key, "model": model}
+    async def set_server(self, base_url: str, api_key: str = "", model: str = "", name: str = "") -> dict[str, Any]:
+        """Have the daemon write a server down and go by it; an empty address takes the server away.
+
+        With a `name` it is one of several, beside the others.
+        """
+        body = {"base_url": base_url, "api_key": api_key, "model": model} | ({"name": name} if name else {})
         return await self._document("/disco/v1/server", method="PUT", body=body, timeout_s=RELOAD_TIMEOUT_S)
 
     async def set_device(self, model: str) -> dict[str, Any]:

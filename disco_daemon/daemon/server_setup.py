@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from ..config.servers import SERVER, servers_of
 from ..errors import RequestError
 from ..models.default import installed_models
 from ..onboarding.checking import Checked
@@ -36,7 +37,7 @@ class ServerSetup:
         rows = [
             {
                 "name": p.name, "title": p.title, "base_url": p.base_url, "key_url": p.key_url,
-                "key": setup.has_key(p.base_url),
+                "key": setup.has_key(p.base_url), "free_name": setup.free_name(p.base_url),
             }
             for p in setup.providers()
         ]  # fmt: skip
@@ -44,6 +45,15 @@ class ServerSetup:
         return {
             "providers": rows,
             "server": {"base_url": without_credentials(saved.server.base_url), "model": saved.server.model},
+            "servers": [
+                {
+                    "name": name,
+                    "base_url": without_credentials(one.base_url),
+                    "model": one.model,
+                    "key": setup.has_key(one.base_url, "" if name == SERVER else name),
+                }
+                for name, one in servers_of(saved).items()
+            ],
             "device": {
                 "enabled": device.enabled,
                 "model": device.model,
@@ -52,28 +62,28 @@ class ServerSetup:
             },
         }
 
-    async def check(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+    async def check(self, base_url: str, api_key: str, model: str, name: str = "") -> dict[str, Any]:
         """Check a server, without `api_key` with the known one. Raises RequestError while another check runs."""
         if self._checking:
             raise RequestError("Another check is under way: try again in a moment.", status=429, code="busy")
         self._checking = True
         try:
-            work = asyncio.to_thread(self._check, base_url, api_key, model)
+            work = asyncio.to_thread(self._check, base_url, api_key, model, name)
             return (await asyncio.wait_for(work, CHECK_TIMEOUT_S)).to_json()
         except TimeoutError as e:
             raise RequestError("The check did not end in time.", status=504, code="timeout") from e
         finally:
             self._checking = False
 
-    def _check(self, base_url: str, api_key: str, model: str) -> Checked:
+    def _check(self, base_url: str, api_key: str, model: str, name: str) -> Checked:
         setup = self._setup
         if (problem := setup.problem(base_url, api_key)) is not None:
             return Checked(without_credentials(base_url), model, problem=problem)
-        return setup.check(base_url, setup.key(base_url, api_key), model)
+        return setup.check(base_url, setup.key(base_url, api_key, name), model, name)
 
-    async def save_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Write a server down; "" takes it away. Raises ConfigError, and then nothing has changed."""
-        return await asyncio.to_thread(self._save, base_url, api_key, model)
+    async def save_server(self, base_url: str, api_key: str, model: str, name: str = "") -> dict[str, Any]:
+        """Write a server down, or one of several by `name`; "" takes it away. Raises ConfigError with no change."""
+        return await asyncio.to_thread(self._save, base_url, api_key, model, name)
 
     async def save_device(self, model: str) -> dict[str, Any]:
         """Write down one of the models on this machine. Raises ConfigError, RequestError."""
@@ -109,10 +119,10 @@ class ServerSetup:
         shadowed = overriding_variables(changes, self._setup.env)
         return {"saved": sorted(changes), "shadowed": shadowed, "notes": saved.notes()}
 
-    def _save(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+    def _save(self, base_url: str, api_key: str, model: str, name: str) -> dict[str, Any]:
         setup = self._setup
         if base_url and (problem := setup.problem(base_url, api_key)) is not None:
             msg = f"{problem.text}: {problem.mend}"
             raise RequestError(msg, code="invalid_setting", param=str(problem.code))
-        key = setup.key(base_url, api_key) if base_url else ServerKey()
-        return self.told(setup.save(Choice(base_url, model, key)))
+        key = setup.key(base_url, api_key, name) if base_url else ServerKey()
+        return self.told(setup.save(Choice(base_url, model, key, name=name)))

@@ -26,6 +26,7 @@ from ..keys.named_key import KeyTerms
 from ..link.trust.roles import Role
 from ..machines.device_settings import stand_in
 from ..machines.managed_device import whole_device
+from ..onboarding.saving import ENTRY
 from ..types import EarlierAnswer, GenerationRequest, NextAct, Side
 from .assembly import Shared
 from .device_file import DeviceFiles
@@ -268,11 +269,11 @@ class StateDocuments(Documents):
     def providers(self) -> dict[str, Any]:
         return self._setup.providers()
 
-    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        return await self._setup.check(base_url, api_key, model)
+    async def check_server(self, base_url: str, api_key: str, model: str, name: str = "") -> dict[str, Any]:
+        return await self._setup.check(base_url, api_key, model, name)
 
-    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        return await self._reload_saved(await self._setup.save_server(base_url, api_key, model))
+    async def set_server(self, base_url: str, api_key: str, model: str, name: str = "") -> dict[str, Any]:
+        return await self._reload_saved(await self._setup.save_server(base_url, api_key, model, name))
 
     async def set_device(self, model: str) -> dict[str, Any]:
         return await self._reload_saved(await self._setup.save_device(model))
@@ -325,7 +326,8 @@ class StateDocuments(Documents):
         return saved.notes()
 
     async def _reload_saved(self, saved: dict[str, Any]) -> dict[str, Any]:
-        return saved | {"needs_restart": await self._runtime.reload_written(saved["saved"])}
+        written = [key for key in saved["saved"] if not key.startswith(ENTRY)]  # no flag goes before a list's
+        return saved | {"needs_restart": await self._runtime.reload_written(written)}
 
     # --- /metrics -----------------------------------------------------------------------------------------------------
 

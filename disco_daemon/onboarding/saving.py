@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..config.layers import changing, get_value, load, require_complete, with_values, write_private, write_values
-from ..config.schema import LAYER_COUNTS, SAID_OF, Config
+from ..config.schema import LAYER_COUNTS, SAID_OF, Config, NamedServer
+from ..config.server_entry import entry_of, with_entry, write_entry
 from ..errors import ConfigError
 from ..models.default import default_model_path, installed_models
 from ..system.net import is_plain, without_credentials
@@ -21,6 +24,10 @@ from ..system.smallfile import open_regular
 from .providers import ServerKey, key_path
 
 _MAGIC = b"GGUF"
+ENTRY = "servers."  # before the name of one of `[[servers]]`, among changes
+OF_ENTRY = frozenset(
+    key.partition(".")[2] for of in ("server.base_url", "server.model") for key in SAID_OF[of]
+)  # what is said of one address or one model, and is wrong for another one
 DEFAULT = "default"  # the name of the model that ships
 _THEIRS = "DISCO_DEVICE_BASE_URL"  # goes before what is saved
 _MODEL, _URL = "device.model", "device.base_url"
@@ -33,25 +40,28 @@ _OF_LOCAL = sorted({_MODEL, _URL, *SAID_OF[_MODEL]})  # what is in it: no more, 
 class Choice:
     """The changes that the user chose; None changes nothing. An empty `base_url` removes the server.
 
-    `local` is `device.model`.
+    `local` is `device.model`. With a `name` it is one of `[[servers]]` that is added, changed or removed.
     """
 
     base_url: str | None = None
     model: str = ""
     key: ServerKey = field(default_factory=ServerKey)
     local: str | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedChoice:
     """The settings that a choice changes, and what those of `changes` were `before`.
 
-    `earlier` is what was written down of the model before the one before.
+    `earlier` is what was written down of the model before the one before. `entry` is what one of `[[servers]]` gets,
+    which stands as `servers.NAME` among the changes.
     """
 
     changes: dict[str, Any] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)
     earlier: str | None = field(default=None, compare=False, repr=False)
+    entry: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def notes(self) -> list[str]:
         """Return a sentence on each setting that the user has not chosen, and that goes with what was chosen before."""
@@ -64,6 +74,12 @@ class SavedChoice:
             notes.append(f"device.base_url = {without_credentials(url)} answers again.")
         if self.changes.get("device.enabled"):
             notes.append("The device takes part again.")
+        for key in (key for key in self.changes if key.startswith(ENTRY)):
+            was, now = self.before.get(key) or {}, self.entry or {}
+            gone = [name for name, value in now.items() if name in OF_ENTRY and value != was.get(name, value)]
+            notes += [
+                f"{name} = {json.dumps(was[name])} of [[servers]] {key[len(ENTRY) :]} is taken out." for name in gone
+            ]
         defaults = Config()
         for key in sorted(self.changes.keys() & frozenset[str]().union(*SAID_OF.values())):
             of = "server" if "server.base_url" in self.before and key.startswith("server.") else "model"
@@ -81,11 +97,44 @@ def plan(path: Path, choice: Choice, env: Mapping[str, str]) -> SavedChoice:
     """
     if choice.local is not None:
         _require_choosable(env)
-    config = load(path, env={})
-    changes = _changes(config, choice)
-    require_complete(with_values(config, changes))
+    config, entry = load(path, env={}), None
+    changes = _changes(config, replace(choice, base_url=None) if choice.name else choice)
+    after = with_values(config, changes)
+    if choice.name and choice.base_url is not None:
+        entry = _entry(config, choice)
+        after = with_entry(after, choice.name, entry)
+    require_complete(after)
     before = {key: get_value(config, key) for key in changes}
-    return SavedChoice(changes, {key: value for key, value in before.items() if value != changes[key]})
+    changed = {key: value for key, value in before.items() if value != changes[key]}
+    if after.servers != config.servers:
+        changes[f"{ENTRY}{choice.name}"] = entry and {"base_url": choice.base_url, "model": choice.model}
+        was = entry_of(config, choice.name)
+        changed[f"{ENTRY}{choice.name}"] = None if was is None else msgspec.to_builtins(was)
+    return SavedChoice(changes, changed, entry=entry)
+
+
+def _entry(config: Config, choice: Choice) -> dict[str, Any] | None:
+    """Return the values of one of `[[servers]]`; None takes it away. Raises ConfigError where there is none to take.
+
+    What was said of the address or the model before goes back to its default; a list of its models gets the new one.
+    """
+    was = entry_of(config, choice.name)
+    if not choice.base_url:
+        if was is None:
+            names = ", ".join(one.name for one in config.servers) or "none"
+            raise ConfigError(f"[[servers]] has no server called {choice.name!r}; there: {names}")
+        return None
+    keys = {key.partition(".")[2]: value for key, value in choice.key.settings.items()}
+    values: dict[str, Any] = {"base_url": choice.base_url, "model": choice.model, **keys}
+    if was is not None:
+        plain = NamedServer(name=was.name, base_url=was.base_url)
+        of = [key for key in ("base_url", "model") if not _is_same(f"server.{key}", values[key], getattr(was, key))]
+        said = {*of, *(["model"] if of else [])}  # a server's model is one of that server
+        outdated = {key.partition(".")[2] for one in said for key in SAID_OF[f"server.{one}"]}
+        values |= {key: getattr(plain, key) for key in outdated if getattr(was, key) != getattr(plain, key)}
+        if was.models and choice.model not in was.models:
+            values["models"] = [*was.models, choice.model]
+    return values
 
 
 def save(path: Path, choice: Choice, env: Mapping[str, str]) -> SavedChoice:
@@ -96,14 +145,22 @@ def save(path: Path, choice: Choice, env: Mapping[str, str]) -> SavedChoice:
     """
     with _writing(path):
         saved = plan(path, choice, env)
-        file = saved.changes.get("server.api_key_file")
+        file = (saved.entry or {}).get("api_key_file") or saved.changes.get("server.api_key_file")
         # Only a new key has to be written: others have their place.
-        fresh = bool(choice.key.value) and choice.base_url and file == str(key_path(path.parent, choice.base_url))
+        fresh = (
+            bool(choice.key.value)
+            and choice.base_url
+            and file == str(key_path(path.parent, choice.base_url, choice.name))
+        )
         with (
             _write_key(Path(file or ""), choice.key.value) if fresh else nullcontext(),
             _recording(path, saved) as earlier,
         ):
-            write_values(path, saved.changes)
+            values = {key: value for key, value in saved.changes.items() if not key.startswith(ENTRY)}
+            if f"{ENTRY}{choice.name}" in saved.changes:
+                write_entry(path, choice.name, saved.entry)
+            if values:
+                write_values(path, values)
         return replace(saved, earlier=earlier)
 
 

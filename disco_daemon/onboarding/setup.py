@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +11,11 @@ from pathlib import Path
 from ..config import pricelist
 from ..config.layers import load
 from ..config.schema import Config
+from ..config.servers import servers_of
 from ..errors import ConfigError
-from ..money.catalog import Catalog
+from ..money.catalog import Catalog, is_private
 from ..plain import which
-from ..system.net import with_scheme
+from ..system.net import hostname, with_scheme
 from . import checking, providers, saving
 from .checking import Checked
 from .providers import Provider, ServerKey
@@ -61,22 +64,34 @@ class Onboarding:
         msg = f"{name!r} is no known server, and no URL such as https://llm.example.com/v1: {near}"
         raise ConfigError(msg)
 
-    def key(self, base_url: str, given: str = "") -> ServerKey:
-        """Return the given key, or the existing one. Raises ConfigError."""
+    def free_name(self, base_url: str) -> str:
+        """Return a name for one more server at an address that no other one has: its provider's, or its host's."""
+        config, provider = self.config(), providers.at(self.catalog(), base_url)
+        named = provider.name if provider is not None and not is_private(hostname(base_url)) else hostname(base_url)
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", named).strip("-._")[:48] or "box"
+        taken = {"server", "device", "disco", *(one.name for one in config.servers)}
+        more = (f"{name}-{i}" for i in itertools.count(2))
+        return next(one for one in itertools.chain([name], more) if one not in taken)
+
+    def key(self, base_url: str, given: str = "", name: str = "") -> ServerKey:
+        """Return the given key, or the existing one, also for one of `[[servers]]`. Raises ConfigError."""
         if given:
-            return providers.new_key(self.path, base_url, given)
-        return providers.known_key(self.path, self.config(), base_url, self.catalog(), self.env)
+            return providers.new_key(self.path, base_url, given, name)
+        return providers.known_key(self.path, self.config(), base_url, self.catalog(), self.env, name)
 
-    def has_key(self, base_url: str) -> str:
+    def has_key(self, base_url: str, name: str = "") -> str:
         """Return the source of the key that `key` would return, "" if there is none."""
-        return providers.has_key(self.path, self.config(), base_url, self.catalog(), self.env)
+        return providers.has_key(self.path, self.config(), base_url, self.catalog(), self.env, name)
 
-    def check(self, base_url: str, key: ServerKey, model: str = "") -> Checked:
+    def check(self, base_url: str, key: ServerKey, model: str = "", name: str = "") -> Checked:
         """Check a server: its models, and with a model one short answer. Raises ConfigError."""
+        config = self.config()
+        own = servers_of(config).get(name) if name else config.server
+        insecure = own is not None and own.insecure
         prices = str(self.path.parent / "servers" / "own.toml")
         return checking.check(
             base_url, key.value, model, self.catalog(), prices=prices, own_port=self.own_port,
-            insecure=self.config().server.insecure, private=self.private,
+            insecure=insecure, private=self.private,
         )  # fmt: skip
 
     def problem(self, base_url: str, key: str = "") -> checking.Problem | None:

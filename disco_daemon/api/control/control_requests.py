@@ -20,11 +20,12 @@ class Adjustment(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ServerWish(msgspec.Struct, forbid_unknown_fields=True):
-    """A server to check or to write down. Its key is never shown."""
+    """A server to check or to write down, with a `name` one of several. Its key is never shown."""
 
     base_url: Annotated[str, Meta(max_length=512)]
     api_key: Annotated[str, Meta(max_length=4096)] | None = None
     model: Annotated[str, Meta(max_length=512)] | None = None
+    name: Annotated[str, Meta(max_length=64)] | None = None
 
     def __repr__(self) -> str:
         return f"ServerWish({self.base_url!r}, model={self.model!r})"
@@ -60,4 +61,5 @@ def parse_device(body: bytes) -> str:
 def parse_server(body: bytes) -> ServerWish:
     """Decode a server, without white space around its parts (a mistake of pasting). Raises RequestError."""
     wish = convert(decoded(body), ServerWish)
-    return ServerWish(wish.base_url.strip(), (wish.api_key or "").strip(), (wish.model or "").strip())
+    api_key, model, name = ((part or "").strip() for part in (wish.api_key, wish.model, wish.name))
+    return ServerWish(wish.base_url.strip(), api_key, model, name)

@@ -166,12 +166,12 @@ class Documents(Protocol):
         """Return the known servers and the models here; called in a thread, since it blocks on disk."""
         ...
 
-    async def check_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
+    async def check_server(self, base_url: str, api_key: str, model: str, name: str = "") -> dict[str, Any]:
         """Check whether a server works: its models, and with a model one short answer of it. Raises DiscoError."""
         ...
 
-    async def set_server(self, base_url: str, api_key: str, model: str) -> dict[str, Any]:
-        """Write the server down and go by it; "" takes it away. Raises ConfigError, RequestError."""
+    async def set_server(self, base_url: str, api_key: str, model: str, name: str = "") -> dict[str, Any]:
+        """Write the server down and go by it; "" takes it away. `name` is one of several. Raises DiscoError."""
         ...
 
     async def set_device(self, model: str) -> dict[str, Any]:

@@ -31,25 +31,29 @@ async def _providers(request: web.Request) -> web.Response:
     with settings_at_fault():
         known = await asyncio.to_thread(request.app[DOCUMENTS].providers)
     if not may_control(request):  # shown is whether there is a key, not where
-        rows = [row | {"key": "set" if row.get("key") else ""} for row in known.get("providers", ())]
-        known = known | {"providers": rows}
+        for of in ("providers", "servers"):
+            rows = [row | {"key": "set" if row.get("key") else ""} for row in known.get(of, ())]
+            known = known | {of: rows}
     return as_json(fit(request, known))
 
 
 async def _check(request: web.Request) -> web.Response:
-    """POST /disco/v1/server/check: Test a server, `{base_url, api_key?, model?}`; with a model it may cost a little."""
+    """POST /disco/v1/server/check: Test a server, `{base_url, api_key?, model?, name?}`; with a model for money."""
     wish = parse_server(await body(request))
     with settings_at_fault():
-        key, model = wish.api_key or "", wish.model or ""
-        return as_json(await request.app[DOCUMENTS].check_server(wish.base_url, key, model))
+        key, model, name = wish.api_key or "", wish.model or "", wish.name or ""
+        return as_json(await request.app[DOCUMENTS].check_server(wish.base_url, key, model, name))
 
 
 async def _set(request: web.Request) -> web.Response:
-    """PUT /disco/v1/server: Write a server down and use it, `{base_url, api_key?, model?}`; "" takes it away."""
+    """PUT /disco/v1/server: Write a server down and use it, `{base_url, api_key?, model?, name?}`; "" takes it away.
+
+    With a `name` it is one of several: it comes beside the others, or is changed.
+    """
     wish = parse_server(await body(request))
     with settings_at_fault():
-        key, model = wish.api_key or "", wish.model or ""
-        return as_json(await request.app[DOCUMENTS].set_server(wish.base_url, key, model))
+        key, model, name = wish.api_key or "", wish.model or "", wish.name or ""
+        return as_json(await request.app[DOCUMENTS].set_server(wish.base_url, key, model, name))
 
 
 async def _set_device(request: web.Request) -> web.Response:

@@ -28,6 +28,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "setup", help="first steps: a server with its key and model, a local model", description=__doc__
     )
     parser.add_argument("--server", metavar="NAME", help="openai, openrouter, … or a URL; none takes the server away")
+    parser.add_argument(
+        "--as", dest="name", metavar="NAME", help="beside the others: add, change or (--server none) remove that one"
+    )
     parser.add_argument("--model", help="the model's name at the server")
     parser.add_argument("--key-file", metavar="FILE", help="a file with the API key (- = stdin); it is copied")
     parser.add_argument("--no-test", action="store_true", help="do not ask the server anything")
@@ -90,6 +93,8 @@ def _fetch(chosen: dict[str, Any]) -> str:
 
 def _wrong_usage(args: argparse.Namespace) -> str | None:
     of_server = [flag for flag, value in (("--model", args.model), ("--key-file", args.key_file)) if value]
+    if args.name is not None and args.server is None:
+        return "--as is for a server: give --server, too"
     if args.server in (None, "none") and of_server:
         return f"{of_server[0]} is for a server: give --server, too"
     if args.server not in (None, "none") and not args.model:
@@ -111,18 +116,20 @@ def _by_flags(args: argparse.Namespace, setup: Onboarding) -> int:
     local = None if args.local is None else local_model(args.local)
     choice, checked = Choice(local=local), None
     if args.server == "none":
-        choice = Choice("", local=local)
+        choice = Choice("", local=local, name=args.name or "")
     elif args.server is not None:
         base_url = setup.address(args.server)
-        key = setup.key(base_url, "" if args.key_file is None else _read_key(args.key_file))
+        name = args.name or ""
+        key = setup.key(base_url, "" if args.key_file is None else _read_key(args.key_file), name)
+        setup.plan(Choice(base_url, args.model, key, local, name))  # what cannot be written is not asked
         if args.no_test:
             _require(setup, base_url, key.value)
         else:
-            checked = setup.check(base_url, key, args.model)
+            checked = setup.check(base_url, key, args.model, name)
             if checked.problem is not None:
                 _print_refusal(checked, as_json=args.json)
                 return 1
-        choice = Choice(base_url, args.model, key, local)
+        choice = Choice(base_url, args.model, key, local, name)
     if local == "":
         setup.plan(choice)  # what cannot be used is not fetched
         fetch_default_model(progress)
@@ -211,7 +218,7 @@ def _save(setup: Onboarding, choice: Choice, checked: Checked | None, *, as_json
         print("\n".join([*lines, "Nothing was changed."]))
         return
     lines.append(f"Saved in {setup.path}.")
-    if file := changes.get("server.api_key_file"):
+    if file := (saved.entry or {}).get("api_key_file") or changes.get("server.api_key_file"):
         lines.append(f"The key is in {file}, for you alone.")
     lines += saved.notes()
     lines += [f"But the variable {name} is set, and goes before it." for name in hidden]

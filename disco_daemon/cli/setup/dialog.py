@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...config.servers import SERVER, servers_of
+from ...errors import ConfigError
 from ...models.default import SIZE, default_model_path, fetch_default_model, installed_models
 from ...money.catalog import is_private
 from ...onboarding.checking import Checked, Trouble
@@ -50,11 +52,47 @@ class Dialog:
     def _server(self) -> tuple[Choice, Checked | None]:
         while True:
             base_url = self._who()
-            if not base_url:  # as it is, or none
-                return Choice(base_url), None
-            found = self._with_key(base_url)
+            if base_url is None:
+                return Choice(), None
+            name = self._place(base_url) if base_url else self._which_one()
+            found = self._with_key(base_url, name) if base_url else (Choice(), None)
             if found is not None:
-                return found
+                return replace(found[0], base_url=base_url, name=name), found[1]
+
+    def _place(self, base_url: str) -> str:
+        """Ask whether a server comes beside those that are there, and under which name; "" for in place of `[server]`.
+
+        One whose address is there already is set up anew.
+        """
+        config = self.setup.config()
+        there = servers_of(config)
+        same = next((n for n, one in there.items() if one.base_url.rstrip("/") == base_url.rstrip("/")), None)
+        if same is not None or not there:
+            return "" if same in (None, SERVER) else str(same)
+        if config.server.base_url:
+            self.say(f"Now {config.server.model} at {without_credentials(config.server.base_url)} answers.")
+            if not self._yes("Keep it, and add this one beside it?"):
+                return ""
+        usual, shape = self.setup.free_name(base_url), Choice(base_url, "m")
+        while True:
+            name = self.ask(f"Its name, as in NAME/MODEL [{usual}]: ").strip() or usual
+            try:
+                if name not in there:
+                    self.setup.plan(replace(shape, name=name))
+                    return name
+                self.say(f"There is a server called {name} already.")
+            except ConfigError as e:
+                self.say(str(e))
+
+    def _which_one(self) -> str:
+        """Ask which of several servers is taken away; "" for `[server]`."""
+        names = list(servers_of(self.setup.config()))
+        if len(names) == 1:
+            return "" if names[0] == SERVER else names[0]
+        while True:
+            name = self.ask(f"Which one is taken away: {', '.join(names)}? ").strip()
+            if name in names:
+                return "" if name == SERVER else name
 
     def _who(self) -> str | None:
         """Ask for the address; "" for no server, None for the one that is configured, if any."""
@@ -64,10 +102,14 @@ class Dialog:
             self.say(f"{number:3}  {provider.title:14} {provider.base_url}")
         self.say("  0  another address: a URL, such as http://127.0.0.1:8080/v1")
         usual = f"{now.model} at {without_credentials(now.base_url)}" if now.base_url else "none"
+        further = [f"{one.name} ({one.model or 'by name only'})" for one in self.setup.config().servers]
+        if further:
+            self.say(f"Further servers: {', '.join(further)}.")
+            usual = usual if now.base_url else "as it is"
         while True:
             answer = self.ask(f"Number, name, URL, or none [{usual}]: ").strip()
             if not answer or answer.casefold() == "none":
-                return None if not (answer and now.base_url) else ""
+                return None if not (answer and (now.base_url or further)) else ""
             if answer == "0":
                 answer = self.ask("URL: ").strip()
             elif answer.isdecimal() and 1 <= int(answer) <= len(known):
@@ -76,8 +118,6 @@ class Dialog:
                 return base_url
 
     def _address(self, answer: str) -> str | None:
-        from ...errors import ConfigError
-
         try:
             base_url = self.setup.address(answer)
         except ConfigError as e:
@@ -89,45 +129,45 @@ class Dialog:
         self.say(f"{problem.text}: {problem.mend}")
         return None
 
-    def _with_key(self, base_url: str) -> tuple[Choice, Checked | None] | None:
+    def _with_key(self, base_url: str, name: str) -> tuple[Choice, Checked | None] | None:
         """Ask for key, model and test; None to choose another server."""
         while True:
-            key = self._key(base_url)
+            key = self._key(base_url, name)
             if self.setup.private():
                 self.say("Nobody is asked anything while policy.private is on: neither for models, nor for a test.")
                 return Choice(base_url, self._model(()), key), None
             self.say(f"Asking {base_url} for its models …")
-            listed = self.setup.check(base_url, key)
+            listed = self.setup.check(base_url, key, name=name)
             self._tell(listed)
             if listed.problem is None:
-                found = self._with_model(listed, key)
+                found = self._with_model(listed, key, name)
                 if found is not None:
                     return found
             elif listed.problem.code not in _OF_KEYS:
                 return None
 
-    def _key(self, base_url: str) -> ServerKey:
+    def _key(self, base_url: str, name: str) -> ServerKey:
         provider = next((p for p in self.setup.providers() if p.base_url == base_url), None)
         if provider is not None and provider.key_url:
             self.say(f"Keys are made at {provider.key_url}")
-        there = self.setup.has_key(base_url)
+        there = self.setup.has_key(base_url, name)
         usual = "; Enter for none" if is_private(hostname(base_url)) else ""
         if there:
             usual = f"; Enter takes the one in {there}"
         while True:
             given = self.ask_secret(f"API key (nothing is shown{usual}): ").strip()
             if (problem := self.setup.problem(base_url, given)) is None:
-                return self.setup.key(base_url, given)
+                return self.setup.key(base_url, given, name)
             self.say(f"{problem.text}: {problem.mend}")
 
-    def _with_model(self, listed: Checked, key: ServerKey) -> tuple[Choice, Checked | None] | None:
+    def _with_model(self, listed: Checked, key: ServerKey, name: str) -> tuple[Choice, Checked | None] | None:
         """Ask for a model that works, or that is to be saved all the same; None for another key."""
         while True:
             model = self._model(listed.models or ())
             choice = Choice(listed.base_url, model, key)
             if not self._yes("Test it with one short question? It costs next to nothing."):
                 return choice, None
-            checked = self.setup.check(listed.base_url, key, model)
+            checked = self.setup.check(listed.base_url, key, model, name)
             if checked.problem is None:
                 return choice, checked
             self._tell(checked)

@@ -13,7 +13,7 @@ import pytest
 
 from disco_daemon.client.once import DaemonError
 from disco_daemon.client.stream import Link
-from disco_daemon.config.layers import set_values
+from disco_daemon.config.layers import load, set_values
 from disco_daemon.models.default import DEFAULT_MODEL
 from tests.e2e.cli.test_cli import disco
 from tests.e2e.conductor.test_link import PATIENCE_S, Terminal
@@ -61,6 +61,28 @@ async def test_flags_test_save_and_take_away(tmp_path: Path) -> None:
     code, out, _ = await disco("setup", "--server", "none", "--json", home=tmp_path, env=NOWHERE)
     assert code == 0
     assert json.loads(out)["saved"]["server.base_url"] == ""
+
+
+async def test_flags_add_change_and_remove_one_more_server(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[[servers]]  # mine\nname = "box"\nbase_url = "http://127.0.0.1:1/v1"\n')
+    async with Provider() as server:
+        args = ("setup", "--as", "more", "--server", server.url, "--model")
+        code, out, err = await disco(*args, "small", "--key-file", "-", home=tmp_path, stdin=f"{SECRET}\n", env=NOWHERE)
+        assert (code, err) == (0, "")
+        assert "small at" in out
+        assert "more@127.0.0.1" in out
+        code, out, err = await disco(*args, "large-2", "--json", home=tmp_path, env=NOWHERE)
+        told = json.loads(out)
+        assert (code, told["saved"]) == (0, {"servers.more": {"base_url": server.url, "model": "large-2"}})
+        assert set(server.seen) == {SECRET}, "the key that is there is used"
+        found = load(tmp_path / "config.toml", {}).servers
+        assert [(one.name, one.model) for one in found] == [("box", ""), ("more", "large-2")]
+    code, out, _ = await disco("setup", "--as", "more", "--server", "none", "--json", home=tmp_path, env=NOWHERE)
+    assert (code, json.loads(out)["saved"]) == (0, {"servers.more": None})
+    assert [one.name for one in load(tmp_path / "config.toml", {}).servers] == ["box"]
+    assert "# mine" in (tmp_path / "config.toml").read_text()
+    code, _, err = await disco("setup", "--as", "box", home=tmp_path, env=NOWHERE)
+    assert (code, "--as is for a server" in err) == (2, True)
 
 
 async def test_what_does_not_work_is_not_saved(tmp_path: Path) -> None:
@@ -219,6 +241,29 @@ async def test_a_daemon_lists_checks_and_saves_and_it_and_its_successor_go_by_it
             assert (await ask(daemon, "one two")).text == "one two one two "
             lacks(tmp_path, SECRET)
         assert server.seen == [SECRET], "and not that of the variable"
+
+
+async def test_a_daemon_takes_up_one_more_server_and_lets_it_go(tmp_path: Path) -> None:
+    async with Provider() as server, Provider("other-key") as other:
+        async with running(tmp_path, device=False, server=other.url) as daemon, Link(daemon.root) as link:
+            row = next(p for p in (await link.providers())["providers"] if p["name"] == "openai")
+            assert row["free_name"] == "openai"
+            checked = await link.check_server(server.url, SECRET, "small", "more")
+            assert checked["ok"]
+            saved = await link.set_server(server.url, SECRET, "small", "more")
+            assert (saved["saved"], saved["needs_restart"]) == (["servers.more"], False)
+            assert [one["name"] for one in (await link.state())["servers"]] == ["server", "more"]
+            known = (await link.providers())["servers"]
+            assert [(one["name"], one["model"]) for one in known][1] == ("more", "small")
+            assert known[1]["key"].endswith("more@127.0.0.1" + f"_{server.url.split(':')[2].split('/')[0]}")
+            assert (await ask(daemon, "one two", model="more/small")).text == "one two one two "
+            async with daemon.session.get(f"{daemon.root}/disco/v1/providers") as response:
+                assert (await response.json())["servers"][1]["key"] == "set", "not where, to a stranger"
+            await link.set_server("", name="more")
+            assert [one["name"] for one in (await link.state())["servers"]] == ["server"]
+            with pytest.raises(DaemonError, match="has no server called"):
+                await link.set_server("", name="more")
+        lacks(tmp_path, SECRET)
 
 
 async def test_what_the_api_refuses(tmp_path: Path) -> None:

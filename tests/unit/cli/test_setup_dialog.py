@@ -175,3 +175,26 @@ async def test_a_server_that_is_configured_stays_with_enter_and_goes_with_none(s
 def test_the_service_is_asked_for_and_not_taken_for_granted(setup: Onboarding, answer: str, wanted: bool) -> None:
     terminal = Terminal(iter([answer]))
     assert Dialog(setup, terminal.ask, terminal.ask, terminal.said.append).service() is wanted
+
+
+async def test_a_further_server_comes_beside_the_first_with_a_name_and_is_taken_away_by_it(setup: Onboarding) -> None:
+    setup.path.write_text('[server]\nbase_url = "https://api.example.com/v1"\nmodel = "m"\n')
+    async with Provider() as server:
+        terminal = Terminal(iter([server.url, "y", "server", "box", SECRET, "small", "y"]))
+        choice, checked = await asyncio.to_thread(Dialog(setup, terminal.ask, terminal.ask, terminal.said.append).run)
+        assert (choice.name, choice.base_url, choice.model) == ("box", server.url, "small")
+        assert checked is not None
+        assert "Now m at https://api.example.com/v1 answers." in terminal.text
+        assert "no name for a further server" in terminal.text or "called server already" in terminal.text
+        setup.save(choice)
+        assert [one.name for one in setup.config().servers] == ["box"]
+        again = Terminal(iter([server.url, "", "large-2", "y"]))
+        choice, _ = await asyncio.to_thread(Dialog(setup, again.ask, again.ask, again.said.append).run)
+        assert (choice.name, choice.model) == ("box", "large-2"), "one that is there is set up anew"
+        assert "Further servers: box (small)." in again.text
+        gone = Terminal(iter(["none", "box"]))
+        choice, _ = await asyncio.to_thread(Dialog(setup, gone.ask, gone.ask, gone.said.append).run)
+        assert choice == Choice("", name="box")
+        instead = Terminal(iter([server.url.replace("127.0.0.1", "localhost"), "n", SECRET, "small", "n"]))
+        choice, _ = await asyncio.to_thread(Dialog(setup, instead.ask, instead.ask, instead.said.append).run)
+        assert choice.name == ""

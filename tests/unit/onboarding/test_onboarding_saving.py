@@ -12,6 +12,7 @@ import pytest
 
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import LAYER_COUNTS, SAID_OF, Config, keys
+from disco_daemon.config.servers import alone
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
 from disco_daemon.onboarding import saving
@@ -610,3 +611,102 @@ def test_a_local_model_by_name_by_path_and_the_default(
     setup.save(Choice(local=local_model("other")))
     assert (setup.config().device.model, setup.config().device.enabled) == (str(tmp_path / "other.gguf"), True)
     assert setup.config().server.base_url == ""
+
+
+# --- one more server --------------------------------------------------------------------------------------------------
+
+BY_HAND = """\
+# Mine.
+[server]
+base_url = "https://api.example.com/v1"
+model = "m"
+
+[[servers]]  # the box below the desk
+name = "box"
+base_url = "http://10.0.0.2:8080/v1"
+model = "large"
+models = ["large", "small"]  # no others
+input_usd_per_mtok = 0.5
+map = { "gpt-4o" = "large" }
+
+[policy]
+budget = 0.25  # enough
+
+[[servers]]
+name = "spare"  # rarely
+base_url = "http://10.0.0.3/v1"
+"""
+INLINE = """\
+servers = [
+  { name = "box", base_url = "http://10.0.0.2:8080/v1", model = "large" },  # the box
+]
+[policy]
+budget = 0.25  # enough
+"""
+
+
+def beside(setup: Onboarding, name: str, url: str = URL, model: str = "big", key: str = SECRET) -> Choice:
+    return Choice(url, model, setup.key(url, key, name), name=name)
+
+
+@pytest.mark.parametrize("text", ["", COMMENTED, BY_HAND, INLINE])
+def test_one_more_server_loses_nothing_that_was_written_by_hand(setup: Onboarding, text: str) -> None:
+    if text:
+        written(setup, text)
+    before = setup.config()
+    saved = save(setup.path, beside(setup, "more"), {})
+    assert saved.changes == {"servers.more": {"base_url": URL, "model": "big"}}
+    after = setup.config()
+    assert after.servers[:-1] == before.servers
+    assert (after.server, after.policy) == (before.server, before.policy)
+    more = after.servers[-1]
+    assert (more.name, more.base_url, more.model) == ("more", URL, "big")
+    assert config.server_api_key(alone(after, more), {}) == SECRET
+    assert mode(Path(more.api_key_file)) == 0o600
+    now = setup.path.read_text("utf-8")
+    assert [line for line in text.splitlines() if "#" in line and line not in now] == []
+    save(setup.path, Choice("", name="more"), {})
+    assert setup.config() == before
+
+
+def test_two_servers_of_one_address_have_keys_of_their_own(setup: Onboarding) -> None:
+    save(setup.path, chosen(setup), {})
+    save(setup.path, beside(setup, "team", key="another"), {})
+    found = setup.config()
+    assert config.server_api_key(found, {}) == SECRET
+    assert config.server_api_key(alone(found, found.servers[0]), {}) == "another"
+    save(setup.path, beside(setup, "again", key=""), {})
+    assert config.server_api_key(alone(setup.config(), setup.config().servers[1]), {}) == SECRET, (
+        "the one for that address"
+    )
+    elsewhere = setup.key("https://other.example.com/v1", "", "else")
+    assert elsewhere.value == "", "a key goes to its own address alone"
+
+
+def test_another_model_of_a_server_takes_back_what_was_said_of_the_one_before(setup: Onboarding) -> None:
+    written(setup, BY_HAND)
+    saved = save(setup.path, beside(setup, "box", "http://10.0.0.2:8080/v1", "new", key=""), {})
+    box = setup.config().servers[0]
+    assert (box.model, box.models, box.input_usd_per_mtok) == ("new", ("large", "small", "new"), None)
+    assert box.map == {"gpt-4o": "large"}
+    assert saved.notes() == ["input_usd_per_mtok = 0.5 of [[servers]] box is taken out."]
+    assert "# the box below the desk" in setup.path.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("choice", "word"),
+    [(Choice(URL, "m", name="server"), "no name"), (Choice(URL, "m", name="a/b"), "no name"),
+     (Choice("", name="nobody"), "there: box, spare"), (Choice("nonsense", "m", name="x"), "not a URL")],
+)  # fmt: skip
+def test_what_is_no_further_server_changes_nothing(setup: Onboarding, choice: Choice, word: str) -> None:
+    written(setup, BY_HAND)
+    with pytest.raises(ConfigError, match=word):
+        save(setup.path, choice, {})
+    assert setup.path.read_text("utf-8") == BY_HAND
+
+
+def test_a_name_for_one_more_server_is_free_and_says_which_it_is(setup: Onboarding) -> None:
+    written(setup, BY_HAND)
+    assert setup.free_name("https://openrouter.ai/api/v1") == "openrouter"
+    assert setup.free_name("http://box:1/v1") == "box-2"
+    assert setup.free_name("http://127.0.0.1:1/v1") == "127.0.0.1"
