@@ -45,7 +45,7 @@ from .first_times import begin_with
 from .grading import Grading
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .prediction import policy_of
-from .scarcity import ScarceSide
+from .scarcity import ScarceSide, spending_now
 from .tasks.learner import Learner
 from .tasks.loop_monitor import LoopMonitor
 from .tasks.wattmeter import Wattmeter
@@ -242,8 +242,8 @@ class Assembly:
         def device_speeds() -> Speeds:
             return Speeds(planner.knowledge.device.prefill_tps, costs.decode_tps[Side.DEVICE])
 
-        changed_at = None if before is None else before.scarce_side.changed_at
-        scarce_side = ScarceSide(learner, spending, shared.clock, config.policy, changed_at)
+        changed_at, priced = before and before.scarce_side.changed_at, partial(spending_now, spending, endpoints)
+        scarce_side = ScarceSide(learner, priced, shared.clock, config.policy, changed_at)
         wattmeter = Wattmeter(
             make_sensors(config),
             spending,

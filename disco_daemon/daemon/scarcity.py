@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 from ..clock import Clock
+from ..conductor.answer_server import ServerMember
 from ..config.schema import PolicySettings
+from ..endpoints.base import Endpoint
 from ..money.spending import Spending
 from ..types import Side
 from .tasks.learner import Learner
@@ -14,17 +17,20 @@ MIN_CHANGE_S = 60.0  # between two changes that the user did not ask for, howeve
 
 
 class ScarceSide:
-    """Keeps the planner's constraint on the scarcer side. `changed_at` is the time of its last change by itself."""
+    """Keeps the planner's constraint on the scarcer side. `changed_at` is the time of its last change by itself.
+
+    `spending` gives the prices in force: of several servers those of the one that is asked now.
+    """
 
     def __init__(
         self,
         learner: Learner,
-        spending: Spending,
+        spending: Callable[[], Spending],
         clock: Clock,
         settings: PolicySettings,
         changed_at: float | None = None,
     ) -> None:
-        self._learner, self._spending, self._clock = learner, spending, clock
+        self._learner, self.spending, self._clock = learner, spending, clock
         self._scarcer, self._budget = settings.scarcer, settings.budget
         self.changed_at = -math.inf if changed_at is None else changed_at
 
@@ -44,4 +50,10 @@ class ScarceSide:
 
     @property
     def _wanted_side(self) -> Side:
-        return self._spending.regime.scarcer if self._scarcer == "auto" else Side(self._scarcer)
+        return self.spending().regime.scarcer if self._scarcer == "auto" else Side(self._scarcer)
+
+
+def spending_now(spending: Spending, endpoints: Mapping[Side, Endpoint]) -> Spending:
+    """Return the account at the prices of the server that is asked now, where there are several."""
+    asked: ServerMember | None = getattr(endpoints.get(Side.SERVER), "asked_now", None)
+    return spending if asked is None else asked.spending

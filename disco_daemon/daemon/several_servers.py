@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from ..conductor.answer_server import ServerMember
+from ..dispatch.pool import Candidate, Pool
 from ..endpoints.base import Controls, Endpoint, Guarded, Resumption
 from ..endpoints.breaker import BreakerState
 from ..endpoints.server_off import Off
@@ -25,6 +26,8 @@ from ..types import (
     together,
 )
 
+USUAL_TOKENS = (500, 200)  # of a prompt and an answer, where servers are weighed without a request
+
 NOBODY = "no server answers 'disco': ask for one of its models as SERVER/MODEL, or set `model` in its [[servers]]"
 
 
@@ -37,6 +40,19 @@ class SeveralServers:
     model: str  # that of the first one
     known_since: float
     own: Mapping[str, ServerMember]
+    choice: Pool
+
+    @property
+    def asked_now(self) -> ServerMember | None:
+        """The one of those that answer `disco` which would be asked now, as far as the request does not matter."""
+        up = [one for one in self.own.values() if not one.endpoint.readiness().down_s > 0] or list(self.own.values())
+        candidates = []
+        for one in up:
+            price = one.spending.price
+            candidates.append(Candidate(one.key, price.cost_usd(*USUAL_TOKENS) if price.known else None))
+        weighed = self.choice.weigh(candidates)
+        best = min(weighed, key=lambda one: (one.cost_s is None, one.cost_s or 0.0), default=None)
+        return None if best is None else self.own[best.name]
 
     @property
     def _first(self) -> Endpoint | None:

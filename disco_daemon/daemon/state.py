@@ -137,7 +137,7 @@ class StateDocuments(Documents):
     def _money(self) -> dict[str, Any]:
         """Return prices, spending and caps; without a server nothing is scarce, and there is no price."""
         parts = self._runtime.parts
-        state = parts.spending.state(self._shared.clock.wall())
+        state = parts.scarce_side.spending().state(self._shared.clock.wall())
         alone = Side.SERVER not in parts.endpoints
         return state | {"server_price": None, "scarcer": None, "threshold_usd_per_kwh": None} if alone else state
 

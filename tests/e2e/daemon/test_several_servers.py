@@ -193,3 +193,43 @@ async def test_a_silent_server_is_joined_by_another_one_and_who_is_first_answers
             again = {one["name"]: one for one in (await daemon.state())["servers"]}
             assert again["a"]["ttft_p50_s"] == told["a"]["ttft_p50_s"]
             assert text_of(await chat(daemon)) == WHOLE
+
+
+@pytest.mark.parametrize("n_cut", [0, 3])
+async def test_an_answer_whose_next_start_is_refused_ends_and_asks_nobody_again(tmp_path: Path, n_cut: int) -> None:
+    """One start fits what the client allows, two do not: the answer ends with the first one's error, at once."""
+    dear = {"input_usd_per_mtok": 300.0, "output_usd_per_mtok": 600.0}
+    async with Upstream(tokens=8) as a, Upstream(tokens=8) as b, Upstream(tokens=8) as cheap:
+        servers = [entry("a", a.url, **dear), entry("b", b.url, **dear)]
+        wish: dict[str, Any] = {"provider": {"order": ["a", "b"]}, "disco": {"max_cost_usd": 0.03}, "max_tokens": 8}
+        async with running(tmp_path / "two", device=False, servers=servers) as daemon:
+            with a.cut_after(n_cut):
+                ended = await chat(daemon, **wish)
+            assert (ended["status"] >= 500, len(a.exchanges), len(b.exchanges)) == (True, 1, 0)
+            assert text_of(await chat(daemon, **wish)) == WHOLE  # it is well, and asked again
+            spent = (await daemon.state())["money"]["spent"]["usd_today"]
+            assert spent <= 2 * 0.03
+        # A third one that is cheap enough goes on in the place of both.
+        servers.append(entry("cheap", cheap.url))
+        wish["provider"] = {"order": ["a", "b", "cheap"]}
+        async with running(tmp_path / "three", device=False, servers=servers) as daemon:
+            with a.cut_after(n_cut):
+                whole = await chat(daemon, **wish)
+            assert (whole["status"], text_of(whole), len(b.exchanges)) == (200, WHOLE, 0)
+            assert len(cheap.exchanges) == 1
+
+
+async def test_without_hedges_a_silent_server_is_waited_for_and_nobody_is_asked_as_well(tmp_path: Path) -> None:
+    async with Upstream(tokens=8) as a, Upstream(tokens=8) as b:
+        servers, settings = [entry("a", a.url), entry("b", b.url)], {"policy": {"hedge": 0.0}}
+        async with running(tmp_path / "d", device=False, servers=servers, settings=settings) as daemon:
+            with b.delay(0.2):
+                for _ in range(30):
+                    assert text_of(await chat(daemon)) == WHOLE
+            n_a, n_b = len(a.exchanges), len(b.exchanges)
+            with a.delay(1.0), b.delay(1.0):
+                answers = [await chat(daemon) for _ in range(4)]
+            assert all(text_of(one) == WHOLE for one in answers)
+            assert len(a.exchanges) - n_a + len(b.exchanges) - n_b == 4
+            assert all(len(one["disco"]["endpoints"]) == 1 for one in answers)
+            assert [one["hedges"] for one in (await daemon.state())["servers"]] == [0, 0]

@@ -35,7 +35,7 @@ class Scene:
         self.side = self.scarce(PolicySettings(**policy))
 
     def scarce(self, settings: PolicySettings, changed_at: float | None = None) -> ScarceSide:
-        return ScarceSide(self.learner, cast("Spending", self.prices), self.clock, settings, changed_at)
+        return ScarceSide(self.learner, lambda: cast("Spending", self.prices), self.clock, settings, changed_at)
 
     def constrained(self) -> Side:
         self.planner.refit()

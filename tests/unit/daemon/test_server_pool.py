@@ -22,6 +22,7 @@ from disco_daemon.config.schema import Config, HandoffSettings, NamedServer, Pol
 from disco_daemon.config.servers import first_server, of_model
 from disco_daemon.daemon.assembly import Parts
 from disco_daemon.daemon.making_rules import ModelGrades
+from disco_daemon.daemon.scarcity import MIN_CHANGE_S
 from disco_daemon.daemon.server_chooser import TRIAL_AFTER_S, TRIAL_AT_LEAST_S, Trials
 from disco_daemon.daemon.server_pool import MOST_NAMED, MOST_SHOWN, ServerPool
 from disco_daemon.dispatch.mover import DECODE_TPS, CostMover
@@ -32,7 +33,7 @@ from disco_daemon.errors import EndpointError, RequestError
 from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.system.tasks import cancel_all
 from disco_daemon.types import BOTH, Caller, GenerationRequest, Grade, Outcome, Relation, Side
-from tests.unit.daemon.test_wiring import Scene, scene  # noqa: F401 - a fixture
+from tests.unit.daemon.test_wiring import Scene, constrained, scene  # noqa: F401 - a fixture
 from tests.unit.store.test_ledger import outcome
 
 UNPRICED: dict[str, Any] = {"input_usd_per_mtok": None, "output_usd_per_mtok": None}
@@ -122,6 +123,31 @@ def test_an_unknown_price_is_said_where_that_of_its_server_and_model_is_set(
     )  # fmt: skip
     context = pool_of(parts).context(parts.context, asked)
     assert said in str(CostLimit(asked, context.spending).reached())
+
+
+async def test_the_scarce_side_is_that_of_the_server_that_is_asked_now(scene: Scene) -> None:  # noqa: F811
+    """[server] is dear, the box in the cellar costs nothing: which of them is asked says which side is to be spared."""
+    free = replace(BOX, input_usd_per_mtok=0.0, output_usd_per_mtok=0.0)
+    parts, first = several(scene, free), "server/large"
+    pool = pool_of(parts)
+    for _ in range(50):
+        pool.choice.observe(first, 0.2, 0.0)
+        pool.choice.observe("box/large", 0.3, 0.0)
+    parts.spending.set_rate(0.1 * parts.spending.regime.threshold_usd_per_kwh)  # the dear one is the scarcer side
+    pool.value_waiting(1e6)
+    assert pool.asked_now is pool.own[first]
+    await parts.wattmeter.look()
+    assert constrained(parts) is Side.SERVER
+    pool.value_waiting(1e-6)  # now only prices count
+    scene.clock.at += 2 * MIN_CHANGE_S
+    await parts.wattmeter.look()
+    assert pool.asked_now is pool.own["box/large"]
+    assert constrained(parts) is Side.DEVICE
+    assert parts.scarce_side.spending() is pool.own["box/large"].spending
+    pool.own["box/large"].endpoint.breaker.bar("unauthorized")  # type: ignore[attr-defined]
+    scene.clock.at += 2 * MIN_CHANGE_S
+    await parts.wattmeter.look()
+    assert constrained(parts) is Side.SERVER
 
 
 def test_what_an_hour_of_waiting_is_worth_holds_from_the_change_of_the_setting_on(scene: Scene) -> None:  # noqa: F811
