@@ -242,8 +242,8 @@ class Assembly:
         def device_speeds() -> Speeds:
             return Speeds(planner.knowledge.device.prefill_tps, costs.decode_tps[Side.DEVICE])
 
-        changed_at, priced = before and before.scarce_side.changed_at, partial(spending_now, spending, endpoints)
-        scarce_side = ScarceSide(learner, priced, shared.clock, config.policy, changed_at)
+        since, priced = before.scarce_side.changed_at if before else None, partial(spending_now, spending, endpoints)
+        scarce_side = ScarceSide(learner, priced, shared.clock, config.policy, since)
         wattmeter = Wattmeter(
             make_sensors(config),
             spending,
