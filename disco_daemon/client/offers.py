@@ -7,6 +7,7 @@ from typing import Any
 
 Json = Mapping[str, Any]
 FIRST, SHORT = range(7), (0, 1, 3, 5, 6)  # columns, where not all have room
+NAMED = 3  # models with a name that are told of one by one: what can be chosen needs the rest of a small terminal
 RUNNING = ("fetching", "loading")  # states of a fetch
 ABOUT = "Speeds are predicted by what was measured here, mostly within 15 %, first tokens within 25 %."
 
@@ -80,8 +81,14 @@ def running_words(state: Json) -> str:
 
 
 def named_words(state: Json) -> str:
-    """Return how the models of `[[models]]` are, from a daemon's state: a line each."""
-    return "\n".join(f"disco/{one['name']}: {_named(one)}." for one in state.get("models") or ())
+    """Return how the models of `[[models]]` are, from a daemon's state: a line each, for NAMED at most.
+
+    Those that are not only here come first.
+    """
+    found = sorted(state.get("models") or (), key=lambda one: one["state"] == "unloaded")
+    lines = [f"disco/{one['name']}: {_named(one)}." for one in found[:NAMED]]
+    more = len(found) - len(lines)
+    return "\n".join([*lines, *([f"And {more} more: `disco status` shows all."] if more else [])])
 
 
 def _named(one: Json) -> str:

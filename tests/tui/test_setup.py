@@ -238,11 +238,21 @@ async def test_p_goes_back_to_the_model_before_where_there_is_one(daemon: Dictat
         assert saved(daemon) == [{"model": "previous"}]
 
 
-async def test_the_list_of_models_says_how_named_ones_are_and_what_others_fetch(daemon: Dictated) -> None:
-    states = ("ready", "waiting", "loading", "failed", "unloaded")
-    named = [{"name": f"m-{state}", "state": state, "memory_bytes": 1.2e9} for state in states]
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("ready", "loaded, 1.2 GB of memory."),
+        ("waiting", "waits for a place"),
+        ("loading", "is being loaded"),
+        ("failed", "cannot be loaded"),
+        ("unloaded", "here, loaded when"),
+    ],
+)
+async def test_the_list_of_models_says_how_named_ones_are_and_what_others_fetch(
+    daemon: Dictated, state: str, words: str
+) -> None:
     daemon.state = STATE | {
-        "models": named,
+        "models": [{"name": "coder", "state": state, "memory_bytes": 1.2e9}],
         "fetches": [fetching(5e8), fetching(5e8) | {"title": "Another", "id": "a"}],
     }
     async with shown(daemon.root) as (app, pilot):
@@ -250,17 +260,33 @@ async def test_the_list_of_models_says_how_named_ones_are_and_what_others_fetch(
         await at(app, pilot, "who shall answer")
         await pilot.press("m")
         await at(app, pilot, "this machine's model")
+        for found in (f"disco/coder: {words}", "Fetching Qwen3 4B", "Fetching Another"):
+            assert found in screen_text(app)
+
+
+async def test_many_named_models_leave_room_for_the_choice(daemon: Dictated) -> None:
+    named = [{"name": f"m{i}", "state": "unloaded", "memory_bytes": 0} for i in range(20)]
+    named[-1] |= {"state": "ready", "memory_bytes": 1.2e9}
+    daemon.state = STATE | {
+        "models": named,
+        "fetches": [fetching(5e8), fetching(5e8) | {"title": "Another", "id": "a"}],
+    }
+    async with shown(daemon.root, size=(80, 24)) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("m")
+        await at(app, pilot, "this machine's model")
         text = screen_text(app)
         for words in (
-            "disco/m-ready: loaded, 1.2 GB of memory.",
-            "m-waiting: waits for",
-            "m-loading: is being loaded",
-            "m-failed: cannot be loaded",
-            "m-unloaded: here, loaded when",
-            "Fetching Qwen3 4B",
-            "Fetching Another",
+            "disco/m19: loaded",
+            "disco/m1: here",
+            "And 17 more",
+            "fetch  Qwen3 4B",
+            "fetch  Llama 3.2",
+            "fetch  Qwen3 8B",
         ):
-            assert words in text  # fmt: skip
+            assert words in text, text
+        assert "disco/m2:" not in text
 
 
 async def test_without_a_daemon_it_says_so() -> None:
