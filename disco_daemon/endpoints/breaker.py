@@ -3,9 +3,10 @@
 Closed, the server is asked. What fails is weighed against its own record by Page's CUSUM test (Biometrika 41, 1954):
 each request adds the log-likelihood ratio of "it is down", where DOWN of all requests fail, to "it is as ever", where
 as many fail as its record says; the sum never falls below 0, and at ENOUGH the breaker opens. So one failure never
-opens it, three in a row open that of a server nobody knows, and a server that fails often anyway takes more of them. A
-request that is let go before its first token counts as a stall where the record of waits (Kaplan and Meier's estimate,
-in which waits that were cut short have their due) makes such a wait unlikely.
+opens it, three in a row open that of a server nobody knows, and a server that fails often anyway takes more of them.
+Failures that opened it are no part of the record: after a few outages the next one would be what is likely. A request
+that is let go before its first token counts as a stall where the record of waits (Kaplan and Meier's estimate, in which
+waits that were cut short have their due) makes such a wait unlikely.
 
 Open, it is not asked for a time that doubles from one failed trial to the next, with jitter. Half open, the next
 request is a trial, one at a time: where it succeeds the breaker closes, and where it fails it opens for longer. What
@@ -67,9 +68,9 @@ class BreakerCall:
 class Breaker:
     """The breaker of one server and model. `draw` gives numbers in [0, 1), for the jitter.
 
-    All mutable state: the record (failures, waits, the sum of the test, and since when it is above 0); since when it is
-    open, why, and until when; all calls in flight, and the trial; and until when a server without room rests, which is
-    no failure.
+    All mutable state: the record (failures, waits, the sum of the test, and since when it is above 0, by how many
+    failures); since when it is open, why, and until when; all calls in flight, and the trial; and until when a server
+    without room rests, which is no failure.
     """
 
     def __init__(self, draw: Callable[[], float] = random.random) -> None:
@@ -77,6 +78,7 @@ class Breaker:
         self._failed, self._asked = PRIOR_FAILED, PRIOR
         self._waits: deque[tuple[float, bool]] = deque(maxlen=WAITS)
         self._sum = 0.0
+        self._n_doubtful = 0  # failures since the sum was 0: of an outage, or of the server as it is
         self._is_open = self._breaks_late = False
         self._why = self._rest_why = ""
         self._until = self._rest_until = -math.inf
@@ -169,7 +171,10 @@ class Breaker:
             self._sum = max(0.0, self._sum + math.log((1.0 - DOWN) / (1.0 - self._likely)))
         self._remember(failed=False)
         if self._sum == 0:
-            self._n_failed, self._breaks_late = 0, False
+            for _ in range(self._n_doubtful):
+                self._remember(failed=True)
+            self._n_doubtful = self._n_failed = 0
+            self._breaks_late = False
 
     def fail(self, call: BreakerCall, why: str, now: float) -> None:
         """End a request that failed, by no fault of its own."""
@@ -179,9 +184,8 @@ class Breaker:
         if was_trial:
             self._open(why, now, late=call.has_spoken)
         elif not self._is_open:
-            likely = self._likely
-            self._remember(failed=True)
-            self._weigh(call, likely, why, now)
+            self._n_doubtful += 1
+            self._weigh(call, self._likely, why, now)
 
     def leave(self, call: BreakerCall, silent_s: float | None, now: float) -> None:
         """End a request that we let go, in a silence of so long; None where that silence says nothing."""
@@ -228,7 +232,7 @@ class Breaker:
         """Ask again, as if nothing had happened; its record stays."""
         if self._is_open:
             self._close()
-        self._sum, self._n_failed, self._rest_until = 0.0, 0, -math.inf
+        self._sum, self._n_failed, self._n_doubtful, self._rest_until = 0.0, 0, 0, -math.inf
 
     # --- within ------------------------------------------------------------------------------------------------------
 
@@ -271,7 +275,7 @@ class Breaker:
     def _begin_outage(self, why: str) -> None:
         self._is_open, self._why = True, why
         self._epoch += 1
-        self._trial = None
+        self._trial, self._n_doubtful = None, 0
 
     def _close(self) -> None:
         self._is_open = self._breaks_late = False

@@ -89,6 +89,18 @@ def test_a_server_that_fails_often_by_nature_takes_more_of_them() -> None:
     assert 3 < until_open(asked) <= 5
 
 
+@pytest.mark.parametrize("n_between", [5, 10, 20, 50])
+def test_outages_do_not_make_a_server_one_that_fails_often_by_nature(n_between: int) -> None:
+    asked, counts = Asked(), []
+    for _ in range(12):
+        asked.answers(n_between)
+        counts.append(until_open(asked))
+        asked.heal_time()
+        asked.fails()  # a trial
+        asked.heal_time()
+    assert max(counts) <= 3, counts
+
+
 def test_half_of_all_requests_failing_opens_that_of_a_good_server() -> None:
     asked = Asked()
     asked.answers(200)
