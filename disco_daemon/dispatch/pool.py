@@ -116,7 +116,7 @@ class Pool:
 
     def observe(self, name: str, ttft_s: float, now: float, censored: bool = False) -> None:
         """Learn a TTFT of `name`; `censored`: it was given up after that time. Raises ValueError unless it is > 0."""
-        self._member(name).learn(ttft_s, censored=censored)
+        self._member(name).learn(ttft_s, self.looks.n_requests, censored=censored)
 
     def fail(self, name: str, now: float) -> None:
         """Learn that `name` gave no answer: it is no longer unknown, and its breaker says for how long it is down."""
@@ -155,7 +155,7 @@ class Pool:
         """Take of another pool, which is used no more, what is known there of members that are unknown here."""
         for name, member in other._members.items():
             if name not in self._members:
-                member.seen_at += self.looks.n_requests - other.looks.n_requests
+                member.shift(self.looks.n_requests - other.looks.n_requests)
                 self._members[name] = member
 
     def learned(self, data: Mapping[str, Any]) -> None:
@@ -209,7 +209,7 @@ class Pool:
         ranked, n = [], self.looks.n_requests
         for candidate, member, figures in known:
             other_s = None if spare is None else spare[figures.p50_s == spare[0]]
-            wait_s = member.wait_s(figures, other_s, self.kappa, n - member.seen_at)
+            wait_s = member.wait_s(figures, other_s, self.kappa, n)
             ranked.append((wait_s + self._price_s(candidate, dearest), candidate, member))
         ranked.sort(key=_cost)
         return ranked
@@ -265,16 +265,18 @@ class Pool:
     def _hedge(self, ranked: Sequence[tuple[float, Candidate, PoolMember]]) -> tuple[str, float] | None:
         """Whom to ask as well, and after which silence; None where that gains nothing, or none is left.
 
-        After a silence unlike anything seen of the chosen one the other is asked in any case: of such there is no
-        sample, so that no expectation knows what it costs.
+        Samples say where a tail is; what lies beyond them they do not price. So the other one is asked at the latest
+        after a silence that one request in a hundred has, where it mostly takes no longer itself (of a heavy tail, what
+        is to come is about what was waited); and without hedges to spare, after one unlike anything seen.
         """
         if len(ranked) < 2 or self.hedges.left <= 0:
             return None
         (_, _, chosen), (_, other, second) = ranked[:2]
         after_s = chosen.times.silence_s
         if self.hedges.left > LEFT_FOR_SILENCE and chosen.times.n >= HEDGE_SAMPLES:
-            gains_s = chosen.figures().hedge_after_s(second.figures().p50_s, self.kappa)
-            after_s = min(after_s, math.inf if gains_s is None else gains_s)
+            mine, other_s = chosen.figures(), second.figures().p50_s
+            gains_s = mine.hedge_after_s(other_s, self.kappa)
+            after_s = min(after_s, max(mine.p99_s, other_s), math.inf if gains_s is None else gains_s)
         return (other.name, after_s) if after_s < math.inf else None
 
 

@@ -215,6 +215,11 @@ class ServerTtft:
         return self._silences.bound_s
 
     @property
+    def logs(self) -> FloatArray:
+        """The log TTFTs of the window [n], log s, oldest first, a censored one's as expected. Only to read."""
+        return self._rows()[_LOG]
+
+    @property
     def levels(self) -> FloatArray:
         """Three exponential means [3] of log TTFT, log s: what `Predictor.score` takes for the next request."""
         return np.array(self._levels)

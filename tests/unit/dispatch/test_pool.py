@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,39 @@ def test_who_stalls_now_and_then_is_hedged_and_who_never_does_is_hedged_only_bey
     assert stalling.hedge[1] < 1.0
 
 
+def test_the_other_one_is_asked_at_the_latest_once_a_silence_is_rare_and_it_mostly_takes_no_longer_itself() -> None:
+    for other_s in (0.65, 0.9):
+        pool = pool_of(fast=0.6, slow=other_s)
+        choice = pool.choose([Candidate(FAST), Candidate(SLOW)], 0.0)
+        fast, slow = pool.weigh([Candidate(FAST), Candidate(SLOW)])
+        assert fast.p99_s is not None
+        assert slow.p50_s is not None
+        assert choice.hedge == (SLOW, max(fast.p99_s, slow.p50_s)), "no gain is seen, as no request ever stalled"
+
+
+def test_what_is_heard_of_a_server_after_long_says_more_than_one_answer_of_many_in_a_row() -> None:
+    costs = {}
+    for asked in (FAST, SLOW):
+        pool = pool_of(fast=0.3, slow=0.4)
+        for i in range(100):
+            pool.choose([Candidate(asked)], float(i))
+            pool.observe(asked, 0.3 if asked == FAST else 0.4, float(i))
+        for i in range(2):
+            pool.choose([Candidate(SLOW)], 100.0 + i)
+            pool.observe(SLOW, 0.25, 100.0 + i)
+        costs[asked] = pool.weigh([Candidate(SLOW)])[0].cost_s
+    assert costs[FAST] < 0.96 * costs[SLOW]
+
+
+def test_a_wait_that_was_given_up_beyond_all_that_is_known_costs_no_infinite_time() -> None:
+    pool = pool_of(fast=0.3)
+    pool.observe(FAST, 100.0, 0.0, censored=True)
+    (one,) = pool.weigh([Candidate(FAST)])
+    assert one.mean_s is not None
+    assert one.cost_s is not None
+    assert 0.3 < one.mean_s < one.cost_s < math.inf
+
+
 def test_a_server_that_becomes_slower_is_left_within_twenty_requests() -> None:
     pool, rng = pool_of(fast=0.3, slow=0.45), np.random.default_rng(1)
     asked = []
@@ -80,8 +114,10 @@ def test_what_no_pool_can_have_written_is_an_error_and_changes_nothing() -> None
     before = pool.to_json()
     known = before["members"][FAST]
     foreign: list[dict[str, Any]] = [{}, {"members": {"a": {}}}, {"members": {"a": {**known, "known": -1}}}]
+    levels = ([math.nan, 1.0, 0], [1e300, 1.0, 0], [0.0, 1.5, 0], [0.0, 1.0, -1], [0.0, 1.0], "none", 1)
+    foreign += [{"members": {"a": {**known, "level": level}}} for level in levels]
     for wrong in foreign:
-        with pytest.raises(ValueError, match=r"server|whole"):
+        with pytest.raises(ValueError, match=r"server|whole|values"):
             pool.learned(wrong)
     assert pool.to_json() == before
 
