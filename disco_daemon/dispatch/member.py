@@ -20,8 +20,8 @@ HEDGE_SAMPLES = 20  # of fewer, no slow one among 20 was seen
 # Chosen on the first halves of recorded traces, cut in two: docs/lab/evaluation.md#a-choice-among-servers.
 SOONEST = 0.94  # quantile of the TTFT before which no other server is asked; of 0.93 to 0.95 little depends
 HEDGE_PRICE = 0.1  # of the other one's median TTFT: what a hedge has to gain, in s, so that none is sent for nothing
-STAYS = 0.985  # of a server's distance from its own mean, from one request to the pool to the next
-SWING = 0.3  # variance of that distance over the variance from request to request, log s; 0.15 to 0.6 differ little
+STAYS = 0.985  # of a server's distance from its own mean, from one request to the pool to the next; 0.97 differs little
+SWING = 0.3  # variance of that distance over the variance from request to request, log s
 
 TAIL_WEIGHT = TAIL_SHARE / CVAR_SHARE  # of the worst TAIL_SHARE in place of the worst 1 %, as in `optimal`
 _READ = np.array([0.5, 0.95, 1 - TAIL_SHARE, 0.99])

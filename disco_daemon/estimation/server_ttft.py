@@ -217,7 +217,8 @@ class ServerTtft:
     @property
     def logs(self) -> FloatArray:
         """The log TTFTs of the window [n], log s, oldest first, a censored one's as expected. Only to read."""
-        return self._rows()[_LOG]
+        logs: FloatArray = self._rows()[_LOG]
+        return logs
 
     @property
     def levels(self) -> FloatArray:
