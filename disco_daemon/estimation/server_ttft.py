@@ -38,18 +38,14 @@ _LOW, _HIGH = 0.02, 0.95
 _MIN_FIT = 20
 # R2 out of sample below which the last TTFTs say nothing: without memory it is 0 to within 0.05 in a window of 200.
 _LEAST_FORETOLD = 0.05
-# Penalty in variances of a level, so that the unit of time does not matter.
-_RIDGE = 2.0
+_RIDGE = 2.0  # penalty in variances of a level, so that the unit of time does not matter
 
 # Answered requests of the availability's prior, and failed ones: a server is good until it is seen to fail.
 _PRIOR_ANSWERED, _PRIOR_FAILED = 9.5, 0.5
 
-# Larger windows are mistakes: `add` would take milliseconds.
-_MAX_WINDOW = 10_000
-# No log of a positive float lies beyond.
-_MAX_LOG = 750.0
-# Rows of the window.
-_TIME, _OBSERVED, _LOG, _BEFORE = range(4)
+_MAX_WINDOW = 10_000  # larger windows are mistakes: `add` would take milliseconds
+_MAX_LOG = 750.0  # no log of a positive float lies beyond
+_TIME, _OBSERVED, _LOG, _BEFORE = range(4)  # rows of the window
 _ROWS = _BEFORE + len(LEVELS)
 
 _FADE = 0.5 ** (1.0 / HALF_LIFE)
