@@ -31,7 +31,7 @@ from ..errors import ConfigError
 from ..plain import reason_of
 from .gguf import read_header
 from .local_files import LocalFiles
-from .part import NameLock, Part, PartTooLong, is_same, path_of
+from .part import PREFIX, NameLock, Part, PartTooLong, is_same, path_of
 from .progress import Report
 from .quants import DEFAULT, NO_PIN, Pin, RemoteFile, Variant, choose, parse
 from .remote_source import TIMEOUT_S, Pause, PullError, RemoteSource, T, TransferCut, is_for_now
@@ -214,11 +214,20 @@ def _check_room(missing: list[RemoteFile], folder: Path) -> None:
     needed = sum(file.n_bytes for file in missing) - there
     free = shutil.disk_usage(folder).free
     if missing and needed + SPARE_BYTES > free:
+        others = sum(_size(one) for one in folder.glob(f"{PREFIX}*") if one not in parts)
+        kept = f"; {others / 1e9:.2f} GB are of other fetches that have not ended ({PREFIX}… in it)" if others else ""
         msg = (
             f"no room in {folder}: {needed / 1e9:.2f} GB are still to come, and {free / 1e9:.2f} GB are free "
-            f"({SPARE_BYTES / 1e9:.2f} GB stay so): free some, or set DISCO_MODELS_DIR"
+            f"({SPARE_BYTES / 1e9:.2f} GB stay so){kept}: free some, or set DISCO_MODELS_DIR"
         )
         raise PullError(msg)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # another fetch has just ended
+        return 0
 
 
 def _fetch(source: RemoteSource | LocalFiles, file: RemoteFile, folder: Path, say: Say, report: Report) -> None:

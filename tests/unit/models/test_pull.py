@@ -222,6 +222,10 @@ def test_without_room_nothing_is_fetched(pulls: Pulls, monkeypatch: pytest.Monke
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=hub.SPARE_BYTES + SIZE - 1))
     with pytest.raises(PullError, match=r"no room in .*: 0\.00 GB are still to come"):
         pulls()
+    (pulls.folder / f"{PREFIX}of-another").write_bytes(bytes(20_000_000))
+    (pulls.folder / f"{PREFIX}gone").symlink_to(pulls.folder / "nowhere")
+    with pytest.raises(PullError, match=r"0\.02 GB are of other fetches that have not ended \(\.pull-… in it\)"):
+        pulls()
     assert pulls.begins == []
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=hub.SPARE_BYTES + SIZE))
     assert pulls().exists()
