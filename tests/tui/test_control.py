@@ -360,7 +360,7 @@ SERVERS = [
     ),
     of_server("spare", "gpt-4o-mini", breaker=DOWN, share=0.36, usd_today=1.2),
 ]
-NO_LIMIT = {"usd_per_month": None, "requests_per_minute": None, "models": [], "private": False}
+NO_LIMIT: dict[str, Any] = {"usd_per_month": None, "requests_per_minute": None, "models": [], "private": False}
 KEYS = [
     {"name": "anna", "usd_per_day": 1.0, "usd_today": 1.02, "usd_this_month": 7.3} | NO_LIMIT,
     {"name": "ci-bot", "usd_per_day": None, "usd_today": 0.0, "usd_this_month": 0.0} | NO_LIMIT

@@ -704,3 +704,91 @@ async def test_what_works_for_a_screen_is_over_before_its_parts_go(daemon: Dicta
         await app.push_screen(Late())
         await pilot.pause()
     assert gone.is_set()
+
+
+# --- several servers ------------------------------------------------------------------------------------------------
+
+BOX = {"name": "box", "base_url": "http://10.0.0.2:8080/v1", "model": "qwen3-30b-a3b", "key": "/keys/box@10.0.0.2"}
+MANY = KNOWN | {
+    "server": {"base_url": "https://api.openai.com/v1", "model": "gpt-4o-mini"},
+    "servers": [
+        {"name": "server", "base_url": "https://api.openai.com/v1", "model": "gpt-4o-mini", "key": "$OPENAI_API_KEY"},
+        BOX,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=["80x24", "120x40"])
+async def test_several_servers_are_listed_and_one_is_tried_changed_and_taken_away(
+    daemon: Dictated, size: tuple[int, int]
+) -> None:
+    shut = {"state": "open", "why": "server_error", "until_s": 9.0}
+    daemon.known, daemon.flagged = MANY, False
+    price = {"input_usd_per_mtok": 0.15, "output_usd_per_mtok": 0.6}
+    daemon.state = STATE | {"servers": [
+        {"name": "server", "model": "gpt-4o-mini", "state": "ready", "breaker": None, "price": price},
+        {"name": "box", "model": "qwen3-30b-a3b", "state": "ready", "breaker": shut, "price": None},
+    ]}  # fmt: skip
+    async with shown(daemon.root, size=size) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        assert "Your servers (also box)" in screen_text(app)
+        await pilot.press("v")
+        await at(app, pilot, "your servers")
+        await until(pilot, lambda: "$0.15/$0.60" in screen_text(app))
+        assert "failing" in screen_text(app)
+        await compare(pilot, f"setup-servers-{size[0]}x{size[1]}-dark")
+        await pilot.press("down", "enter")
+        await at(app, pilot, "one of your servers")
+        daemon.checks = [trouble("network", "nobody answers"), TESTED, LISTED, TESTED]
+        await pilot.press("enter")
+        await until(pilot, lambda: "nobody answers" in screen_text(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: "answered after 0.42 s" in screen_text(app))
+        wanted = {"base_url": BOX["base_url"], "api_key": "", "name": "box"}
+        assert daemon.wishes == [("check", wanted | {"model": BOX["model"]})] * 2
+        await pilot.press("down", "enter")
+        await at(app, pilot, "the model")
+        await pilot.press(*"70b", "enter")
+        await until(pilot, lambda: app.screen is app.chat)
+        assert saved(daemon) == [wanted | {"model": "llama-3.3-70b-versatile"}]
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("v")
+        await at(app, pilot, "your servers")
+        await pilot.press("down", "enter")
+        await at(app, pilot, "one of your servers")
+        await pilot.press("down", "down", "enter")
+        await until(pilot, lambda: app.screen is app.chat)
+        assert saved(daemon)[1:] == [{"base_url": "", "api_key": "", "model": "", "name": "box"}]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+async def test_a_new_server_comes_beside_the_others_or_in_place_of_the_first(daemon: Dictated, beside: bool) -> None:
+    daemon.known, daemon.flagged = MANY, False
+    daemon.checks = [LISTED, TESTED]
+    async with shown(daemon.root) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("1")
+        await at(app, pilot, "beside the others?")
+        assert "Beside the others, as api.groq.com" in screen_text(app)
+        assert "In place of gpt-4o-mini" in screen_text(app)
+        await pilot.press(*([] if beside else ["down"]), "enter")
+        await at(app, pilot, "API key")
+        type_in(app, SECRET)
+        await pilot.press("enter")
+        await at(app, pilot, "the model")
+        await pilot.press(*"70b", "enter")
+        await until(pilot, lambda: app.screen is app.chat)
+        named = {"name": "api.groq.com"} if beside else {}
+        assert saved(daemon) == [{"base_url": GROQ, "api_key": SECRET, "model": "llama-3.3-70b-versatile"} | named]
+
+
+async def test_a_server_that_is_there_is_set_up_anew_without_a_question(daemon: Dictated) -> None:
+    daemon.known = MANY
+    async with shown(daemon.root) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await pilot.press("2")
+        await at(app, pilot, "API key")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain, count
 from typing import Any
+from urllib.parse import urlsplit
 
 from disco_daemon.client.offers import ABOUT, named_words, offer_lines, running_words
+
+from .servers import price_cells, state_word
 
 Json = Mapping[str, Any]
 SHOWN = 200  # models in the list; typing makes it shorter
 DIGITS = "123456789"
+FIRST, SERVERS, BESIDE, INSTEAD = "server", "servers", "beside ", "instead"
+TRY, CHANGE, REMOVE = "try", "change", "remove"  # what may be done with one that is there
 OTHER, LOCAL, NONE, SERVICE = "other", "local", "none", "service"  # choices beside the servers that are known
 PREVIOUS = "previous"  # the model before this one, as the daemon's API calls it
 FETCH = "fetch "  # before the name of a model that can be fetched, in the key of its choice
@@ -22,6 +29,9 @@ class Step(Enum):
 
     WHO = "Setup: who shall answer beside this machine?"
     ADDRESS = "Setup: the server's address"
+    PLACE = "Setup: beside the others?"
+    SERVERS = "Setup: your servers"
+    SERVER = "Setup: one of your servers"
     KEY = "Setup: the API key"
     MODEL = "Setup: the model"
     LOCAL = "Setup: this machine's model"
@@ -45,6 +55,8 @@ class SetupDraft:
     key_there: str = ""
     key: str = field(default="", repr=False)
     models: list[str] | None = None
+    name: str = ""  # of one of several; "" is [server]
+    model: str = ""  # of one that is there
 
     def take(self, provider: Json) -> None:
         """Fill in a server of the catalogue."""
@@ -64,12 +76,49 @@ def choices(known: Json, *, here: bool = False, stand_in: bool = False) -> list[
         used = "  (in use)" if provider["base_url"] == now["base_url"] else "  (key there)" if provider["key"] else ""
         rows.append((f"p{i}", f"{digit}  {provider['title']:14} {provider['base_url']}{used}"))
     rows.append((OTHER, "0  Another address"))
+    if names := [one["name"] for one in further(known)]:
+        rows.append((SERVERS, f"v  Your servers (also {', '.join(names)}): try one, change it, take it away"))
     if not stand_in:
         rows.append((LOCAL, "m  Another model for this machine"))
     if now["base_url"]:
         rows.append((NONE, "n  No server: this machine only"))
     if here:
         rows.append((SERVICE, "s  Start disco at each login"))
+    return rows
+
+
+def further(known: Json) -> list[Json]:
+    """Return the servers beside `[server]`; an older daemon knows of none."""
+    return [one for one in known.get("servers") or () if one["name"] != FIRST]
+
+
+def place_choices(known: Json, draft: SetupDraft) -> list[tuple[str, str]]:
+    """Return where a new server may stand: beside those that are there, or in place of `[server]`; none: there is none.
+
+    The name that it gets beside them is in the first key.
+    """
+    servers = known.get("servers") or ()
+    if not servers:
+        return []
+    taken = {FIRST, "device", "disco", *(one["name"] for one in servers)}
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", urlsplit(draft.base_url).hostname or "").strip("-._")[:48] or "box"
+    listed = (p.get("free_name") for p in known["providers"] if p["base_url"] == draft.base_url)
+    more = (f"{host}-{i}" for i in count(2))
+    name = next((one for one in listed if one), None) or next(one for one in chain([host], more) if one not in taken)
+    now = known["server"]
+    instead = f"In place of {now['model']} at {now['base_url']}" if now["base_url"] else "As the first one, [server]"
+    return [(f"{BESIDE}{name}", f"Beside the others, as {name}"), (INSTEAD, instead)]
+
+
+def server_choices(known: Json, state: Json) -> list[tuple[str, str]]:
+    """Return the servers that are there, (its place in the list; line), with price and how each is."""
+    seen = {(one["name"], one["model"]): one for one in state.get("servers") or ()}
+    rows = []
+    for i, one in enumerate(known.get("servers") or ()):
+        now = seen.get((one["name"], one["model"]), {})
+        price = "/".join(price_cells(now.get("price"))) if now else ""
+        how = state_word(now) if now else "by name only"
+        rows.append((str(i), f"{one['name']:14} {one['model']:24} {price:14} {how:14} {one['base_url']}"))
     return rows
 
 

@@ -1,7 +1,8 @@
 """The setup: a server with its key and model, or another local model, also one to fetch. Escape leaves all as it was.
 
 Nothing is saved before the server has answered one short question; then the daemon saves all of it, and the key in a
-file of its own. In this program the key is held by this screen and by one request only.
+file of its own. In this program the key is held by this screen and by one request only. The module is longer than
+most: each question stands beside what follows from its answers.
 """
 
 from __future__ import annotations
@@ -24,23 +25,31 @@ from disco_daemon.client.offers import RUNNING, fetch_words, running_words
 from disco_daemon.client.once import DaemonError
 from disco_daemon.system.net import with_scheme
 
-from ..data.setup_draft import (  # fmt: skip
+from ..data.setup_draft import (
+    BESIDE,
+    CHANGE,
     DIGITS,
     FETCH,
+    FIRST,
     LOCAL,
     NONE,
     OTHER,
     PREVIOUS,
+    REMOVE,
+    SERVERS,
     SERVICE,
     STEP_OF,
+    TRY,
     SetupDraft,
     Step,
     choices,
     fitting,
     local_choices,
     local_text,
+    place_choices,
     problem_of,
     result_of,
+    server_choices,
 )
 from ..draw.theme import fit
 from ..widgets.words import PlainStatic
@@ -55,7 +64,7 @@ NOTE_S = 6.0  # that the note on what was saved stays
 FETCH_POLL_S = 0.5  # between two looks at how far a fetch is
 CANCEL = "cancel"
 COSTS = "Enter tests it with one short question, which costs next to nothing, and saves it."
-_LETTERS = {"0": OTHER, "m": LOCAL, "n": NONE, "s": SERVICE, "p": PREVIOUS}
+_LETTERS = {"v": SERVERS, "0": OTHER, "m": LOCAL, "n": NONE, "s": SERVICE, "p": PREVIOUS}
 
 
 class SetupScreen(Screen[None]):
@@ -183,6 +192,38 @@ class SetupScreen(Screen[None]):
         with self.prevent(Input.Changed):
             self.query_one("#field", Input).value = self._draft.base_url
 
+    def _ask_place(self) -> None:
+        """Ask whether it comes beside the servers that are there; one whose address is there already is set up anew."""
+        draft = self._draft
+        same = (
+            one for one in self._known.get("servers") or () if one["base_url"].rstrip("/") == draft.base_url.rstrip("/")
+        )
+        rows = place_choices(self._known, draft)
+        if (there := next(same, None)) is not None:
+            draft.name = "" if there["name"] == FIRST else there["name"]
+            draft.key_there = there["key"]
+        if there is not None or not rows:
+            self._ask_key()
+        else:
+            text = f"{draft.base_url} can answer beside the others: the best by first token, tail and price is asked."
+            self._show(Step.PLACE, text, rows=rows)
+
+    def _ask_servers(self) -> None:
+        text = "Each request goes to the best of them; Enter tries one, changes its model, or takes it away."
+        self._show(Step.SERVERS, text, rows=server_choices(self._known, self._seen))
+
+    def _ask_server(self, text: str = "", problem: str = "") -> None:
+        draft = self._draft
+        rows = [
+            (CHANGE, "Another model of it"),
+            (REMOVE, "Take it away; its key stays in its file"),
+            (CLOSE, "Back to the chat"),
+        ]
+        if draft.model:
+            rows.insert(0, (TRY, "Try it with one short question, which costs next to nothing"))
+        about = f"{draft.title}: {draft.model or 'no model of its own'} at {draft.base_url}."
+        self._show(Step.SERVER, f"{about}\n{text}".strip(), problem=problem, rows=rows)
+
     def _ask_key(self, problem: str = "") -> None:
         draft = self._draft
         lines = [f"{draft.title or 'The server'} at {draft.base_url}."]
@@ -238,7 +279,7 @@ class SetupScreen(Screen[None]):
         if self._step is Step.ADDRESS and text:
             self._draft = SetupDraft(base_url=with_scheme(text) or text)
             if with_scheme(text):
-                self._ask_key()
+                self._ask_place()
             else:
                 self._ask_address("That is no address: write it like https://api.openai.com/v1.")
         elif self._step is Step.KEY:
@@ -255,6 +296,16 @@ class SetupScreen(Screen[None]):
             self.action_close()
         elif self._step is Step.WHO:
             self._chose_who(key)
+        elif self._step is Step.PLACE:
+            self._draft.name = key.removeprefix(BESIDE) if key.startswith(BESIDE) else ""
+            self._ask_key()
+        elif self._step is Step.SERVERS:
+            one = self._known["servers"][int(key)]
+            name = "" if one["name"] == FIRST else one["name"]
+            self._draft = SetupDraft(one["base_url"], one["name"], key_there=one["key"], name=name, model=one["model"])
+            self._ask_server()
+        elif self._step is Step.SERVER:
+            self._chose_act(key)
         elif self._step is Step.MODEL:
             self._wait(f"Asking {key} one short question …", self._try, key)
         elif key == CANCEL:
@@ -265,7 +316,9 @@ class SetupScreen(Screen[None]):
             self._wait("Writing it down …", self._set_local, key)
 
     def _chose_who(self, key: str) -> None:
-        if key == OTHER:
+        if key == SERVERS:
+            self._ask_servers()
+        elif key == OTHER:
             self._ask_address()
         elif key == LOCAL:
             self._wait("Looking which models suit this machine …", self._find_offers)
@@ -275,14 +328,23 @@ class SetupScreen(Screen[None]):
             self._wait("Writing it down …", self._set_none)
         else:
             self._draft.take(self._known["providers"][int(key[1:])])
-            self._ask_key()
+            self._ask_place()
+
+    def _chose_act(self, key: str) -> None:
+        draft = self._draft
+        if key == TRY:
+            self._wait(f"Asking {draft.model} one short question …", self._try_again)
+        elif key == CHANGE:
+            self._wait(f"Asking {draft.base_url} for its models …", self._list)
+        else:
+            self._wait("Writing it down …", self._remove)
 
     # --- what the daemon does ----------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
         """Ask the server for its models."""
         draft = self._draft
-        checked = await self._link.check_server(draft.base_url, draft.key)
+        checked = await self._link.check_server(draft.base_url, draft.key, name=draft.name)
         if problem := problem_of(checked):
             self._back(checked["problem"]["code"], problem)
             return
@@ -292,12 +354,24 @@ class SetupScreen(Screen[None]):
     async def _try(self, model: str) -> None:
         """Ask the model one short question, and save the server if it answers."""
         draft = self._draft
-        checked = await self._link.check_server(draft.base_url, draft.key, model)
+        checked = await self._link.check_server(draft.base_url, draft.key, model, draft.name)
         if problem := problem_of(checked):
             self._back(checked["problem"]["code"], problem)
             return
-        saved = await self._link.set_server(draft.base_url, draft.key, model)
+        saved = await self._link.set_server(draft.base_url, draft.key, model, draft.name)
         self._show_saved(result_of(checked), saved)
+
+    async def _try_again(self) -> None:
+        """Ask a server that is there one short question, and change nothing."""
+        draft = self._draft
+        checked = await self._link.check_server(draft.base_url, "", draft.model, draft.name)
+        problem = problem_of(checked)
+        self._ask_server("" if problem else result_of(checked), problem)
+
+    async def _remove(self) -> None:
+        draft = self._draft
+        saved = await self._link.set_server("", name=draft.name)
+        self._show_saved(f"{draft.title} is asked no more. Its key stays in its file.", saved)
 
     async def _set_none(self) -> None:
         saved = await self._link.set_server("")

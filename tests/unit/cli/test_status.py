@@ -197,7 +197,13 @@ def test_what_was_never_seen_is_no_more_than_expected_and_of_no_side_that_is_not
 
 def test_keys_with_names_are_told_with_what_they_spent_and_may() -> None:
     assert _keys({}) == _keys({"keys": []}) == []
-    terms = {"usd_per_day": 1.0, "usd_per_month": None, "requests_per_minute": 20, "models": [], "private": False}
+    terms: dict[str, Any] = {
+        "usd_per_day": 1.0,
+        "usd_per_month": None,
+        "requests_per_minute": 20,
+        "models": [],
+        "private": False,
+    }
     anna = {"name": "anna", "usd_today": 0.25, "usd_this_month": 2.0} | terms
     first, second = _keys({"keys": [anna, anna | {"name": "kids", "usd_today": 1.0}]})
     assert first == ("keys         anna: $0.25 today, $2.00 this month; all models; $1.00 a day; 20 requests a minute")
