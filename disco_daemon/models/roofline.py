@@ -9,6 +9,7 @@ before, what is done number by number, and what starting an operation takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -125,7 +126,7 @@ class TokenWork:
         pairs = within * within / 2 + (n - within) * within
         attention = n * n / 2 * self.attention + pairs * self.window_attention
         batches = max(1.0, n / BATCH)
-        needed = (1 - (1 - self.used) ** min(n, BATCH)) / self.used  # of a batch's experts, times those of a token
+        needed = (1 - math.pow(1 - self.used, min(n, BATCH))) / self.used  # times the experts of a token
         return (
             n * (_multiply_s(self.weights, machine.of) + _multiply_s(self.experts, machine.of_experts))
             + batches * _read_s(self.weights, machine.of)  # what comes from memory is not multiplied meanwhile
