@@ -194,6 +194,7 @@ _KINDS = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "null": "null",
     "object": "an object", "array": "a list",
 }  # fmt: skip
+_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # the form of names of servers, models and adapters in the settings
 _BOUNDS = {"<=": "of at most", ">=": "of at least", "<": "below", ">": "above"}
 _UNITS = {"str": "characters", "array": "entries", "object": "entries"}
 
@@ -226,6 +227,10 @@ def in_words(problem: str, kind: Any, got: str = "") -> str:
     if found := re.match(r"Expected `(\w+)` of length (<=|>=|<|>) (\d+)$", said):
         return f"must be {_kinds(found[1])} {_BOUNDS[found[2]]} {found[3]} {_UNITS.get(found[1], 'entries')}{instead}"
     if re.match(r"Expected `str` matching regex", said):
+        if _NAME in said:
+            taken = re.search(r"\(\?!\(\?:([a-z|]+)\)\$\)", said)
+            but = f", and not {taken[1].replace('|', ', ')}" if taken else ""
+            return f"must be a name of 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first{but}{instead}"
         return f"does not have the form that it must have{instead and f': {got}'}"
     if found := re.match(r"Object missing required field `(.*)`", said):
         return "is missing" if pointed_to(problem) == found[1] else f"lacks '{found[1]}'"

@@ -568,7 +568,8 @@ def test_no_server_of_the_list_takes_a_key_that_nobody_has_named_for_it(path: Pa
     ("text", "says"),
     [
         (SERVERS.format(name="a") * 2, "two servers called a"), ('[[servers]]\nname = "a"\n', "base_url"),
-        *((SERVERS.format(name=name), "name") for name in ("server", "device", "disco", "a/b", "")),
+        *((SERVERS.format(name=name), "not disco, device, server") for name in ("server", "device", "disco")),
+        *((SERVERS.format(name=name), "1 to 64 letters, digits") for name in ("a/b", "", "é", "n" * 65)),
         ('[[servers]]\nname = "a"\nbase_url = "box"\n', "not a URL"),
         (SERVERS.format(name="a") + 'continuation = "magic"\n', "a: continuation = 'magic'"),
         (SERVERS.format(name="a") + 'key_origin = "box"\n', "no origin"),
