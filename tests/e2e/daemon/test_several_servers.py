@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 from openai import APIStatusError
 
 from disco_daemon.bench.script import Exchange
@@ -233,3 +236,51 @@ async def test_without_hedges_a_silent_server_is_waited_for_and_nobody_is_asked_
             assert len(a.exchanges) - n_a + len(b.exchanges) - n_b == 4
             assert all(len(one["disco"]["endpoints"]) == 1 for one in answers)
             assert [one["hedges"] for one in (await daemon.state())["servers"]] == [0, 0]
+
+
+async def test_whatever_one_of_two_servers_sends_the_answer_is_whole_and_there_once(tmp_path: Path) -> None:
+    """Each fault from the first word on or after the third: the other server begins, or goes on."""
+    first_a: dict[str, Any] = {"provider": {"order": ["a", "b"]}}
+    async with Upstream(tokens=8) as a, Upstream(tokens=8) as b:
+        servers = [entry("a", a.url), entry("b", b.url)]
+        async with running(tmp_path / "d", device=False, servers=servers) as daemon:
+            faults: list[tuple[AbstractContextManager[None], str]] = [
+                (a.status(500), "b"), (a.status(429), "b"), (a.status(401), "b"), (a.status(400), "b"),
+                (a.empty_200(), "b"), (a.html_200(), "b"), (a.cut_after(0), "b"), (a.garbage_after(0), "b"),
+                (a.redirect("http://127.0.0.1:9/"), "b"),
+                (a.cut_after(3), "a"), (a.close_without_finish(3), "a"), (a.close_without_done(), "a"),
+                (a.error_event_after(3), "a"), (a.garbage_after(3), "a"), (a.stall_after(3), "a"),
+                (a.split_utf8(), "a"), (a.with_comments(), "a"), (a.delay(0.5, headers_first=False), "a"),
+            ]  # fmt: skip
+            for fault, winner in faults:
+                with fault:
+                    answer = await chat(daemon, **first_a)
+                assert (answer["status"], text_of(answer)) == (200, WHOLE), answer
+                assert answer["disco"]["server"] == winner
+                async with daemon.controls.post(f"{daemon.root}/disco/v1/reload") as response:  # all are well again
+                    assert response.status == 200
+            rows = await daemon.recorded(len(faults))
+            spent = (await daemon.state())["money"]["spent"]["usd_today"]
+            assert spent == pytest.approx(sum(row["server_usd"] for row in rows))
+            assert "Traceback" not in daemon.log
+
+
+async def test_an_answer_goes_on_at_a_server_that_the_settings_no_longer_have(tmp_path: Path) -> None:
+    begin = asyncio.Event()
+    async with Upstream(tokens=8) as a, Upstream(tokens=8) as b:
+        servers = [entry("a", a.url), entry("b", b.url)]
+        async with running(tmp_path / "d", device=False, servers=servers) as daemon:
+            with a.held_until(begin):
+                answer = asyncio.create_task(chat(daemon, provider={"order": ["a"]}))
+                await a.wait_request()
+                config = daemon.folder / "config.toml"
+                document = tomlkit.parse(config.read_text())
+                document["servers"] = [servers[1]]
+                config.write_text(tomlkit.dumps(document))
+                async with daemon.controls.post(f"{daemon.root}/disco/v1/reload") as response:
+                    assert response.status == 200
+                begin.set()
+                found = await answer
+            assert (found["status"], text_of(found), found["disco"]["server"]) == (200, WHOLE, "a")
+            assert (await chat(daemon, model="a/loopback"))["error"]["code"] == "model_not_found"
+            assert (await chat(daemon))["disco"]["server"] == "b"
