@@ -31,7 +31,6 @@ from ..system.net import (
     origin,
     without_credentials,
 )
-from .lines import line_of
 from .one_device import check_device
 from .schema import LISTS, MODELS, RULES, SECRET_KEYS, SECTIONS, SERVERS, TABLES, Config, NamedServer, keys
 from .servers import check_servers, foreign_key, place_of
@@ -308,6 +307,8 @@ def _convert(values: dict[str, Any], path: Path) -> Config:
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as e:
+        from .lines import line_of
+
         if isinstance(rules := values.get(RULES), list) and f"$.{RULES}[" in str(e):
             from .rule_settings import refuse_unreadable
 

@@ -26,7 +26,6 @@ from ..endpoints.server_off import Off
 from ..endpoints.shaper import Shape
 from ..engine.early import EarlyEngine
 from ..estimation.knowledge import Knowledge
-from ..machines.expected_speed import speed_of
 from ..machines.fleet.members import FleetMembers
 from ..machines.kinds import kind_of
 from ..machines.managed_device import Making, ManagedDevice, device_of
@@ -41,7 +40,6 @@ from ..store import History
 from ..system.net import without_credentials
 from ..types import Delivery, LedgerEntry, Relation, Side
 from .endpoints import make_endpoints
-from .first_times import begin_with
 from .grading import Grading
 from .money import ProbeAccount, limits_of, make_sensors, make_spending
 from .prediction import policy_of
@@ -148,8 +146,10 @@ class Parts:
                 stays = [side.value for side, same in ((Side.DEVICE, same_device), (Side.SERVER, same_server)) if same]
                 self.costs.go_on({name: tps for name, tps in before.costs.known_tps.items() if name in stays})
                 await self.learner.fit()
-        measured = None if self.measured is None else speed_of(self.measured)
-        await begin_with(measured, self.config, self.learner, self.costs)
+        if self.config.device.enabled:
+            from .first_times import begin_with  # a daemon without a device needs none of it
+
+            await begin_with(self.measured, self.config, self.learner, self.costs)
         await self.wattmeter.look()
         if self.prober is not None:
             await asyncio.to_thread(self.prober.restore)

@@ -6,21 +6,23 @@ import asyncio
 
 from ..config.schema import Config
 from ..dispatch.mover import CostMover
-from ..machines.expected_speed import ExpectedSpeed, predicted_speed
+from ..machines.expected_speed import predicted_speed, speed_of
+from ..profiling.saved import Measured
 from ..types import Side
 from .tasks.learner import Learner
 
 
-async def begin_with(measured: ExpectedSpeed | None, config: Config, learner: Learner, costs: CostMover) -> None:
+async def begin_with(measured: Measured | None, config: Config, learner: Learner, costs: CostMover) -> None:
     """Have a learner that has restored what it knew, and the mover beside it, begin with a model's expected times.
 
     Those that were `measured` go before all but samples. Predicted ones are for a model of which nothing is known, and
     the first speed that its engine measures takes their place.
     """
     knowledge = learner.planner.knowledge
-    speed, is_seen = measured, knowledge.device.n > 0 and Side.DEVICE.value in costs.known_tps
-    if measured is not None:
-        knowledge.use_profile(measured.k_s_per_token, measured.c_s)
+    speed = None if measured is None else speed_of(measured)
+    is_seen = knowledge.device.n > 0 and Side.DEVICE.value in costs.known_tps
+    if speed is not None:
+        knowledge.use_profile(speed.k_s_per_token, speed.c_s)
     elif knowledge.is_new_device:
         speed = await asyncio.to_thread(predicted_speed, config)
         if speed is not None:

@@ -20,7 +20,7 @@ from ..dispatch.migrate import Costs
 from ..dispatch.mover import CostMover, Stay
 from ..endpoints.base import Endpoint
 from ..errors import DiscoError, RequestError
-from ..machines.expected_speed import measured_speed
+from ..machines.device_settings import load_measured
 from ..machines.resident_device import ResidentModel
 from ..machines.resident_memory import limit_of, taken_by
 from ..machines.resident_models import ResidentModels, make_models, settings_of
@@ -126,7 +126,7 @@ class NamedModels(LocalModels):
         learner.mover = costs
         await asyncio.to_thread(learner.restore)
         own = await asyncio.to_thread(settings_of, config, model.settings)
-        await begin_with(await asyncio.to_thread(measured_speed, own), own, learner, costs)
+        await begin_with(await asyncio.to_thread(load_measured, own), own, learner, costs)
         return learner, costs
 
     def _learned_by(self, model: ResidentModel, learner: Learner, costs: CostMover) -> _Learned:

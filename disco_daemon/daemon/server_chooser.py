@@ -254,7 +254,9 @@ def _thought(place: int, cost_s: float | None, best_s: float | None, n_up: int) 
 def is_on_trial(member: ServerMember) -> bool:
     """Whether a member has failed, is not down any more, and the next request finds out whether it is back."""
     endpoint = member.endpoint
-    if not isinstance(endpoint, Server) or BreakerState.HALF_OPEN not in endpoint.breakers().values():
+    if not isinstance(endpoint, Server) or endpoint.breaker.is_well:
+        return False
+    if BreakerState.HALF_OPEN not in endpoint.breakers().values():
         return False
     return not endpoint.readiness().down_s > 0
 

@@ -107,6 +107,11 @@ class Breaker:
         return self._trial is not None and now < self._trial_until
 
     @property
+    def is_well(self) -> bool:
+        """Whether no failure has opened it: then it is not half open either, and needs no trial."""
+        return not self._is_open
+
+    @property
     def outage(self) -> int:
         """A number that changes whenever it opens, closes, or opens again."""
         return self._epoch

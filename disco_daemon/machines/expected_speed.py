@@ -12,7 +12,7 @@ from ..config.schema import Config
 from ..errors import ConfigError
 from ..profiling.saved import TYPICAL, Measured
 from ..profiling.tuned_profile import MACHINE
-from .device_settings import header_of, is_for_gpu, knobs_for, load_measured, model_path, n_gpu_layers, profiles
+from .device_settings import header_of, is_for_gpu, knobs_for, model_path, n_gpu_layers, profiles
 
 if TYPE_CHECKING:
     from ..models.roofline import MachineSpeed, TokenWork
@@ -34,12 +34,6 @@ class ExpectedSpeed:
 def speed_of(measured: Measured) -> ExpectedSpeed:
     """Return the speed that `disco profile` measured."""
     return ExpectedSpeed(*measured.prior, measured.device.decode_tps)
-
-
-def measured_speed(config: Config) -> ExpectedSpeed | None:
-    """Return the measured speed of the device's model; None where nobody measured it. Blocks on disk."""
-    measured = load_measured(config)
-    return None if measured is None else speed_of(measured)
 
 
 def predicted_speed(config: Config) -> ExpectedSpeed | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -126,15 +127,16 @@ def test_what_no_pool_can_have_written_is_an_error_and_changes_nothing() -> None
 @given(st.lists(st.sampled_from(["observe", "fail", "choose", "hedge", "give up"]), min_size=1, max_size=30))
 def test_what_is_known_of_a_member_never_changes_without_its_extent(events: list[str]) -> None:
     pool = Pool(hedge_share=1.0)
+    acts: dict[str, Callable[[], object]] = {
+        "observe": lambda: pool.observe(FAST, 0.3, 0.0),
+        "give up": lambda: pool.observe(FAST, 0.3, 0.0, censored=True),
+        "fail": lambda: pool.fail(FAST, 0.0),
+        "choose": lambda: pool.choose([Candidate(FAST)], 0.0),
+        "hedge": lambda: pool.take_hedge(FAST),
+    }
     for event in events:
         before = pool.extent_of(FAST), pool.state_of(FAST)
-        {
-            "observe": lambda: pool.observe(FAST, 0.3, 0.0),
-            "give up": lambda: pool.observe(FAST, 0.3, 0.0, censored=True),
-            "fail": lambda: pool.fail(FAST, 0.0),
-            "choose": lambda: pool.choose([Candidate(FAST)], 0.0),
-            "hedge": lambda: pool.take_hedge(FAST),
-        }[event]()
+        acts[event]()
         if pool.state_of(FAST) != before[1]:
             assert pool.extent_of(FAST) != before[0], event
 
