@@ -785,6 +785,14 @@ async def test_a_new_server_comes_beside_the_others_or_in_place_of_the_first(dae
         assert saved(daemon) == [{"base_url": GROQ, "api_key": SECRET, "model": "llama-3.3-70b-versatile"} | named]
 
 
+async def test_servers_without_a_first_one_are_somebody(daemon: Dictated) -> None:
+    daemon.known = KNOWN | {"servers": [BOX]}
+    async with shown(daemon.root) as (app, pilot):
+        await pilot.press("f5")
+        await at(app, pilot, "who shall answer")
+        await until(pilot, lambda: "now box." in screen_text(app))
+
+
 async def test_a_server_that_is_there_is_set_up_anew_without_a_question(daemon: Dictated) -> None:
     daemon.known = MANY
     async with shown(daemon.root) as (app, pilot):

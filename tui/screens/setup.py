@@ -44,6 +44,7 @@ from ..data.setup_draft import (
     Step,
     choices,
     fitting,
+    further,
     local_choices,
     local_text,
     place_choices,
@@ -181,7 +182,8 @@ class SetupScreen(Screen[None]):
     def _ask_who(self, problem: str = "") -> None:
         self._draft = SetupDraft()
         server = self._known["server"]
-        now = f"now {server['model']} at {server['base_url']}" if server["base_url"] else "now nobody"
+        others = ", ".join(one["name"] for one in further(self._known))
+        now = f"now {server['model']} at {server['base_url']}" if server["base_url"] else f"now {others or 'nobody'}"
         text = f"An OpenAI-compatible server, {now}. A digit chooses; Escape leaves all as it is."
         rows = choices(self._known, here=startable(self._link.root), stand_in=bool(self._seen.get("stand_in")))
         self._show(Step.WHO, text, problem=problem, rows=rows)
