@@ -36,7 +36,7 @@ from .kv.cells import Cells
 from .kv.spill import Spill, fingerprint_of
 from .llama import gpu
 from .llama.draft import DraftModel
-from .llama.embedder import MAX_PACKED, PIECE, Embeddings
+from .llama.embedder import LEAST_CELLS, MAX_PACKED, Embeddings
 from .llama.memory import COPIES_SHARE, available_bytes
 from .llama.model import AbortFlag, Llama, build
 from .llama.refusals import ModelError
@@ -197,7 +197,7 @@ class Worker:
                     os._exit(0)
                 command()
                 busy = True
-            busy = embeddings.step(lambda: PIECE)
+            busy = embeddings.step(lambda: LEAST_CELLS)  # a text of so many may come in one anyway
             self._flush()
 
     def _put(self, command: Command) -> None:

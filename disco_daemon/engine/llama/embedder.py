@@ -89,6 +89,7 @@ class EmbeddingContext:
         self._memory = llama_cpp.llama_get_memory(self._ctx) if keeps else None
         self._rows = Rows(n_rows)
         self.n_ctx: int = params.n_ctx
+        self.n_rows = n_rows  # of one llama_decode, at most
         self._is_share = architecture in _SHARES
         self._size = llama_cpp.llama_model_n_embd_out(model)
 
@@ -228,7 +229,7 @@ class Embeddings:
             return request is not None
         try:
             context = self._context_for(len(request.texts[len(request.vectors)]))
-            self._advance(context, self._pack(context, max(1, min(room(), PIECE))))
+            self._advance(context, self._pack(context, max(1, min(room(), context.n_rows))))
         except EmbeddingError as e:
             self._requests.pop(request.request.id)
             self.send(wire.Failed(id=request.request.id, reason="no_embeddings", message=str(e), your_fault=False))

@@ -17,7 +17,15 @@ import pytest
 
 from disco_daemon.engine import wire
 from disco_daemon.engine.framing import FRAMES
-from disco_daemon.engine.llama.embedder import MAX_PACKED, PIECE, EmbeddingContext, EmbeddingError, Embeddings, Passage
+from disco_daemon.engine.llama.embedder import (
+    LEAST_CELLS,
+    MAX_PACKED,
+    PIECE,
+    EmbeddingContext,
+    EmbeddingError,
+    Embeddings,
+    Passage,
+)
 from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.llama.refusals import ModelError, PromptError, PromptTooLong
 from disco_daemon.engine.llama.rows import ABORTED
@@ -68,7 +76,7 @@ class Texts:
 
     def of(self, *texts: Any, **more: Any) -> list[np.ndarray[Any, Any]]:
         self.queue.add(self.queue.tokenized(wire.Embed(id="e", inputs=texts, **more)))
-        while self.queue.step(lambda: PIECE):
+        while self.queue.step(lambda: LEAST_CELLS):
             pass
         return [np.frombuffer(vector, "<f4") for vector in self.said[-1].vectors]
 
@@ -94,6 +102,7 @@ def test_vectors_are_those_of_the_same_maths_alone_and_packed(pooling: int, tmp_
     assert found.said[-1].n_tokens == sum(n_tokens)
     assert sum(map(len, found.packs)) == len(texts)
     assert len(found.packs) <= 2 * -(-sum(n_tokens) // PIECE), "short texts are computed together"
+    assert PIECE < max(map(sum, found.packs)) <= LEAST_CELLS, "as many as a text that is read whole may have"
     alone = [found.of(text)[0] for text in texts]
     for mine, packed, right in zip(alone, together, expected, strict=True):
         assert min(cosine(mine, right), cosine(packed, right)) > ALIKE
