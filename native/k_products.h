@@ -414,7 +414,8 @@ static inline disco_reals disco_add_block(
 static constexpr int64_t DISCO_K_BLOCKS = 32; // 20 KB of sums and of what is given
 
 template <typename W>
-static DISCO_APART void disco_multiply_along_k(const disco_product & of, const char * const * weights, float * to) {
+static DISCO_APART void disco_multiply_along_k(
+        const disco_product & of, const char * const * weights, const char * next, float * to) {
     disco_reals sum = disco_each(0.0f);
     for (int64_t begin = 0; begin < of.n_blocks; begin += DISCO_K_BLOCKS) {
         const int64_t n = of.n_blocks - begin < DISCO_K_BLOCKS ? of.n_blocks - begin : DISCO_K_BLOCKS;
@@ -424,7 +425,11 @@ static DISCO_APART void disco_multiply_along_k(const disco_product & of, const c
             W::give(of.rows + (begin + b)*W::ROW_BYTES, given[b]);
         }
         for (int row = 0; row < DISCO_LANES; ++row) {
-            for (int64_t b = 0; b < n; ++b) {
+            const char * fetched = next + row*of.weights_bytes + begin*W::BYTES; // in the same order
+            for (int64_t b = 0; b < n; ++b, fetched += W::BYTES) {
+                for (int64_t at = 0; at < W::BYTES; at += 64) {
+                    DISCO_FETCH(fetched + at);
+                }
                 W::along(weights[row] + (begin + b)*W::BYTES, given[b], row, sums[b]);
             }
         }

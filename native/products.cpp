@@ -120,13 +120,25 @@ extern "C" bool ggml_compute_forward_mul_mat_tiled(const ggml_compute_params * p
 }
 
 #if defined(DISCO_MULTIPLIES)
+// The next expert behind this one that a row has chosen, -1 where there is none: ggml calls for one after the other.
+static int64_t disco_next_expert(const ggml_tensor * ids, int64_t expert) {
+    int64_t found = -1;
+    for (int64_t batch = 0; batch < ids->ne[1]; ++batch) {
+        for (int64_t place = 0; place < ids->ne[0]; ++place) {
+            int32_t other;
+            std::memcpy(&other, (const char *) ids->data + place*ids->nb[0] + batch*ids->nb[1], sizeof other);
+            found = other > expert && (found < 0 || other < found) ? other : found;
+        }
+    }
+    return found;
+}
+
 // This thread's part of the product of one expert with the `n_rows` rows that chose it. `chosen` has two numbers for each: its place
 // among the experts that the row chose, and the row. ggml has packed the rows already, and waited.
 template <typename W>
 static void disco_multiply_expert(
         const ggml_compute_params * params, ggml_tensor * to, int64_t expert, int64_t n_rows, const int32_t * chosen) {
-    static thread_local std::vector<char> rows;
-    static thread_local std::vector<float> scales, results;
+    static thread_local std::vector<float> scales;
     const ggml_tensor * weights = to->src[0], * from = to->src[1];
     disco_product of = {};
     of.n_blocks = weights->ne[0] / ggml_blck_size(weights->type);
@@ -137,27 +149,32 @@ static void disco_multiply_expert(
     const int64_t n_tiles = of.n_tiles();
     const int64_t first = n_tiles*params->ith/params->nth*DISCO_LANES, end = n_tiles*(params->ith + 1)/params->nth*DISCO_LANES;
     of.n_weights = (end < of.n_weights ? end : of.n_weights) - first;
+    if (of.n_weights <= 0) {
+        return;
+    }
     of.weights = (const char *) weights->data + expert*weights->nb[2] + first*of.weights_bytes;
-    for (int64_t row = 0; of.n_weights > 0 && row < n_rows; row += most) {
-        of.n_rows = n_rows - row < most ? n_rows - row : most;
-        of.to_stride = of.n_weights;
-        scales.resize(W::SCALES*of.n_rows*of.n_blocks);
-        rows.resize(of.n_rows*of.row_bytes);
-        results.resize(of.n_rows*of.n_weights);
-        for (int64_t i = 0; i < of.n_rows; ++i) {
+    if (n_rows <= 2) { // others are computed for longer than it takes to have the next one's first tile
+        const int64_t next = disco_next_expert(to->src[2], expert);
+        of.after = next < 0 ? nullptr : of.weights + (next - expert)*weights->nb[2];
+    }
+    float * places[DISCO_MOST];
+    of.places = places;
+    for (int64_t row = 0; row < n_rows; row += most) {
+        const auto row_at = [&](int64_t i) {
             const int64_t place = chosen[2*(row + i)] % from->ne[1], batch = chosen[2*(row + i) + 1];
-            std::memcpy(rows.data() + i*of.row_bytes, (const char *) params->wdata + (place + batch*from->ne[1])*of.row_bytes, of.row_bytes);
-        }
-        disco_scales<W>(rows.data(), of.row_bytes, of.n_rows, of.n_blocks, scales.data());
-        of.rows = rows.data();
+            return (const char *) params->wdata + (place + batch*from->ne[1])*of.row_bytes;
+        };
+        of.n_rows = n_rows - row < most ? n_rows - row : most;
+        of.rows = row_at(0); // asked for where there is one alone
+        scales.resize(W::SCALES*of.n_rows*of.n_blocks);
+        disco_scales_of<W>(row_at, of.n_rows, of.n_blocks, scales.data());
         of.scales = scales.data();
-        of.to = results.data();
-        for (int64_t t = 0; t < of.n_tiles(); ++t) {
-            disco_multiply_tile<W>(of, t);
-        }
         for (int64_t i = 0; i < of.n_rows; ++i) {
             char * column = (char *) to->data + chosen[2*(row + i)]*to->nb[1] + chosen[2*(row + i) + 1]*to->nb[2];
-            std::memcpy(column + first*sizeof(float), of.to + i*of.to_stride, of.n_weights*sizeof(float));
+            places[i] = (float *) column + first;
+        }
+        for (int64_t t = 0; t < of.n_tiles(); ++t) {
+            disco_multiply_tile<W>(of, t);
         }
     }
 }
@@ -213,7 +230,7 @@ extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, i
 
 // The engine looks for its number, and the daemon for its name: these products round otherwise than ggml's own. Version 1 was wrong
 // with more than one thread where an operation has more than one slice; version 2 added a single row of floats up otherwise than
-// several; version 3 had only Q4_1, and Q8_0 where there is VNNI; versions 4 to 6 were slower.
+// several; version 3 had only Q4_1, and Q8_0 where there is VNNI; versions 4 to 7 were slower.
 #if defined(DISCO_MULTIPLIES)
-DISCO_TOLD(disco_products, 7)
+DISCO_TOLD(disco_products, 8)
 #endif

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -69,6 +70,44 @@ def differing() -> list[str]:
             ]
             graph.close()
     return found
+
+
+def scaled(made: CheckedGraph, ne: tuple[int, int, int], n_factors: int, random: np.random.Generator) -> None:
+    """Add the product of rows, number by number, with rows of `n_factors` numbers, which are repeated."""
+    k, m, slices = ne
+    rows, factors = (random.normal(0, 1, (1, slices, m, n)).astype(np.float32) for n in (k, n_factors))
+    nodes = [
+        made.tensor(F32, (n, m, slices, 1), (4, 4 * n, 4 * n * m, 4 * n * m * slices), each)
+        for n, each in ((k, rows), (n_factors, factors))
+    ]
+    expected = (rows * np.tile(factors, k // n_factors)).astype(float)
+    made.add(f"{n_factors} of {k}", made.call("ggml_mul", *nodes), expected, np.zeros(expected.shape))
+
+
+def test_numbers_are_multiplied_with_one_for_a_row_or_a_part_of_it_to_the_bit() -> None:
+    made, random = CheckedGraph(Ggml.installed(), 32), np.random.default_rng(4)
+    for ne in ((1, 1, 1), (7, 3, 1), (64, 1, 2), (96, 5, 3)):
+        for n_factors in {1, ne[0], ne[0] // 2 if ne[0] % 2 == 0 else 1}:
+            scaled(made, ne, n_factors, random)
+    for n_threads in (1, 2, 4):
+        assert made.compute(n_threads) == []
+    made.close()
+
+
+def test_one_number_for_a_row_takes_no_longer_than_a_row_of_them() -> None:
+    """What experts come to is so multiplied; number by number it took many times as long. By processor time."""
+    least = {}
+    for n_factors in (1, 1024):
+        made = CheckedGraph(Ggml.installed(), 8)
+        scaled(made, (1024, 256, 1), n_factors, np.random.default_rng(4))
+        times = []
+        for _ in range(20):
+            began = time.thread_time()
+            made.run(1)
+            times.append(time.thread_time() - began)
+        least[n_factors] = min(times)
+        made.close()
+    assert least[1] < 2 * least[1024], least
 
 
 @pytest.fixture

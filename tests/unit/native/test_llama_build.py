@@ -24,6 +24,12 @@ V_TYPE = """    GGML_ASSERT((v->type == GGML_TYPE_F32 || v_to_float  ) && "fattn
 
     for (;;) {}
 """
+OPERATIONS = """    for (;;) {
+        if (is_src1_contiguous_rows) {
+            // src1 is broadcastable across src0 and dst in i1, i2, i3
+        }
+    }
+"""
 KNOWN = ROWS + V_TYPE + LOOP + TILE + CALL
 PROJECT = """cmake_minimum_required(VERSION 3.21)
 project(llama_cpp C CXX)
@@ -133,11 +139,14 @@ def test_a_cell_costs_less_where_the_library_passes_hidden_ones_quickly(library:
     assert build_features.skip_s(library, 270, 2) == build_features.skip_s(library, 270, 1) / 2
 
 
-def configured(folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu") -> tuple[str, str]:
-    """Configure a project with this `ops.cpp`; return what CMake says, and how the library is linked."""
+def configured(
+    folder: Path, ops: str, targets: str = ONE, name: str = "ggml-cpu", operations: str = ""
+) -> tuple[str, str]:
+    """Configure a project with these two files; return what CMake says, and how the library is linked."""
     (folder / "ggml-cpu").mkdir()
     (folder / "CMakeLists.txt").write_text(PROJECT + targets)
     (folder / "ggml-cpu" / "ops.cpp").write_text(ops)
+    (folder / "ggml-cpu" / "binary-ops.cpp").write_text(operations)
     (folder / "ggml-cpu" / "vec.cpp").write_text("")
     for name_of_file in ("llamafile/sgemm.cpp", "tiled/tiled.cpp", "repack.cpp", "arch/x86/quants.c"):
         (folder / "ggml-cpu" / name_of_file).parent.mkdir(parents=True, exist_ok=True)
@@ -194,6 +203,28 @@ def test_another_file_than_the_known_one_stays_as_it_is_and_that_is_said(tmp_pat
     assert "ops.cpp is not the one" in told
     assert "ggml-cpu/ops.cpp.o" in linked
     assert not (tmp_path / "build" / "disco").exists()
+
+
+@pytest.mark.parametrize(("targets", "name"), [(ONE, "ggml-cpu"), (VARIANTS, "ggml-cpu-zen4")], ids=["one", "variants"])
+def test_one_number_for_a_row_is_taken_a_row_at_a_time_by_each_library(tmp_path: Path, targets: str, name: str) -> None:
+    targets = targets.replace("ggml-cpu/ops.cpp", "ggml-cpu/ops.cpp ggml-cpu/binary-ops.cpp")
+    told, linked = configured(tmp_path, KNOWN, targets, name, OPERATIONS)
+    made = (tmp_path / "build" / "disco" / "binary-ops.cpp").read_text()
+    assert "binary-ops.cpp is another" not in told
+    assert "disco/binary-ops.cpp.o" in linked
+    assert "ggml-cpu/binary-ops.cpp.o" not in linked
+    assert "disco/ops.cpp.o" in linked
+    assert made.index("for (;;)") < made.index("if (ne10 == 1) {") < made.index("if (is_src1_contiguous_rows) {")
+
+
+@pytest.mark.parametrize("operations", ["", 2 * OPERATIONS], ids=["none", "two"])
+def test_other_operations_than_the_known_ones_stay_as_they_are_and_that_is_said(
+    tmp_path: Path, operations: str
+) -> None:
+    targets = ONE.replace("ggml-cpu/ops.cpp", "ggml-cpu/ops.cpp ggml-cpu/binary-ops.cpp")
+    told, linked = configured(tmp_path, KNOWN, targets, operations=operations)
+    assert "binary-ops.cpp is another" in told
+    assert "ggml-cpu/binary-ops.cpp.o" in linked
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ CALLS = """
 #if defined(DISCO_MULTIPLIES)
 template <typename W>
 static void multiply(
-        const char * weights, int64_t m, const char * rows, int64_t n, int64_t n_blocks, float * to, int64_t stride) {
+        const char * weights, int64_t m, const char * rows, int64_t n, int64_t n_blocks, float * to, int64_t stride,
+        int placed) {
     std::vector<float> scales(W::SCALES*n*n_blocks);
     disco_scales<W>(rows, n_blocks*W::ROW_BYTES, n, n_blocks, scales.data());
     disco_product of = {};
@@ -31,12 +32,19 @@ static void multiply(
     of.scales = scales.data();
     of.to = to;
     of.to_stride = stride;
+    std::vector<float *> places;
+    for (int64_t row = 0; row < n; ++row) { places.push_back(to + (n - 1 - row)*stride); }
+    if (placed) { // as experts' are: the last row first, and other weights behind these
+        of.to = nullptr;
+        of.places = places.data();
+        of.after = weights;
+    }
     for (int64_t t = 0; t < of.n_tiles(); ++t) { disco_multiply_tile<W>(of, t); }
 }
 #define CALL(kind) \\
     extern "C" void kind(                                                                           \\
-            const char * w, int64_t m, const char * r, int64_t n, int64_t k, float * to, int64_t stride) { \\
-        multiply<disco_##kind>(w, m, r, n, k, to, stride); \\
+            const char * w, int64_t m, const char * r, int64_t n, int64_t k, float * to, int64_t stride, int at) { \\
+        multiply<disco_##kind>(w, m, r, n, k, to, stride, at); \\
     }
 CALL(q4_0) CALL(q4_1) CALL(q8_0) CALL(iq4_nl) CALL(mxfp4) CALL(q4_k) CALL(q5_k) CALL(q6_k)
 extern "C" void pack_k(const float * from, char * to, int64_t n) { disco_pack_k(from, to, n); }
@@ -155,17 +163,23 @@ class Case:
         found: FloatArray = np.einsum("mbi,nbi->nm", abs(self.numbers), abs(self.row_numbers)) + abs(self.from_least)
         return 1e-6 * found + 1e-30
 
-    def by(self, library: ctypes.CDLL, rows: slice = slice(None), weights: slice = slice(None)) -> np.ndarray:
-        """What the library computes of these rows and weights; what lies between results is left alone."""
+    def by(
+        self, library: ctypes.CDLL, rows: slice = slice(None), weights: slice = slice(None), *, is_placed: bool = False
+    ) -> np.ndarray:
+        """What the library computes of these rows and weights; what lies between results is left alone.
+
+        With `is_placed` each row's place is named, and the last row's comes first.
+        """
         taken, by = np.ascontiguousarray(self.rows[rows]), np.ascontiguousarray(self.weights[weights])
         found = np.full((len(taken), len(by) + 5), np.nan, np.float32)
         multiply = getattr(library, self.kind)
         place, number = ctypes.c_void_p, ctypes.c_int64
-        multiply.argtypes = (place, number, place, number, number, place, number)
+        multiply.argtypes = (place, number, place, number, number, place, number, ctypes.c_int)
         multiply.restype = None
         multiply(
-            by.ctypes.data, len(by), taken.ctypes.data, len(taken), self.n_blocks, found.ctypes.data, found.shape[1]
-        )
+            by.ctypes.data, len(by), taken.ctypes.data, len(taken), self.n_blocks, found.ctypes.data, found.shape[1],
+            is_placed,
+        )  # fmt: skip
         assert np.isnan(found[:, len(by) :]).all()
         return found[:, : len(by)]
 
@@ -217,6 +231,17 @@ def test_a_number_has_the_same_bits_however_many_rows_there_are(built: Build, ki
             assert np.array_equal(whole.by(library, slice(first, end)), found[first:end])
         for first, end in ((0, 1), (1, 17), (13, 50)):
             assert np.array_equal(whole.by(library, weights=slice(first, end)), found[:, first:end])
+
+
+@pytest.mark.parametrize("processor", ["native", "haswell"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_have_the_same_bits_wherever_they_are_written_and_whatever_is_read_next(
+    built: Build, kind: str, processor: str
+) -> None:
+    library = built(processor, kind)
+    for seed, (m, n, n_blocks) in enumerate([(100, 1, 2), (33, 2, 4), (40, 7, 3)]):
+        one = Case(kind, seed, m, n, n_blocks)
+        assert np.array_equal(one.by(library, is_placed=True)[::-1], one.by(library))
 
 
 @pytest.mark.parametrize("processor", ["haswell", "skylake-avx512", "cascadelake"])
