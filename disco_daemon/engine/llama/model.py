@@ -64,6 +64,9 @@ PREFILL_ROWS = 32  # from here on a batch is bound by arithmetic, as a prefill i
 
 # Whose state in llama.cpp is no thing apart from the cells; with a sliding window it is not, either.
 ENTANGLED = ("deepseek4", "glm5-next", "qwen4exp")
+# Whose answers go one after the other: of a batch with several texts llama.cpp writes the states to wrong places, and
+# reads tokens of one as those of another (src/models/plamo2.cpp, `kv_head * n_seqs`, and the order of `zx`).
+ONE_AT_A_TIME = ("plamo2",)
 
 _Made = TypeVar("_Made")
 
@@ -280,6 +283,8 @@ class Llama(Sequences):
         for_states = min(available, gpu.free_bytes()) if load.n_gpu_layers else available
         sizes = context_sizes(kept, fit, for_states, min(N_BATCH, load.n_ubatch or N_BATCH))
         self.n_seqs, self.bytes_per_token = sizes.n_seqs, kept.cell + kept.window_cell
+        if Metadata(self._model).text("general.architecture") in ONE_AT_A_TIME:
+            self.n_seqs = 1
         if sizes.windowed:
             self.windowed, self.divisible, self.resumes, self.bytes_per_token = True, False, True, kept.cell
         return sizes.n_ctx, sizes.n_cells
