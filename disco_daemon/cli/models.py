@@ -234,23 +234,16 @@ def _print_use(args: argparse.Namespace, path: Path | str, saved: SavedChoice) -
 
 
 def _rm(args: argparse.Namespace) -> int:
-    from ..config.layers import load
     from ..errors import ConfigError
-    from .models_rm import remove, remove_named
+    from .models_rm import remove, remove_named, require_unused
 
     if (settings := named(args.model)) is not None:
-        return remove_named(args, settings, _in_use())
+        return remove_named(args, settings)
     path = _choose(args.model)
     if not path.exists():
         msg = f"{path} does not exist: `disco models list` shows those that do"
         raise ConfigError(msg)
-    in_use, draft = _in_use(), load().device.draft_model
-    if in_use is not None and path.resolve() == in_use.resolve() and args.model != DEFAULT:
-        msg = f"{path} is the device's model: `disco models use` another one first"
-        raise ConfigError(msg)
-    if draft and path.resolve() == _path_of(draft).resolve():
-        msg = f"{path} guesses for the device's model: `disco config set device.draft_model ''` first"
-        raise ConfigError(msg)
+    require_unused(path, but_default=args.model == DEFAULT)
     require_unnamed(path)
     return remove(args, path)
 

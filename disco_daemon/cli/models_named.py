@@ -69,8 +69,10 @@ def require_unnamed(path: Path) -> None:
     """Raise ConfigError for the file of a named model, with what to do."""
     from ..config.layers import config_path
     from ..errors import ConfigError
+    from ..models.gguf import with_shards
 
-    if names := names_by_file().get(path.resolve()):
+    by_file = names_by_file()
+    if names := [name for part in with_shards([path.resolve()]) for name in by_file.get(part.resolve(), ())]:
         which = " and ".join(f"disco/{name}" for name in names)
         msg = f"{path} is the file of {which} in {config_path()}: `disco models rm {names[0]}` removes that model"
         raise ConfigError(msg)

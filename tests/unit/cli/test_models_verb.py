@@ -131,14 +131,56 @@ def test_the_file_of_a_named_model_stays_while_anything_else_has_it(
     kept = entry.format("a", ours) + entry.format("b", ours) + entry.format("theirs", theirs)
     (home / "config.toml").write_text(kept + f'[device]\nmodel = "{ours}"\n')
     for name, why in (
-        ("a", "it is disco/b and the device's"),
-        ("b", "it is the device's"),
+        ("a", "it is the file of disco/b and is the device's model"),
+        ("b", "it is the device's model"),
         ("theirs", "another program"),
     ):
         assert disco("rm", name, "--yes") == 0
         assert why in capsys.readouterr().out
         assert name not in [model.name for model in config.load().models]
     assert [ours.exists(), theirs.exists()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ('[device]\nmodel = "{}"\n', "is the device's model: `disco models use`"),
+        ('[device]\ndraft_model = "{}"\n', "guesses for the device's model: .* device.draft_model"),
+        ('[split]\ncut = 0\ndraft_model = "{}"\n', "drafts for the partner's model: .* split.draft_model"),
+        ('[device.adapters]\nlaw = "{}"\n', r"is the adapter law: take it out of \[device.adapters\]"),
+        ('[device.adapters]\nlaw = {{path = "{}", scale = 0.5}}\n', "is the adapter law"),
+    ],
+)
+def test_what_any_setting_names_stays_by_each_of_its_parts_and_spellings(
+    home: Path, settings: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [model_file(home / "ours" / f"big-0000{n}-of-00002.gguf") for n in (1, 2)]
+    (home / "link.gguf").symlink_to(parts[0])
+    (home / "config.toml").write_text(settings.format(parts[0]))
+    for spelled in (parts[0], parts[1], home / "link.gguf", home / "ours" / ".." / "ours" / parts[1].name):
+        with pytest.raises(ConfigError, match=why):
+            disco("rm", str(spelled), "--yes")
+    entry = f'[[models]]\nname = "big"\nmodel = "{home / "link.gguf"}"\n'
+    (home / "config.toml").write_text(settings.format(parts[0]) + entry)
+    assert disco("rm", "big", "--yes") == 0
+    assert why.partition(":")[0] in capsys.readouterr().out
+    assert [path.exists() for path in parts] == [True, True]
+
+
+def test_a_part_of_a_named_model_is_not_removed_by_itself(home: Path) -> None:
+    parts = [model_file(home / "ours" / f"big-0000{n}-of-00002.gguf") for n in (1, 2)]
+    (home / "config.toml").write_text(f'[[models]]\nname = "big"\nmodel = "{parts[0]}"\n')
+    with pytest.raises(ConfigError, match="is the file of disco/big"):
+        disco("rm", str(parts[1]), "--yes")
+    assert disco("rm", "big", "--yes") == 0
+    assert [path.exists() for path in parts] == [False, False]
+
+
+def test_a_link_to_a_model_is_not_disco_s_to_remove(home: Path) -> None:
+    path = model_file(home / "ours" / "mine.gguf")
+    (link := home / "link.gguf").symlink_to(path)
+    assert disco("rm", str(link), "--yes") == 0
+    assert (link.is_symlink(), path.exists()) == (True, False)
 
 
 def test_a_named_model_that_a_rule_names_stays_with_its_file(home: Path) -> None:
