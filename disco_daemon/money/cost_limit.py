@@ -35,7 +35,7 @@ def fit(price: Price, bound: CostBound, left_usd: float) -> CostBound | None:
         return bound if billed(price, bound) <= left_usd else None
     if bound.max_tokens is None:
         rest_usd = left_usd - billed(price, replace(bound, max_tokens=0))
-        bound = replace(bound, max_tokens=_bought(price, rest_usd, bound.choices))
+        bound = replace(bound, max_tokens=max(1, _bought(price, rest_usd, bound.choices)))
         while bound.max_tokens and billed(price, bound) > left_usd:  # by a last bit of a float
             bound = replace(bound, max_tokens=bound.max_tokens - 1)
         if not bound.max_tokens:

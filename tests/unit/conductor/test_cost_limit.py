@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from disco_daemon.api.openai import openai_request
@@ -58,6 +58,7 @@ amounts = st.floats(0.0, 1.0)
 # --- sums ---------------------------------------------------------------------------------------------------------
 
 
+@example(Price(0.0, 0.0, 5e-324), 1, None, 8, 0.0)  # a token costs nothing that a float could hold, all of them do
 @given(
     st.builds(Price, st.floats(0, 100), st.floats(0, 100), st.floats(0, 500)), st.integers(1, 200_000),
     st.one_of(st.none(), st.integers(1, 200_000)), st.integers(1, 8), amounts,
