@@ -21,6 +21,7 @@ from ..clock import Clock
 from ..config.layers import write_private
 from ..errors import DiscoError, RequestError
 from ..models.default import models_dir
+from ..models.part import drop_old
 from ..models.quants import NO_PIN, Pin, parse
 from ..plain import reason_of
 from ..system.job import run_job
@@ -275,8 +276,10 @@ class ModelFetches:
     def resume(self, in_use: str) -> None:
         """Go on with those that the end of an earlier daemon has stopped, once somebody may be asked.
 
-        One is put in use only if what it was to replace, `device.model`, still is `in_use`. Blocks on disk.
+        One is put in use only if what it was to replace, `device.model`, still is `in_use`. Blocks on disk. What other
+        fetches left long ago goes.
         """
+        drop_old(models_dir())
         try:
             with open_regular(self._kept) as f:
                 wanted = msgspec.json.decode(f.read(MOST_KEPT_BYTES), type=list[WantedModel])

@@ -31,7 +31,7 @@ from ..errors import ConfigError
 from ..plain import reason_of
 from .gguf import read_header
 from .local_files import LocalFiles
-from .part import PREFIX, NameLock, Part, PartTooLong, is_same, path_of
+from .part import PREFIX, NameLock, Part, PartTooLong, drop_old, is_same, path_of
 from .progress import Report
 from .quants import DEFAULT, NO_PIN, Pin, RemoteFile, Variant, choose, parse
 from .remote_source import TIMEOUT_S, Pause, PullError, RemoteSource, T, TransferCut, is_for_now
@@ -183,6 +183,7 @@ def _take(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with NameLock(variant.name, folder):
+            drop_old(folder)
             files = {file: _is_there(file, folder, say) for file in variant.files}
             missing = [file for file, is_here in files.items() if not is_here]
             begin(files)
@@ -203,6 +204,8 @@ def _is_there(file: RemoteFile, folder: Path, say: Say) -> bool:
         return False
     say(f"checking {target}")
     if is_same(target, file):
+        if not file.digest:
+            say("it has the size of that file; whether it is the same one only its checksum could say (--sha256)")
         return True
     raise PullError(f"{target} is there already, and is another file: move it away, then pull again")
 

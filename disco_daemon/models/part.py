@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +16,7 @@ from ..errors import ConfigError
 from .quants import RemoteFile
 
 PREFIX = ".pull-"  # of incomplete files in the models folder
+KEPT_S = 30 * 86400.0  # behind its last byte a part is kept: nobody goes on with an older one
 CHUNK = 1 << 20  # bytes hashed at a time
 _SHA256_DIGITS = 64
 
@@ -31,12 +34,7 @@ class Part:
         self._report = report
 
     def __enter__(self) -> Self:
-        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as e:
-            os.close(self._handle)
-            raise _is_fetched(self.file.name) from e
+        self._handle = _locked(self.path, self.file.name)
         self.n_bytes = os.lseek(self._handle, 0, os.SEEK_END)
         if self.n_bytes > self.file.n_bytes:
             self.restart()
@@ -96,20 +94,40 @@ class NameLock:
         self._path = folder / f"{PREFIX}name-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
 
     def __enter__(self) -> None:
-        while True:
-            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._path.exists() and self._path.stat().st_ino == os.fstat(self._handle).st_ino:
-                    return
-                os.close(self._handle)  # who had it before has removed it meanwhile
-            except BlockingIOError as e:
-                os.close(self._handle)
-                raise _is_fetched(self._name) from e
+        self._handle = _locked(self._path, self._name)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._path.unlink(missing_ok=True)
         os.close(self._handle)
+
+
+def _locked(path: Path, name: str) -> int:
+    """Open the file at `path` and lock it; return its handle. Raises ConfigError where another fetch has it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.stat().st_ino == os.fstat(handle).st_ino:
+                return handle
+            os.close(handle)  # who had it before has removed it meanwhile
+        except BlockingIOError as e:
+            os.close(handle)
+            raise _is_fetched(name) from e
+
+
+def drop_old(folder: Path, now: float | None = None) -> None:
+    """Remove what fetches left in `folder` that nobody has gone on with for KEPT_S. What cannot be removed stays."""
+    now = time.time() if now is None else now
+    for path in folder.glob(f"{PREFIX}*"):
+        with suppress(OSError, ConfigError):
+            if path.is_symlink() or now - path.stat().st_mtime < KEPT_S:
+                continue
+            handle = _locked(path, path.name)
+            try:
+                if now - os.fstat(handle).st_mtime >= KEPT_S:
+                    path.unlink()
+            finally:
+                os.close(handle)
 
 
 def _is_fetched(name: str) -> ConfigError:

@@ -58,7 +58,11 @@ class RemoteSource(ABC):
             self._patiently(lambda: self._append(part), lambda: part.n_bytes)
 
     def _take(self, response: httpx2.Response, part: Part) -> None:
-        """Append the answer to a request for what is behind the part's end. Raises TransferCut."""
+        """Append the answer to a request for what is behind the part's end. Raises TransferCut or PullError."""
+        if (
+            response.headers.get("Content-Encoding", "identity") != "identity"
+        ):  # a few bytes of it can become any number
+            raise PullError(f"{self.where} sends the file packed, although it was asked for it as it is")
         if part.n_bytes and not _goes_on(response, part.n_bytes):
             part.restart()
         for chunk in response.iter_bytes():

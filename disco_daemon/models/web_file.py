@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import PurePosixPath
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
@@ -130,6 +132,7 @@ class WebFile(RemoteSource):
         try:
             found = urljoin(url, location)
             self._require_safe(found)
+            self._require_outside(hostname(found))
         except (ValueError, ConfigError) as e:
             shown = one_line(pointed_to(url, location), 200)
             raise PullError(f"{self.where} points to {shown}, which is not followed: {e}") from e
@@ -137,15 +140,28 @@ class WebFile(RemoteSource):
 
     def _require_safe(self, url: str) -> None:
         """Raise ConfigError for an address from which no bytes are taken."""
-        host = hostname(url)
-        if not is_http_url(url) or (is_plain(url) and not is_loopback(host)):
+        if not is_http_url(url) or (is_plain(url) and not is_loopback(hostname(url))):
             raise ConfigError("models come by https only, so that nobody on the way can change them")
-        if _is_own(host) and not _is_own(hostname(self._url)):
+
+    def _require_outside(self, host: str) -> None:
+        """Raise ConfigError for a host of this machine or its network, unless the person named one."""
+        if not self._is_from_inside and _is_inside(host):
             raise ConfigError("that is an address of this machine or its network")
 
+    @cached_property
+    def _is_from_inside(self) -> bool:
+        return _is_inside(hostname(self._url))
 
-def _is_own(host: str) -> bool:
-    return is_loopback(host) or is_private_address(host)
+
+def _is_inside(host: str) -> bool:
+    """Whether a host is this machine or of its network: by one of its addresses, if it has any that can be found."""
+    if is_loopback(host):
+        return True
+    try:  # also of addresses, which have more spellings than one
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(is_private_address(str(address[4][0]).partition("%")[0]) for address in found)
 
 
 def _whole_bytes(response: httpx2.Response) -> int | None:

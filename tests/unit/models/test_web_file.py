@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from disco_daemon.errors import ConfigError, DiscoError
 from disco_daemon.models.hub import pull
-from disco_daemon.models.part import PREFIX
-from disco_daemon.models.quants import Pin
+from disco_daemon.models.part import KEPT_S, PREFIX, Part, drop_old
+from disco_daemon.models.quants import Pin, RemoteFile
 from disco_daemon.models.remote_source import MAX_TRIES, PullError
 from disco_daemon.models.web_file import MOST_REDIRECTS, WebFile, is_web_address
 from tests.fixtures.gguf import header, number
@@ -155,8 +159,18 @@ def test_redirects_are_followed_a_few_times_and_never_to_where_others_can_listen
 
 
 @pytest.mark.parametrize("to", ["http://localhost:11434/x.gguf", "https://127.0.0.1/x.gguf", "https://10.0.0.1/x",
-                                "https://[::1]/x", "https://169.254.169.254/latest"])  # fmt: skip
-def test_no_host_of_the_open_network_points_into_ones_own(to: str) -> None:
+                                "https://[::1]/x", "https://169.254.169.254/latest", "https://127.1/x",
+                                "https://2130706433/x", "https://0x7f.1/x", "https://[::ffff:10.0.0.1]/x",
+                                "https://inside.example.com/x"])  # fmt: skip
+def test_no_host_of_the_open_network_points_into_ones_own(to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+
+    def answered(host: str, *args: Any, **kinds: Any) -> Any:  # a fault: a name of the open network for one of ours
+        return look_up(
+            {"inside.example.com": "10.1.2.3", "models.example.com": "192.0.2.1"}.get(host, host), *args, **kinds
+        )
+
+    monkeypatch.setattr(socket, "getaddrinfo", answered)
     with pytest.raises(PullError, match="address of this machine or its network"):
         WebFile("https://models.example.com/x.gguf")._pointed_to("https://models.example.com/x.gguf", to)
 
@@ -198,3 +212,34 @@ def test_a_part_of_a_fetch_has_a_name_of_its_own(host: HubServer, tmp_path: Path
     host.repo.etag = '"v1"'
     broken_off(host, tmp_path)
     assert [name.startswith(PREFIX) for name in left(tmp_path)] == [True]
+
+
+def test_a_file_of_that_size_is_not_said_to_be_the_same_one(host: HubServer, tmp_path: Path) -> None:
+    fetched(host, tmp_path)
+    host.repo.files[NAME] = OTHER
+    said: list[str] = []
+    pull(f"{host.url}/bytes/{NAME}", tmp_path / "models", said.append, lambda *_: None)
+    assert "only its checksum could say (--sha256)" in said[-1]
+
+
+def test_a_file_that_is_packed_on_the_way_is_not_unpacked(host: HubServer, tmp_path: Path) -> None:
+    host.repo.encoding = "gzip, gzip, gzip"
+    with pytest.raises(PullError, match="sends the file packed"):
+        fetched(host, tmp_path)
+    assert sum(path.stat().st_size for path in (tmp_path / "models").glob("*")) == 0
+
+
+def test_what_nobody_goes_on_with_is_removed_after_a_month(host: HubServer, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    now = time.time()
+    for name, age in (("old", KEPT_S + 60), ("new", KEPT_S - 3600), ("name-old", KEPT_S + 60)):
+        (folder / f"{PREFIX}{name}").write_bytes(b"x")
+        os.utime(folder / f"{PREFIX}{name}", (now - age, now - age))
+    (folder / "old.gguf").write_bytes(b"mine")
+    os.utime(folder / "old.gguf", (0, 0))
+    fetched(host, tmp_path)
+    assert left(tmp_path) == [f"{PREFIX}new", "old.gguf", NAME]
+    with Part(RemoteFile(NAME, 10, "a" * 64), folder, lambda _: None):
+        drop_old(folder, now + 2 * KEPT_S)
+        assert left(tmp_path) == [f"{PREFIX}{'a' * 24}", "old.gguf", NAME], "somebody goes on with it now"
