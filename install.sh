@@ -500,7 +500,7 @@ install() {
     say "installed in $VENV"
   fi
   link_command
-  "$BIN/disco" models fetch >/dev/null || die 'the default model is missing (see above); then run this script again'
+  "$BIN/disco" models fetch --online >/dev/null || die 'the default model is missing (see above); then run this script again'
   say 'the default model is ready'
   if [ -z "$PREFIX" ]; then put_on_path; fi
   unlock

@@ -59,6 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     pull.add_argument("--use", action="store_true", help="and make it the device's model")
     pull.add_argument("--sha256", metavar="HEX", default="", help="the checksum that its file has to have")
+    pull.add_argument("--online", action="store_true", help="fetch it, although policy.private is on")
     pull.add_argument("--name", metavar="NAME", help="and make it one more model of this machine, `disco/NAME`")
     remove = _add(actions, "rm", _rm, "remove a model that disco has fetched, with its segments and exits")
     remove.add_argument(
@@ -69,7 +70,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     remove.add_argument("--yes", action="store_true", help="do not ask")
     compared = _add(actions, "compare", compare, "ask models the same questions, and say whose answers you prefer")
     add_arguments(compared)
-    _add(actions, "fetch", _fetch, "fetch the default model")
+    fetch = _add(actions, "fetch", _fetch, "fetch the default model")
+    fetch.add_argument("--online", action="store_true", help="fetch it, although policy.private is on")
 
 
 def _add(actions: Any, name: str, run: Any, words: str) -> argparse.ArgumentParser:
@@ -457,6 +459,7 @@ def _pull(args: argparse.Namespace) -> int:
         if (chosen := asked_at_terminal() if args.spec is None else spec_of(args.spec)) is None:
             return 0
         spec, pin = chosen
+        _require_asking(args)
     if args.sha256:
         pin = _pinned(pin, args.sha256, is_copied=here is not None)
     to_use = args.use or (args.spec is None and args.name is None)
@@ -492,6 +495,15 @@ def _pull(args: argparse.Namespace) -> int:
     return 0
 
 
+def _require_asking(args: argparse.Namespace) -> None:
+    """Raise ConfigError where nobody may be asked for anything."""
+    from ..config.layers import load
+    from ..errors import ConfigError
+
+    if load().policy.private and not args.online:
+        raise ConfigError("nobody is asked for anything, policy.private is on: `--online` fetches it all the same")
+
+
 def _pinned(pin: Pin, sha256: str, *, is_copied: bool) -> Pin:
     """Return a pin with the checksum that the user gave. Raises ConfigError."""
     from ..errors import ConfigError
@@ -507,8 +519,10 @@ def _pinned(pin: Pin, sha256: str, *, is_copied: bool) -> Pin:
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    from ..models.default import fetch_default_model
+    from ..models.default import default_model_path, fetch_default_model
 
+    if not default_model_path().exists():
+        _require_asking(args)
     path = fetch_default_model(progress)
     print(json.dumps({"path": str(path), "size_bytes": path.stat().st_size}) if args.json else path)
     return 0

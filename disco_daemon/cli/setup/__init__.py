@@ -110,7 +110,8 @@ def _wrong_usage(args: argparse.Namespace) -> str | None:
 
 
 def _by_flags(args: argparse.Namespace, setup: Onboarding) -> int:
-    from ...models.default import fetch_default_model
+    from ...errors import ConfigError
+    from ...models.default import default_model_path, fetch_default_model
     from ...onboarding.saving import Choice, local_model
 
     local = None if args.local is None else local_model(args.local)
@@ -132,6 +133,8 @@ def _by_flags(args: argparse.Namespace, setup: Onboarding) -> int:
         choice = Choice(base_url, args.model, key, local, name)
     if local == "":
         setup.plan(choice)  # what cannot be used is not fetched
+        if setup.private() and not default_model_path().exists():
+            raise ConfigError("nobody is asked for a model, policy.private is on: `disco models fetch --online` does")
         fetch_default_model(progress)
     _save(setup, choice, checked, as_json=args.json)
     return _serve() if args.service else 0

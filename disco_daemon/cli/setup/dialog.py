@@ -206,7 +206,7 @@ class Dialog:
         from ...errors import DiscoError
         from ..models_offer import ask_which, show
 
-        if self.offers is None or self.fetch is None:
+        if self.offers is None or self.fetch is None or self.setup.private():
             return None
         self.say("This machine answers with a 135M stand-in so far. Looking which real models suit it …")
         found = self.offers()
@@ -229,7 +229,9 @@ class Dialog:
             return None
         here = installed_models()
         if not device.model and not default_model_path().exists():
-            if self._yes(f"This machine's own model is not here yet. Fetch it, {SIZE / 1e6:.0f} MB?"):
+            if self.setup.private():
+                self.say("This machine's own model is not here yet: `disco models fetch --online` fetches it.")
+            elif self._yes(f"This machine's own model is not here yet. Fetch it, {SIZE / 1e6:.0f} MB?"):
                 fetch_default_model(progress)
             here = installed_models()
         if (fetched := self._offered(choice)) is not None:

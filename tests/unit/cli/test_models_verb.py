@@ -474,6 +474,16 @@ def test_pull_names_the_file_and_how_to_use_it(
     assert told(capsys, "list")["models"][0]["name"] == "tiny-Q8_0.gguf"
 
 
+def test_nobody_is_asked_for_a_model_with_policy_private_unless_one_says_so(home: Path, server: HubServer) -> None:
+    (home / "config.toml").write_text("[policy]\nprivate = true\n")
+    for words in (["pull", server.repo.name], ["pull", f"{server.url}/bytes/tiny-Q8_0.gguf"], ["fetch"]):
+        with pytest.raises(ConfigError, match=r"policy.private is on: `--online`"):
+            disco(*words)
+    assert (server.repo.asked, server.repo.looks, server.repo.tokens) == ([], 0, [])
+    assert disco("pull", str(home / "source.gguf")) == 0, "that is copied"
+    assert disco("pull", server.repo.name, "--online") == 0
+
+
 def test_pull_and_use_in_one(home: Path, server: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert disco("pull", server.repo.name, "--use") == 0
     assert in_config() == str(home / "ours" / "tiny-Q8_0.gguf")
