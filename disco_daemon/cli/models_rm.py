@@ -69,8 +69,8 @@ def remove_named(args: argparse.Namespace, settings: ModelSettings) -> int:
         others += [whose for named, (whose, _) in _used().items() if files & _parts(named)]
         why = f"it {' and '.join(others)}" if others else "" if _is_ours(path) else "another program fetched it"
         places = [] if others else _places(path)
-    files = f"These files go: {', '.join(map(str, places))}." if places else "No file goes."
-    if not _agreed(args, f"disco/{name} is taken out of the settings. {files}"):
+    gone = f"These files go: {', '.join(map(str, places))}." if places else "No file goes."
+    if not _agreed(args, f"disco/{name} is taken out of the settings. {gone}"):
         return 1
     return _done(args, places, [unname(name), *([f"{path} stays: {why}"] if why else [])])
 
