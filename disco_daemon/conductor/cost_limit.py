@@ -13,7 +13,7 @@ from ..endpoints.bill import is_open_ended
 from ..errors import EndpointError
 from ..money.catalog import Price
 from ..money.cost_limit import billed, fit
-from ..money.spending import BYTES_PER_TOKEN, CostBound, Spending
+from ..money.spending import BYTES_PER_TOKEN, CostBound, Spending, n_beside_content
 from ..types import GenerationRequest, PromptLength, Side
 from .answer_server import Fits, ServerMember
 from .endpoint_run import EndpointRun, PromptSize
@@ -157,10 +157,12 @@ def _bound(request: GenerationRequest, n_prompt: int, max_tokens: int | None) ->
 def _most_prompt(request: GenerationRequest, length: PromptLength) -> int:
     """Return the tokens that the prompt has at most, by the device's tokenizer where that has counted it.
 
-    Of what it has not counted, by bytes: a schema or tools are read by a server as well.
+    Of what it has not counted, by bytes: a schema or tools are read by a server as well, and so are earlier calls.
     """
     n_bytes = len(msgspec.json.encode(request.extra)) if request.extra else 0
     if not length.counted:
         n_bytes += len(msgspec.json.encode(request.messages)) + len(request.answer_so_far.encode())
     by_bytes = math.ceil(n_bytes / BYTES_PER_TOKEN)
-    return length.tokens + by_bytes if length.counted else max(length.tokens, by_bytes)
+    if not length.counted:
+        return max(length.tokens, by_bytes)
+    return length.tokens + by_bytes + sum(map(n_beside_content, request.messages))

@@ -8,6 +8,7 @@ the most it may cost is reserved until its real cost is known (`caps`).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from weakref import WeakSet
@@ -68,14 +69,31 @@ def _n_bytes(request: GenerationRequest) -> int:
     return n_chars_of(request.prompt) + sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
 
 
+def n_beside_content(message: Mapping[str, Any]) -> int:
+    """Return the tokens of what a message has beside its content, at most: calls of tools, and thoughts.
+
+    By bytes, also where the device has counted the prompt: many a template leaves them out that a server reads.
+    """
+    others = {name: said for name, said in message.items() if name not in ("role", "content")}
+    return math.ceil(len(msgspec.json.encode(others)) / BYTES_PER_TOKEN) if others else 0
+
+
+def _n_read(part: Mapping[str, Any]) -> int:
+    """Return the tokens of a part that is no text, at most; an answer that was refused is words."""
+    if (kind := part.get("type")) in IMAGES:
+        return IMAGE_TOKENS
+    return FILE_TOKENS if kind != "refusal" else math.ceil(len(msgspec.json.encode(part)) / BYTES_PER_TOKEN)
+
+
 def _beside_text(request: GenerationRequest) -> tuple[int, int]:
     """Return the tokens to read and to write that a prompt's text and its answer do not have, at most."""
     read = predicted = 0
     for message in request.messages:
+        read += n_beside_content(message)
         content = message.get("content")
         if isinstance(content, list):
-            kinds = [part.get("type") for part in content if isinstance(part, dict)]
-            read += sum(IMAGE_TOKENS if kind in IMAGES else FILE_TOKENS for kind in kinds if kind != "text")
+            parts = [part for part in content if isinstance(part, dict) and part.get("type") != "text"]
+            read += sum(_n_read(part) for part in parts)
     if request.extra:
         if (said := request.extra.get("prediction")) is not None:
             predicted = math.ceil(len(msgspec.json.encode(said)) / BYTES_PER_TOKEN)

@@ -278,6 +278,16 @@ async def test_the_limit_that_the_rest_buys_is_sent_and_one_of_the_client_is_lef
         assert server.asked[0].sampling.max_tokens == sent
 
 
+async def test_calls_of_earlier_turns_count_though_the_device_that_counts_does_not_show_them() -> None:
+    arguments = "word " * 9000
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"arguments": arguments}}]}
+    request = asked(allowed=frozenset({Side.SERVER}), max_cost_usd=9000 * 0.15 / 1e6, sampling=Sampling(1))
+    for messages, is_asked in ((request.messages, True), ((*request.messages, called), False)):
+        on = context(random.Random(2), "all-server")
+        await outcome_of(on, replace(request, messages=messages))
+        assert bool(cast(Billing, on.endpoints[Side.SERVER]).asked) is is_asked
+
+
 # --- the API ------------------------------------------------------------------------------------------------------
 
 

@@ -139,11 +139,16 @@ def test_below_the_battery_floor_the_device_rests_until_it_is_plugged_in() -> No
 
 
 def held(
-    text: Any = "hello", counted: bool = True, max_tokens: int | None = 100, price: Price = PRICE, **extra: Any
+    text: Any = "hello",
+    counted: bool = True,
+    max_tokens: int | None = 100,
+    price: Price = PRICE,
+    said: dict[str, Any] | None = None,
+    **extra: Any,
 ) -> float:
-    """What is held for a start at a server, $."""
+    """What is held for a start at a server, millionths of a $; `said` stands in the message beside its content."""
     asked = GenerationRequest(
-        "r", ({"role": "user", "content": text},), sampling=Sampling(max_tokens=max_tokens), extra=extra
+        "r", ({"role": "user", "content": text, **(said or {})},), sampling=Sampling(max_tokens=max_tokens), extra=extra
     )  # fmt: skip
     owned = spending(price=price, usd_per_day=100.0)
     grant = _granted(owned.reserve(Side.SERVER, CostBound.of(asked, 10, counted=counted), NOW))
@@ -167,6 +172,26 @@ def test_a_prompt_that_nobody_counted_is_held_by_its_bytes() -> None:
     """A sign of Chinese is a token or more; by four characters a token a sixth of it would be held."""
     assert held("字" * 10_000, counted=False) >= 10_000 + 100 * 10.0
     assert held("字" * 10_000) == held()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tool_calls": [{"id": "1", "type": "function", "function": {"name": "write", "arguments": "word " * 9000}}]},
+        {"function_call": {"name": "write", "arguments": "word " * 9000}},
+        {"reasoning_content": "word " * 9000},
+    ],
+    ids=("tool_calls", "function_call", "reasoning_content"),
+)
+def test_calls_and_thoughts_of_earlier_turns_are_held(said: dict[str, Any], counted: bool) -> None:
+    """A server reads them all; a template of the device may not show them, and nobody counts them without one."""
+    assert held(counted=counted, said=said) >= 9000 + 100 * 10.0
+
+
+def test_an_answer_that_was_refused_is_held_as_the_words_that_it_is() -> None:
+    refused = held([{"type": "refusal", "refusal": "word " * 1000}])
+    assert held() + 1000 <= refused <= held() + 5000
 
 
 def test_without_a_limit_as_much_is_held_as_the_model_can_say() -> None:
