@@ -81,10 +81,16 @@ class MemberChooser:
         return round(about if most is None else min(about, most))
 
     def first(self) -> ServerMember:
-        """Return the member that is asked first: the best that is able; where none is, the one that says why."""
+        """Return the member that is asked first: the best that is able; where none is, the one that says why.
+
+        Where only money is in the way that is the cheapest: with its prompt counted, it may fit after all.
+        """
         able = [fit for group in self._groups if (fit := [one for one in group if self._is_able(one)])]
         up = next((group for group in able if any(not self._down_s(one) for one in group)), None)
-        return self._best(up or able[0]) if able else self._groups[0][0]
+        if able:
+            return self._best(up or able[0])
+        priced = [one for group in self._groups for one in group if one.spending.price.known and not self._lacks(one)]
+        return min(priced, key=self._usd_when_up, default=self._groups[0][0])
 
     def next(self, left: Sequence[ServerMember]) -> ServerMember | None:
         """Return the best of those that are left, able and not down, in the order of the groups; None where none is."""
@@ -220,8 +226,11 @@ class MemberChooser:
     def _is_able(self, one: ServerMember) -> bool:
         return self._why_not(one) is None
 
-    def _why_not(self, one: ServerMember) -> str | None:
-        """Return why a member does not take such a request: it cannot, has no room, or a cap or limit closes it."""
+    def _usd_when_up(self, one: ServerMember) -> tuple[bool, float]:
+        return self._down_s(one) > 0, self._candidate(one).usd or 0.0
+
+    def _lacks(self, one: ServerMember) -> str | None:
+        """Return why a member cannot take such a request, or has no room for it."""
         endpoint, request = one.endpoint, self._request
         if (refusal := endpoint.refuses(request)) is not None:
             return refusal
@@ -230,6 +239,13 @@ class MemberChooser:
             return lacks
         if able.context_length is not None and able.context_length < self._n_prompt // 2:
             return f"its context has {able.context_length:,} tokens"
+        return None
+
+    def _why_not(self, one: ServerMember) -> str | None:
+        """Return why a member does not take such a request: it cannot, has no room, or a cap or limit closes it."""
+        request = self._request
+        if (lacks := self._lacks(one)) is not None:
+            return lacks
         if request.max_cost_usd is not None:
             length = PromptLength(self._n_prompt, counted=False)
             if not CostLimit(request, one.spending).allows(request, length, 0, ()):

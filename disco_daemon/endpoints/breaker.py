@@ -27,7 +27,7 @@ from itertools import islice
 from ..estimation.survival import kaplan_meier
 
 DOWN = 0.9  # share of requests that fail at a server that is down: some get through to half of an outage
-# The log-likelihood ratio at which it opens, e^5 = 148 to 1. Three failures in a row of an unknown server come to 5.08,
+# The log-likelihood ratio at which it opens, e^5 = 148 to 1. Three failures in a row of an unknown server come to 6.6,
 # one at the best server there is to log(DOWN / LIKELY[0]) = 3.8.
 ENOUGH = 5.0
 AGAIN = ENOUGH / 2  # where the sum stands behind an outage: half as much as before says that it is not over

@@ -32,7 +32,17 @@ from disco_daemon.endpoints.server import Server
 from disco_daemon.errors import EndpointError, RequestError
 from disco_daemon.money.caps import CapLimits, Caps
 from disco_daemon.system.tasks import cancel_all
-from disco_daemon.types import BOTH, Caller, GenerationRequest, Grade, Outcome, Relation, Side
+from disco_daemon.types import (
+    BOTH,
+    Caller,
+    GenerationRequest,
+    Grade,
+    Outcome,
+    PromptLength,
+    Relation,
+    Sampling,
+    Side,
+)
 from tests.unit.daemon.test_wiring import Scene, constrained, scene  # noqa: F401 - a fixture
 from tests.unit.store.test_ledger import outcome
 
@@ -123,6 +133,26 @@ def test_an_unknown_price_is_said_where_that_of_its_server_and_model_is_set(
     )  # fmt: skip
     context = pool_of(parts).context(parts.context, asked)
     assert said in str(CostLimit(asked, context.spending).reached())
+
+
+@pytest.mark.parametrize("dear_first", [True, False])
+def test_a_limit_that_fits_once_the_prompt_is_counted_finds_the_server_that_it_pays_for(
+    scene: Scene,  # noqa: F811
+    dear_first: bool,
+) -> None:
+    """The choice goes by bytes, of which English has twice as many as are held of a prompt that was counted."""
+    dear = replace(BOX, name="dear", input_usd_per_mtok=15.0)
+    cheap = replace(BOX, name="cheap", input_usd_per_mtok=5.0)
+    nobody = replace(BOX, name="nobody", base_url="https://nobody.example/v1", **UNPRICED)
+    parts = several(scene, nobody, *((dear, cheap) if dear_first else (cheap, dear)))
+    asked = GenerationRequest(
+        "r", ({"role": "user", "content": "word" * 1000},), allowed=frozenset({Side.SERVER}),
+        servers=("nobody/large", "dear/large", "cheap/large"), sampling=Sampling(1), max_cost_usd=0.01,
+    )  # fmt: skip
+    context = pool_of(parts).context(parts.context, asked)
+    counted = PromptLength(1000)
+    assert not CostLimit(asked, pool_of(parts).member("dear/large").spending).allows(asked, counted, 0, ())
+    assert CostLimit(asked, context.spending).within(frozenset({Side.SERVER}), asked, counted) == {Side.SERVER}
 
 
 async def test_the_scarce_side_is_that_of_the_server_that_is_asked_now(scene: Scene) -> None:  # noqa: F811
