@@ -71,23 +71,32 @@ class ExpectedUse:
             "bursts": self._bursts,
             "quiet": self._quiet,
             "watched_to": self._watched_to,
+            "last": self._last if self._last > -math.inf else None,
         }
 
     @classmethod
     def from_json(cls, saved: Any, now: float) -> ExpectedUse:
-        """Go on at `now` from what was saved; the time between is not known. Raises ValueError for what is no use."""
+        """Go on at `now` from what was saved. Raises ValueError for what is no use.
+
+        Nothing is known of the time between, but for how long the model has been unused: a burst outlives a restart.
+        """
         try:
             lists = [[float(n) for n in saved[name]] for name in ("asked", "in_step", "bursts", "quiet")]
             to = float(saved["watched_to"])
-        except (KeyError, TypeError) as e:
+            last = saved.get("last")  # which was not saved once
+            last = -math.inf if last is None else float(last)
+        except (KeyError, TypeError, AttributeError) as e:
             raise ValueError(f"no use of a model: {e!r}") from e
         sizes = [len(STEPS_S), len(STEPS_S), HOURS, HOURS]
         if [len(one) for one in lists] != sizes or not all(0 <= n < math.inf for one in lists for n in (*one, to)):
             raise ValueError("no use of a model: it has other numbers")
+        if math.isnan(last):
+            raise ValueError("no use of a model: its last request has no time")
         if not all(lists[0]) or not all(lists[1]):
             raise ValueError("no use of a model: a step was never watched")
         use = cls(now)
         use._asked, use._in_step, use._bursts, use._quiet = lists
+        use._last = min(last, now)
         use._fade(max(0.0, now - to))
         return use
 

@@ -102,7 +102,7 @@ def test_rates_are_finite_whatever_the_clock_does(at: list[float], then: float) 
         assert 0 <= use.per_hour(one) < math.inf
     assert 0 <= use.per_hour(then) < math.inf
     again = ExpectedUse.from_json(json.loads(json.dumps(use.to_json())), then)
-    assert 0 <= again.per_hour(then) < math.inf
+    assert again.per_hour(then) == pytest.approx(use.per_hour(then), rel=1e-6), "a restart is no end of a burst"
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,28 @@ def test_rates_are_finite_whatever_the_clock_does(at: list[float], then: float) 
         {}, [], {"asked": 1}, {**ExpectedUse(0.0).to_json(), "quiet": [0.0]},
         {**ExpectedUse(0.0).to_json(), "asked": ["x"] * 7}, {**ExpectedUse(0.0).to_json(), "in_step": [0.0] * 7},
         {**ExpectedUse(0.0).to_json(), "watched_to": math.nan},
+        {**ExpectedUse(0.0).to_json(), "last": math.nan}, {**ExpectedUse(0.0).to_json(), "last": "noon"},
     ],
 )  # fmt: skip
 def test_what_no_use_wrote_is_told_from_one(saved: object) -> None:
     with pytest.raises(ValueError):
         ExpectedUse.from_json(saved, 0.0)
+
+
+def test_a_model_in_use_is_expected_behind_a_restart_as_it_was_before_for_as_long_as_its_burst_lasts() -> None:
+    use = ExpectedUse(0.0)
+    for minute in range(600):
+        use.observe(60.0 * minute)
+    last = 60.0 * 599
+    saved = use.to_json()
+    back, late = (ExpectedUse.from_json(saved, last + passed) for passed in (20.0, BURST_S + 60.0))
+    assert back.per_hour(last + 20) == pytest.approx(use.per_hour(last + 20), rel=0.01)
+    assert back.per_hour(last + 20) > 20, "requests an hour; no burst has begun for ten hours"
+    assert late.per_hour(last + BURST_S + 60) < 1
+    older = {name: one for name, one in saved.items() if name != "last"}  # as it was written until now
+    assert ExpectedUse.from_json(older, last + 20).per_hour(last + 20) < 1
+    set_back = ExpectedUse.from_json(saved, 100.0)
+    assert 0 <= set_back.per_hour(100.0) < math.inf
 
 
 def test_a_model_is_expected_at_its_hour_and_within_its_bursts() -> None:

@@ -213,6 +213,16 @@ async def test_a_reload_adds_and_removes_models_and_a_running_answer_ends_as_it_
         assert (await ask(daemon, "Hello", max_tokens=4)).text, "the race goes on"
 
 
+async def test_a_model_in_use_is_back_behind_a_restart_before_anybody_asks_for_it(files: Path) -> None:
+    models = listed(files, "alpha", "beta")
+    async with running(files / "d", settings=SMALL, models=models) as daemon:
+        await ask(daemon, "Hello", model="disco/beta", max_tokens=4)
+    async with running(files / "d", settings=SMALL, models=models) as daemon:
+        seen = await daemon.until(lambda s: s["models"][1]["state"] == "ready")
+        assert [m["last_used_s"] for m in seen["models"]] == [None, None], "nobody has asked for either"
+        assert seen["models"][0]["state"] == "unloaded", "nobody ever has asked for alpha"
+
+
 async def test_a_model_that_can_never_fit_is_refused_with_the_setting_to_change(files: Path) -> None:
     settings = {"device": {"n_ctx": 512, "models_gib": 0.15}}
     async with running(files / "d", settings=settings, models=listed(files, "alpha")) as daemon:
