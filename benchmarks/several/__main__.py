@@ -1,13 +1,15 @@
 """Which of several models stay in memory: cold starts on simulated days, by several rules.
 
-    python -m benchmarks.several --live 200 [--faster 20] [--days recorded --traces FOLDER] [--json]
+    python -m benchmarks.several --live 200 [--faster 10] [--days recorded --traces FOLDER] [--seeds 21 22 23]
     python -m benchmarks.several [--days office person alike recorded] [--seeds 21 22 23] [--traces FOLDER] [--json]
+                                 [--pieces 200]
 
 Four models of which two fit, some 2,000 requests a day. Ten days teach each rule and fill the memory, the two behind
 them count. A cold start is a request that makes its model load. Of rules by count the best of five memories is taken,
 for each day by itself, with these very requests before its eyes; ours has one setting for all, chosen on other seeds.
 Beside them stands the least that a rule could have which knows all requests, and loads what is asked for only: loads
 ahead, which nobody waits for and which cost energy, are how one can be below that. Recorded days want --traces.
+--pieces says how much chance there is in so many requests; --live asks a daemon the last ones of each seed's days.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from disco_daemon.bench.command import at_least, progress, run_measurement
+from disco_daemon.errors import ConfigError
 
 from ..command import positive, run_script
 from .bound import least_loads
@@ -28,6 +33,7 @@ from .recorded import recorded
 
 LEARNED, COUNTED = 10, 2  # days
 RECORDED, BOUND = "recorded", "all known ahead, no load ahead"
+WANTED = 30.0  # % fewer cold starts than by the other rules
 WINDOWS_S = (math.inf, 86_400.0, 14_400.0, 3600.0, 1200.0)
 
 
@@ -37,15 +43,13 @@ def main() -> int:
     parser.add_argument("--days", nargs="+", choices=[*sorted(DAYS), RECORDED])
     parser.add_argument("--traces", type=Path, help="a folder of traces, with arrivals in `common/`")
     parser.add_argument("--seeds", nargs="+", type=int, default=[21, 22, 23])
-    parser.add_argument(
-        "--live", type=at_least(1), metavar="N", help="ask a real daemon N requests in place of all that"
-    )
-    parser.add_argument("--faster", type=positive, default=20.0, help="how much time is compressed then (default: 20)")
+    parser.add_argument("--pieces", type=at_least(1), metavar="N", help="say what N requests in a row come to, too")
+    parser.add_argument("--live", type=at_least(1), metavar="N", help="ask a real daemon N requests of each seed")
+    parser.add_argument("--faster", type=positive, default=10.0, help="how much time is compressed then (default: 10)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
     if args.live:
-        traces = args.traces if args.days == [RECORDED] else None
-        return _live(args.live, args.faster, args.seeds[0], traces)
+        return _live((args.days or ["office"])[0], args.seeds, args.traces, args.live, args.faster)
     found = {
         day: compare(day, args.seeds, args.traces) for day in args.days or [*DAYS, *[RECORDED] * bool(args.traces)]
     }
@@ -54,32 +58,39 @@ def main() -> int:
     else:
         for day, rules in found.items():
             print("\n".join(lines(day, rules)))
+            if args.pieces:
+                print(pieces(rules, args.pieces))
     return 0
 
 
-def _live(n: int, faster: float, seed: int, traces: Path | None) -> int:
-    from .live import busy_hour, measure, recorded_day  # the other figures need no daemon
+def _live(day: str, seeds: Sequence[int], traces: Path | None, n: int, faster: float) -> int:
+    from .live import measure  # the other figures need no daemon
 
-    if traces is None:
-        models, asked = busy_hour(n, faster, seed)
-    else:
-        models, asked = recorded_day(traces, n, faster, seed)
-    figures = run_measurement(measure(models, asked, n, faster))
+    days = {seed: _asked(day, seed, traces) for seed in seeds}
+    figures = run_measurement(measure(_models(day), days, n, faster))
     if figures is None:
         return 1
     print(json.dumps(figures))
     return 1 if figures["failed"] or figures["over_limit"] else 0
 
 
+def _models(day: str) -> tuple[Model, ...]:
+    return DAYS.get(day, DAYS["office"])
+
+
+def _asked(day: str, seed: int, traces: Path | None) -> list[Request]:
+    """Return all requests of one seed's days. Raises ConfigError."""
+    if day == RECORDED:
+        return recorded(traces or Path(), LEARNED + COUNTED, seed)
+    return requests(_models(day), LEARNED + COUNTED, seed)
+
+
 def compare(day: str, seeds: Sequence[int], traces: Path | None = None) -> list[Played]:
     """Return what each rule came to, over all seeds; of those by count the best one. Raises ConfigError."""
     found = dict[str, Played]()
-    models = DAYS.get(day, DAYS["office"])
+    models = _models(day)
     for seed in seeds:
-        if day == RECORDED:
-            asked = recorded(traces or Path(), LEARNED + COUNTED, seed)
-        else:
-            asked = requests(models, LEARNED + COUNTED, seed)
+        asked = _asked(day, seed, traces)
         bound = Played(BOUND, cold=least_loads(models, asked, LIMIT, LEARNED * DAY_S))
         found[BOUND] = found[BOUND].plus(bound) if BOUND in found else bound
         for make in _rules(models, asked):
@@ -100,7 +111,7 @@ def _rules(models: tuple[Model, ...], asked: Sequence[Request]) -> list[Callable
 
 def as_json(played: Played) -> dict[str, object]:
     """Return a rule's figures."""
-    return {name: getattr(played, name) for name in Played.__slots__} | {"load_j": played.load_j}
+    return {name: getattr(played, name) for name in Played.__slots__ if name != "was_cold"} | {"load_j": played.load_j}
 
 
 def lines(day: str, rules: Sequence[Played]) -> list[str]:
@@ -109,6 +120,27 @@ def lines(day: str, rules: Sequence[Played]) -> list[str]:
     n = f"{day}, {max(p.requests for p in rules)} requests"
     head = f"{n:34}{'cold':>6}{'waited':>9}{'ahead':>7}{'loads':>10}{'fewer':>8}"
     return ["", head, *(_line(p, least) for p in rules)]
+
+
+def pieces(rules: Sequence[Played], n: int) -> str:
+    """Return what `n` requests in a row come to: how many cold starts fewer than by both others, for each piece.
+
+    Raises ConfigError where there are fewer.
+    """
+    ours = next(p for p in rules if p.name == Expected.name)
+    others = [p for p in rules if p.name == LeastRecent.name or p.name.startswith(Count.prefix)]
+    fewer = []
+    for end in range(len(ours.was_cold), n - 1, -n):
+        least = min(sum(p.was_cold[end - n : end]) for p in others)
+        fewer.append(100 * (1 - sum(ours.was_cold[end - n : end]) / max(1, least)))
+    if not fewer:
+        raise ConfigError(f"there is no piece of {n} requests: there are {len(ours.was_cold)}")
+    middle, low, high = np.percentile(fewer, (50, 10, 90))
+    enough = sum(one >= WANTED for one in fewer) / len(fewer)
+    return (
+        f"{len(fewer)} pieces of {n} requests: {middle:.0f} % fewer than by both others ({low:.0f} to {high:.0f} "
+        f"from the 10th to the 90th percentile); at least {WANTED:.0f} % in {100 * enough:.0f} % of the pieces"
+    )
 
 
 def _line(p: Played, least: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from disco_daemon.scheduler.expected_use import ExpectedUse
@@ -38,9 +38,11 @@ class Rule(Protocol):
 class Expected:
     """Ours: by expected use."""
 
+    name = "expected use"
+
     def __init__(self, models: Sequence[Model], *, brings_back: bool = True) -> None:
         self.brings_back = brings_back
-        self.name = "expected use" if brings_back else "expected use, nothing comes back"
+        self.name = Expected.name if brings_back else f"{Expected.name}, nothing comes back"
         self._uses = {m.name: ExpectedUse(0.0) for m in models}
 
     def observe(self, model: str, at: float) -> None:
@@ -106,7 +108,7 @@ class Foresight:
 class Played:
     """What a rule came to: requests, cold starts, s waited for loads, loads that nobody waited for, the most memory.
 
-    `loading_s` is how long it loaded in all, also ahead; at LOAD_W that is its energy.
+    `loading_s` is how long it loaded in all, also ahead; at LOAD_W that is its energy. `was_cold` has each request.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Played:
     ahead: int = 0
     most_bytes: int = 0
     loading_s: float = 0.0
+    was_cold: list[bool] = field(default_factory=list)
 
     @property
     def load_j(self) -> float:
@@ -126,13 +129,24 @@ class Played:
         """Return both together."""
         sums = (self.requests + other.requests, self.cold + other.cold, self.waited_s + other.waited_s)
         most, loading_s = max(self.most_bytes, other.most_bytes), self.loading_s + other.loading_s
-        return Played(self.name, *sums, self.ahead + other.ahead, most, loading_s)
+        ahead, was_cold = self.ahead + other.ahead, self.was_cold + other.was_cold
+        return Played(self.name, *sums, ahead, most, loading_s, was_cold)
 
 
-def play(rule: Rule, models: Sequence[Model], requests: Sequence[Request], limit: int, count_from: float) -> Played:
-    """Return what happened to the requests from `count_from` on; those before fill memory and teach the rule."""
-    memory = _Memory(rule, models, limit)
-    played, looked_at, loaded_before = Played(rule.name), 0.0, 0.0
+def play(
+    rule: Rule,
+    models: Sequence[Model],
+    requests: Sequence[Request],
+    limit: int,
+    count_from: float,
+    here: Collection[str] = (),
+) -> Played:
+    """Return what happened to the requests from `count_from` on; those before fill memory and teach the rule.
+
+    Where no request is before, memory has the models `here` at the beginning.
+    """
+    memory = _Memory(rule, models, limit, here)
+    played, looked_at, loaded_before = Played(rule.name), count_from if here else 0.0, 0.0
     for one in requests:
         if one.at < count_from:
             loaded_before = memory.loading_s
@@ -145,6 +159,7 @@ def play(rule: Rule, models: Sequence[Model], requests: Sequence[Request], limit
         if one.at >= count_from:
             played.requests += 1
             played.cold += is_cold
+            played.was_cold.append(is_cold)
             played.waited_s += begins - one.at
     played.most_bytes, played.loading_s = memory.most_bytes, memory.loading_s - loaded_before
     return played
@@ -153,9 +168,9 @@ def play(rule: Rule, models: Sequence[Model], requests: Sequence[Request], limit
 class _Memory:
     """Which models are here, and until when each answers."""
 
-    def __init__(self, rule: Rule, models: Sequence[Model], limit: int) -> None:
+    def __init__(self, rule: Rule, models: Sequence[Model], limit: int, here: Collection[str] = ()) -> None:
         self._rule, self._models, self._limit = rule, {m.name: m for m in models}, limit
-        self._ready_at: dict[str, float] = {}
+        self._ready_at = dict.fromkeys(here, 0.0)
         self._busy_to: dict[str, float] = {}
         self._left: set[str] = set()
         self.most_bytes, self.loading_s, self.is_settled = 0, 0.0, False

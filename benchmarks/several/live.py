@@ -1,9 +1,9 @@
-"""The same by a real daemon: four tiny models with random weights, of which two fit, and a part of one day.
+"""The same by a real daemon: four tiny models with random weights, of which two fit, and the end of the simulated days.
 
-That is a busy hour of the office, or a recorded day behind its first ten hours. Time is compressed: requests come
-`--faster` times as fast as in it, and what a rule has learned before is as
-fast. Loads and answers take what they take here, so that a load is long against the gaps. Other rules play the very
-requests, with the loads and answers as they were measured here, in the simulation.
+All requests before have taught the daemon, by a file as it writes it itself; the models that it then loads are the ones
+that every rule begins with. Requests come `--faster` times as fast as in that day, and so does time in what decides
+which models stay. Loads and answers take what they take here. Other rules play the very requests, taught by the same
+ones, with the loads and answers as they were measured here, in the simulation.
 """
 
 from __future__ import annotations
@@ -30,54 +30,45 @@ from disco_daemon.store import History
 from tests.fixtures.daemon import by_socket
 from tests.fixtures.tiny_models import tiny_model
 
-from .days import DAY_S, DAYS, HOUR_S, Model, Request, hours, requests
-from .keeping import Count, Expected, LeastRecent, Played, Rule, play
-from .recorded import OPENS_H, recorded
+from . import fast_daemon
+from .days import Model, Request
+from .keeping import Count, Expected, LeastRecent, Rule, play
 
 KIND = "sliding-window"  # of the tiny models: 60 MB each
 MAX_TOKENS = 8
-N_DAYS = 12  # of which a record is made, as in the simulation
-LEARNED_H = 10  # hours like the one that counts, before it
-FIT = 2.5  # models, by the size of the largest: any two fit, and no three
+N_FIT, FIT = 2, 2.5  # models, and how much memory there is by the size of the largest: any two fit, and no three
 LOOK_S = 0.1  # between two looks at memory
-PATIENCE_S = 120.0  # for an answer on a busy machine
+PATIENCE_S = 120.0  # for an answer on a busy machine, and until the daemon has loaded what it expects
+COUNTS_S = (1e9, 14_400.0, 3600.0, 1200.0)  # memories of the rules by count
 LOADED = re.compile(r"model (\S+) is loaded( ahead)?")
 
 
 @dataclass(slots=True)
 class Live:
-    """What happened; `failures` are answers that were none."""
+    """What happened to `n` requests; `failures` are answers that were none."""
 
     n: int = 0
+    begins_with: list[str] = field(default_factory=list)
     answers_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    cold: int = 0
+    ahead: int = 0
     most_bytes: int = 0
     most_rss: int = 0
 
-
-def busy_hour(n: int, faster: float, seed: int) -> tuple[tuple[Model, ...], list[Request]]:
-    """Return the office's models, each asked for as in its busiest hour, and their requests with time compressed."""
-    models = tuple(replace(m, by_hour=hours(h0_24=max(m.by_hour))) for m in DAYS["office"])
-    rates = [max(m.by_hour) * m.per_session for m in DAYS["office"]]
-    per_day = 2000.0 * 24 * sum(rates) / sum(sum(m.by_hour) * m.per_session for m in DAYS["office"])
-    return models, _part(requests(models, 1, seed, per_day), n, faster)
-
-
-def recorded_day(folder: Path, n: int, faster: float, seed: int) -> tuple[tuple[Model, ...], list[Request]]:
-    """Return the office's models, and the requests of the first recorded day. Raises ConfigError."""
-    opens = OPENS_H * HOUR_S
-    day = [replace(one, at=one.at - opens) for one in recorded(folder, N_DAYS, seed) if one.at < DAY_S]
-    return DAYS["office"], _part(day, n, faster)
+    def figures(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "cold": self.cold, "loads_ahead": self.ahead, "failed": len(self.failures), "failures": self.failures[:3],
+            "most_bytes": self.most_bytes, "most_rss": self.most_rss, "begins_with": self.begins_with,
+            "answer_s": round(statistics.median(self.answers_s), 3), "slowest_s": round(max(self.answers_s), 3),
+        }  # fmt: skip
 
 
-def _part(asked: Sequence[Request], n: int, faster: float) -> list[Request]:
-    """Return the first LEARNED_H hours and the `n` requests behind them, with time compressed."""
-    begin = next(i for i, one in enumerate(asked) if one.at >= LEARNED_H * HOUR_S)
-    return [replace(one, at=one.at / faster) for one in asked[: begin + n]]
-
-
-async def measure(models: Sequence[Model], asked: Sequence[Request], n: int, faster: float) -> dict[str, Any]:
-    """Ask a daemon the last `n` requests, and play them by the other rules. Raises BenchError."""
+async def measure(
+    models: Sequence[Model], days: Mapping[int, Sequence[Request]], n: int, faster: float
+) -> dict[str, Any]:
+    """Ask a daemon the last `n` requests of each seed's days, and play them by the other rules. Raises BenchError."""
     with tempfile.TemporaryDirectory(prefix="disco-several-") as name:
         folder = Path(name)
         files = {m.name: tiny_model(folder / f"{m.name}.gguf", KIND, seed=i) for i, m in enumerate(models)}
@@ -85,35 +76,55 @@ async def measure(models: Sequence[Model], asked: Sequence[Request], n: int, fas
         sizes, loads_s, device_bytes = await _calibrated(folder, device, files)
         limit = int(FIT * max(sizes.values()))
         progress(f"each model takes some {max(sizes.values()) / 2**20:.0f} MiB and loads in {loads_s} s")
-        live, cold, ahead = await _asked(folder, device, files, asked, n, device_bytes + limit, limit)
-    took_s = statistics.median(live.answers_s)
-    alike = [replace(m, n_bytes=sizes[m.name], load_s=loads_s[m.name]) for m in models]
-    same = [replace(one, takes_s=took_s) for one in asked]
-    rules: list[Rule] = [LeastRecent(), *(Count(s / faster) for s in (1e9, 14_400.0, 3600.0, 1200.0)), Expected(alike)]
-    played = [play(rule, alike, same, limit, asked[-n].at) for rule in rules]
-    count = min((p for p in played if p.name.startswith(Count.prefix)), key=lambda p: p.cold)
-    others = {"least recently used": played[0].cold, "best by count": count.cold, "ours, simulated": played[-1].cold}
+        alike = [replace(m, n_bytes=sizes[m.name], load_s=loads_s[m.name] * faster) for m in models]
+        found = {}
+        for seed, asked in days.items():
+            (own := folder / str(seed)).mkdir()
+            live = await _asked(own, device, files, asked, n, faster, (device_bytes + limit) / 2**30)
+            found[seed] = live.figures() | {"simulated": _simulated(live, alike, asked, limit, faster)}
+            progress(f"seed {seed}: {found[seed]}")
+    one_each = list(found.values())
+    cold = sum(one["cold"] for one in one_each)
+    others = {rule: sum(one["simulated"][rule] for one in one_each) for rule in one_each[0]["simulated"]}
+    count = min((rule for rule in others if rule.startswith(Count.prefix)), key=lambda rule: others[rule])
+    most = max(one["most_bytes"] for one in one_each)
     return {
-        "requests": n, "faster": faster, "cold": cold, "loads_ahead": ahead, "failed": len(live.failures),
-        "failures": live.failures[:3], "limit_bytes": limit, "most_bytes": live.most_bytes, "most_rss": live.most_rss,
-        "over_limit": live.most_bytes > limit, "load_s": loads_s, "answer_s": round(took_s, 3), "simulated": others,
-        "fewer_than_least_recently_used": _fewer(cold, played[0]), "fewer_than_count": _fewer(cold, count),
+        "requests": n * len(days), "faster": faster, "load_s": loads_s, "limit_bytes": limit,
+        "over_limit": most > limit, "failed": sum(one["failed"] for one in one_each), "cold": cold,
+        "simulated": others, "best_count": count,
+        "fewer_than_least_recently_used": _fewer(cold, others[LeastRecent.name]),
+        "fewer_than_count": _fewer(cold, others[count]), "by_seed": found,
     }  # fmt: skip
 
 
-def _fewer(cold: int, other: Played) -> float:
-    return round(1 - cold / max(1, other.cold), 3)
+def _fewer(cold: int, other: int) -> float:
+    return round(1 - cold / max(1, other), 3)
 
 
-def _argv(folder: Path, name: str, device: Path, files: Mapping[str, Path], gib: float) -> Sequence[str]:
+def _simulated(
+    live: Live, models: Sequence[Model], asked: Sequence[Request], limit: int, faster: float
+) -> dict[str, int]:
+    """Return the cold starts of each rule with the same requests, taught as the daemon was, from the same memory on."""
+    takes_s = statistics.median(live.answers_s) * faster
+    same = [replace(one, takes_s=takes_s) for one in asked[-live.n :]]
+    rules: list[Rule] = [LeastRecent(), *(Count(s) for s in COUNTS_S), Expected(models)]
+    for rule in rules:
+        for one in asked[: -live.n]:
+            rule.observe(one.model, one.at)
+    return {r.name: play(r, models, same, limit, same[0].at, here=live.begins_with).cold for r in rules}
+
+
+def _argv(
+    folder: Path, name: str, device: Path, files: Mapping[str, Path], gib: float, faster: float = 1.0
+) -> Sequence[str]:
     settings = {
         "device": {"n_ctx": 512, "watts": 15.0, "autotune": False, "models_gib": gib},
         "models": [{"name": n, "model": str(path), "n_ctx": 512} for n, path in files.items()],
     }
     (config := folder / f"{name}.toml").write_text(tomlkit.dumps(settings))
     return [
-        sys.executable, "-P", "-m", "disco_daemon.cli.main", "up", "--port", "0", "--json", "--until-eof", "--config",
-        str(config), "--history", str(folder / f"{name}.sqlite"), "--threads", "1", "--model", str(device),
+        sys.executable, "-P", "-m", fast_daemon.__name__, str(faster), "up", "--port", "0", "--json", "--until-eof",
+        "--config", str(config), "--history", str(folder / f"{name}.sqlite"), "--threads", "1", "--model", str(device),
     ]  # fmt: skip
 
 
@@ -152,24 +163,23 @@ async def _state(controls: aiohttp.ClientSession, root: str) -> dict[str, Any]:
 
 
 async def _asked(
-    folder: Path, device: Path, files: Mapping[str, Path], asked: Sequence[Request], n: int, whole: int, limit: int
-) -> tuple[Live, int, int]:
-    """Ask the last `n` of the requests as they come; return that, the loads that were waited for, and those ahead."""
+    folder: Path, device: Path, files: Mapping[str, Path], asked: Sequence[Request], n: int, faster: float, gib: float
+) -> Live:
+    """Ask the last `n` of the requests as they come, of a daemon that all before have taught."""
     live, begin = Live(n), asked[-n].at
-    argv = _argv(folder, "live", device, files, whole / 2**30)
+    argv = _argv(folder, "live", device, files, gib, faster)
     _teach(folder / "live.sqlite", files, asked[:-n], begin)
     async with child(argv, folder, "live") as url:
         root = url.removesuffix("/v1")
         async with aiohttp.ClientSession() as session, by_socket(url) as controls:
             await _ask(root, session, "disco/device")
-            for name in _last_two(asked[:-n]):  # which any rule would have in memory by then
-                await _ask(root, session, f"disco/{name}")
+            live.begins_with = await _loaded_by_itself(controls, root)
             n_before = len(LOADED.findall((folder / "live.log").read_text(encoding="utf-8")))
             watching = asyncio.create_task(_watch(controls, root, live))
             start = time.monotonic()
 
             async def one(request: Request) -> None:
-                await asyncio.sleep(max(0.0, start + request.at - begin - time.monotonic()))
+                await asyncio.sleep(max(0.0, start + (request.at - begin) / faster - time.monotonic()))
                 began = time.monotonic()
                 try:
                     await _ask(root, session, f"disco/{request.model}")
@@ -182,13 +192,22 @@ async def _asked(
                     group.create_task(one(request))
             watching.cancel()
     loads = LOADED.findall((folder / "live.log").read_text(encoding="utf-8"))[n_before:]
-    return live, sum(not ahead for _, ahead in loads), sum(bool(ahead) for _, ahead in loads)
+    live.ahead = sum(bool(ahead) for _, ahead in loads)
+    live.cold = len(loads) - live.ahead
+    return live
 
 
-def _last_two(before: Sequence[Request]) -> list[str]:
-    """Return the two models that were asked for last, the later one last."""
-    names = list(dict.fromkeys(one.model for one in reversed(before)))
-    return names[1::-1]
+async def _loaded_by_itself(controls: aiohttp.ClientSession, root: str) -> list[str]:
+    """Return the models that the daemon has loaded because it expects them. Raises BenchError if it does not."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                models = (await _state(controls, root))["models"]
+                if len(here := [m["name"] for m in models if m["state"] == "ready"]) >= N_FIT:
+                    return here
+                await asyncio.sleep(LOOK_S)  # another process, which has no event to wait for
+    except TimeoutError:
+        raise BenchError(f"the daemon has not loaded {N_FIT} models that it expects: {models}") from None
 
 
 def _teach(history: Path, files: Mapping[str, Path], learned: Sequence[Request], begin: float) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.several.__main__ import pieces
 from benchmarks.several.bound import least_loads
 from benchmarks.several.days import DAY_S, DAYS, HOUR_S, LIMIT, requests
+from benchmarks.several.fast_daemon import FastClock
 from benchmarks.several.keeping import Count, Expected, Foresight, LeastRecent, play
 from benchmarks.several.recorded import OPEN_H, RECORD_S, SOURCES, recorded
 from disco_daemon.errors import ConfigError
+from tests.fixtures.clock import StoppedClock
 
 LEARNED = 2  # days
 
@@ -36,6 +39,29 @@ def test_where_two_models_are_in_steady_use_expected_use_makes_fewer_wait_than_a
     )
     assert ours < 0.75 * oldest
     assert ours < 0.75 * count
+
+
+def test_rules_begin_with_the_models_that_memory_has_and_each_piece_of_the_day_is_told() -> None:
+    models = DAYS["office"]
+    asked = requests(models, 1, seed=5, per_day=300)
+    first = asked[0].model
+    warm = play(LeastRecent(), models, asked, LIMIT, 0.0, here=[first])
+    assert warm.was_cold[0] is False
+    assert play(LeastRecent(), models, asked, LIMIT, 0.0).was_cold[0] is True
+    assert (len(warm.was_cold), sum(warm.was_cold)) == (len(asked), warm.cold)
+    rules = [play(rule, models, asked, LIMIT, 0.0) for rule in (LeastRecent(), Count(math.inf), Expected(models))]
+    assert pieces(rules, len(asked) // 3).startswith("3 pieces of ")
+    with pytest.raises(ConfigError, match="no piece"):
+        pieces(rules, len(asked) + 1)
+
+
+def test_a_fast_clock_is_right_at_first_and_runs_as_many_times_as_fast() -> None:
+    slow = StoppedClock()
+    clock = FastClock(slow, 10.0)
+    assert (clock.now(), clock.wall()) == (slow.now(), slow.wall())
+    slow.at += 3.0
+    assert clock.now() == pytest.approx(slow.now() + 27)
+    assert clock.wall() == pytest.approx(slow.wall() + 27)
 
 
 def test_a_rule_that_knows_all_has_no_more_cold_starts_than_one_that_must_not_close_what_answers() -> None:
