@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from disco_daemon.arrays import FloatArray
+from disco_daemon.simulate.server_player import Played, PoolRule, serve
 
-from .servers import Draw, Played, PoolRule, serve, teach
+from .servers import Draw, teach
 from .traces import LatencyTrace
 
 SOURCE = "llmdrift"

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
 from disco_daemon.arrays import FloatArray
-from disco_daemon.dispatch.pool import Candidate, Pool
 from disco_daemon.errors import ConfigError
+from disco_daemon.simulate.server_player import Played, PoolRule, ServerRule, serve
 
 from .evaluate import MIN_TESTED
 from .traces import LatencyTrace
@@ -26,8 +25,6 @@ FACTOR = 2.0  # between the medians of the servers of a draw: others are no choi
 N_DRAWS = 400
 MOST_TRIES = 1_000  # for each draw: traces of which hardly any three are alike are an error, not an endless search
 SEED = 45
-LEAST_S = 1e-4  # a request that was closed within less says nothing
-SECONDS_APART = 10.0  # between requests, for rules that look at a clock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,31 +51,6 @@ class Draw:
         return self.played_s[self.best][: self.n]
 
 
-class Rule(Protocol):
-    """Chooses servers by their number, and learns from what it asked."""
-
-    def choose(self, i: int) -> tuple[int, tuple[int, float] | None]:
-        """Return whom to ask request `i`, and whom as well after which silence, s."""
-        ...
-
-    def take_hedge(self, server: int) -> bool:
-        """Whether that one may be asked as well, now that it is time."""
-        ...
-
-    def observe(self, server: int, ttft_s: float, i: int, *, censored: bool) -> None:
-        """Learn a TTFT, or that it is longer."""
-        ...
-
-
-@dataclass(slots=True)
-class Played:
-    """What a rule made of a draw: the wait of each request, whom it asked, and how often it asked a second one."""
-
-    waits_s: list[float] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)
-    hedged: list[bool] = field(default_factory=list)
-
-
 def draw_servers(traces: Sequence[LatencyTrace], n_draws: int, *, seed: int = SEED, fitted: bool = False) -> list[Draw]:
     """Return draws of the traces that are long enough; `fitted`: of their first halves only, cut in two once more.
 
@@ -103,7 +75,7 @@ def draw_servers(traces: Sequence[LatencyTrace], n_draws: int, *, seed: int = SE
     return found
 
 
-def play(rule: Rule, draw: Draw) -> Played:
+def play(rule: ServerRule, draw: Draw) -> Played:
     """Tell `rule` what is known, then play the draw."""
     teach(rule, draw)
     played = Played()
@@ -112,55 +84,13 @@ def play(rule: Rule, draw: Draw) -> Played:
     return played
 
 
-def teach(rule: Rule, draw: Draw) -> None:
+def teach(rule: ServerRule, draw: Draw) -> None:
     """Tell the rule the known times, the latest of all servers last."""
     longest = max(len(times) for times in draw.known_s)
     for back in range(longest, 0, -1):
         for server, times in enumerate(draw.known_s):
             if back <= len(times):
                 rule.observe(server, float(times[-back]), -back, censored=False)
-
-
-def serve(rule: Rule, times_s: Sequence[float], i: int, played: Played) -> None:
-    """Play one request: the first token wins, and of the other server only a bound is known."""
-    server, hedge = rule.choose(i)
-    wait_s = times_s[server]
-    hedged = hedge is not None and wait_s > hedge[1] and rule.take_hedge(hedge[0])
-    if hedged and hedge is not None:
-        other, after_s = hedge
-        second_s = after_s + times_s[other]
-        rule.observe(server, min(wait_s, second_s), i, censored=second_s < wait_s)
-        ran_s = min(wait_s, second_s) - after_s
-        if ran_s > LEAST_S:
-            rule.observe(other, ran_s, i, censored=second_s >= wait_s)
-        wait_s = min(wait_s, second_s)
-    else:
-        rule.observe(server, wait_s, i, censored=False)
-    played.waits_s.append(wait_s)
-    played.asked.append(server)
-    played.hedged.append(hedged)
-
-
-class PoolRule:
-    """`Pool`, as the daemon runs it."""
-
-    def __init__(self, n_servers: int, pool: Pool | None = None) -> None:
-        self.pool = pool or Pool()
-        self._candidates = [Candidate(str(i)) for i in range(n_servers)]
-
-    def choose(self, i: int) -> tuple[int, tuple[int, float] | None]:
-        """Ask the pool."""
-        choice = self.pool.choose(self._candidates, i * SECONDS_APART)
-        hedge = None if choice.hedge is None else (int(choice.hedge[0]), choice.hedge[1])
-        return int(choice.name), hedge
-
-    def take_hedge(self, server: int) -> bool:
-        """Ask the pool."""
-        return self.pool.take_hedge(str(server))
-
-    def observe(self, server: int, ttft_s: float, i: int, *, censored: bool) -> None:
-        """Tell the pool."""
-        self.pool.observe(str(server), ttft_s, i * SECONDS_APART, censored)
 
 
 class _Unhedged:
@@ -226,7 +156,7 @@ class LiteLlmLatency(_Unhedged):
         self._times[server] = [*times[: self.SIZE - 1], ttft_s]
 
 
-RULES: dict[str, Callable[[int], Rule]] = {
+RULES: dict[str, Callable[[int], ServerRule]] = {
     "pool": PoolRule,
     "lowest mean, no hedge": LowestMean,
     "round robin": RoundRobin,
@@ -234,7 +164,7 @@ RULES: dict[str, Callable[[int], Rule]] = {
 }
 
 
-def play_all(draws: Iterable[Draw], rule: Callable[[int], Rule], tick: Callable[[], None]) -> list[Played]:
+def play_all(draws: Iterable[Draw], rule: Callable[[int], ServerRule], tick: Callable[[], None]) -> list[Played]:
     """Play every draw with a rule of its own."""
     found = []
     for draw in draws:

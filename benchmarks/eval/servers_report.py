@@ -11,11 +11,12 @@ import numpy as np
 from disco_daemon.arrays import BoolArray, FloatArray
 from disco_daemon.dispatch.share import WINDOW
 from disco_daemon.simulate.figures import align
+from disco_daemon.simulate.server_player import Played
 
 from ..formatting import number
 from .bootstrap import N_RESAMPLES, SEED, SHARE
 from .server_shifts import LONG_TAIL
-from .servers import Draw, Played
+from .servers import Draw
 
 P99 = 0.99
 

@@ -48,6 +48,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="as other models of the list would have served them, by their predicted times: names with commas between "
         "them (default: the recommended one)",
     )  # fmt: skip
+    parser.add_argument(
+        "--servers", nargs="?", const="all", metavar="NAMES",
+        help="what each of your servers alone, and all of them, would have given: names with commas between them "
+        "(default: all of the settings)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--plots", metavar="DIR", help="draw the table as pictures")
     parser.set_defaults(run=run)
@@ -75,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     now = WhatIfSetting(config.device.usd_per_kwh, config.policy.budget)
     if args.model is not None:
         return _play_models(args, config, now)
+    if args.servers is not None:
+        return _play_servers(args, config)
     rates, budgets = _numbers(args.rates, "--rates", now.usd_per_kwh), _numbers(args.budgets, "--budgets", now.budget)
     recorded, known = _past(args, config)
     models = [WhatIf(recorded, known, policy) for policy in _policies(args.policies or config.policy.name, config)]
@@ -100,9 +107,8 @@ def _past(args: argparse.Namespace, config: Config) -> tuple[Recorded, WhatIfTer
     from ..store.checkup import profile
     from ..store.recorded_outcomes import outcomes
 
-    since = 0.0 if args.days is None else time.time() - args.days * DAY_S
     path = _path(args, config)
-    recorded = Recorded.of(outcomes(path, since))
+    recorded = Recorded.of(outcomes(path, _since(args)))
     server = profile_name(config.server.base_url, config.server.model)
     return recorded, terms(config, recorded, config_path().parent / "servers", profile(path, server))
 
@@ -117,9 +123,6 @@ def _play_models(args: argparse.Namespace, config: Config, now: WhatIfSetting) -
     from ..simulate.whatif_report import notes, recorded_outcome
     from .whatif_models import about, predicted_devices
 
-    if (args.rates, args.budgets, args.policies, args.plots) != (RATES, BUDGETS, None, None):
-        msg = "--model plays the settings in force: leave --rates, --budgets, --policies and --plots out"
-        raise ConfigError(msg)
     others = predicted_devices(args.model, config)
     recorded, known = _past(args, config)
     if not known.prices.device_watts:  # nothing was booked: the same rule of thumb for all models
@@ -135,7 +138,32 @@ def _play_models(args: argparse.Namespace, config: Config, now: WhatIfSetting) -
     return 0
 
 
+def _play_servers(args: argparse.Namespace, config: Config) -> int:
+    """Print what other lists of servers would have made of the history."""
+    from ..config.layers import config_path
+    from ..simulate.whatif_servers import as_json, summary
+    from ..store.recorded_outcomes import outcomes
+    from .whatif_servers import replay_of
+
+    past = outcomes(_path(args, config), _since(args))
+    replay = replay_of(args.servers, config, config_path().parent / "servers", past)
+    found = replay.play()
+    print(json.dumps(as_json(replay, found)) if args.json else summary(replay, found))
+    return 0
+
+
+def _since(args: argparse.Namespace) -> float:
+    return 0.0 if args.days is None else time.time() - args.days * DAY_S
+
+
 def _check(args: argparse.Namespace) -> None:
+    others = [f"--{name}" for name in ("model", "servers") if getattr(args, name) is not None]
+    if len(others) > 1:
+        msg = f"{' and '.join(others)} are questions of their own: ask one of them at a time"
+        raise ConfigError(msg)
+    if others and (args.rates, args.budgets, args.policies, args.plots) != (RATES, BUDGETS, None, None):
+        msg = f"{others[0]} plays the settings in force: leave --rates, --budgets, --policies and --plots out"
+        raise ConfigError(msg)
     if args.days is not None and not args.days > 0:
         msg = f"--days takes a number above 0, not {args.days:g}"
         raise ConfigError(msg)

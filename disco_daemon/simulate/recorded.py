@@ -124,16 +124,16 @@ class Recorded:
         have fared better is not known. Raises ConfigError where too little is left.
         """
         models = {side: _latest_model(outcomes, side) for side in Side}
-        pairs = [(o, _server_attempt(o, models[Side.SERVER])) for o in outcomes if _is_answered(o)]
-        kept = [(o, a) for o, a in pairs if a is None or not _has_failed(a)]
+        pairs = [(o, _server_attempt(o, models[Side.SERVER])) for o in outcomes if is_answered(o)]
+        kept = [(o, a) for o, a in pairs if a is None or not has_failed(a)]
         _require(len(kept), len(outcomes))
         requests = [o for o, _ in kept]
         waited, seen = _server_times([a for _, a in kept])
         rng = np.random.default_rng(seed)
-        server_s = _fill_in(waited, seen, rng.random(len(kept)))
+        server_s = fill_in(waited, seen, rng.random(len(kept)), curve_of(waited, seen))
         estimator = _estimator(waited, seen)
         predictor = estimator.predictor()
-        knowledge = _knowledge(requests)
+        knowledge = knowledge_of(requests)
         k, c = knowledge.device.k, knowledge.device.c
         prompt = np.array([o.prompt_tokens for o in requests])
         return cls(
@@ -170,7 +170,8 @@ def _require(n: int, n_rows: int) -> None:
 # --- which rows, and whose ----------------------------------------------------------------------------------------
 
 
-def _is_answered(outcome: Outcome) -> bool:
+def is_answered(outcome: Outcome) -> bool:
+    """Whether an answer came of it that can be replayed."""
     return outcome.ttft_s is not None and outcome.winner is not None and outcome.prompt_tokens > 0
 
 
@@ -189,7 +190,8 @@ def _server_attempt(outcome: Outcome, model: str | None) -> Attempt | None:
     return None
 
 
-def _has_failed(attempt: Attempt) -> bool:
+def has_failed(attempt: Attempt) -> bool:
+    """Whether the server failed otherwise than by its silence, so that its time says nothing."""
     return attempt.censored and attempt.error is not None and attempt.error not in SILENT
 
 
@@ -218,11 +220,15 @@ def _server_times(attempts: Sequence[Attempt | None]) -> tuple[FloatArray, BoolA
     return waited, seen
 
 
-def _fill_in(waited: FloatArray, seen: BoolArray, draws: FloatArray) -> FloatArray:
-    """Return the server's TTFT of every request: as seen, or else drawn from the curve beyond the time waited."""
+def curve_of(waited: FloatArray, seen: BoolArray) -> Survival:
+    """Return the product-limit curve of what was seen of a server; where nothing was asked of it, `waited` is 0."""
     asked = waited > 0
     own = kaplan_meier(waited[asked], seen[asked])
-    curve = complete(own, heavy_tail(float(own.quantile(0.5))))
+    return complete(own, heavy_tail(float(own.quantile(0.5))))
+
+
+def fill_in(waited: FloatArray, seen: BoolArray, draws: FloatArray, curve: Survival) -> FloatArray:
+    """Return the server's TTFT of every request: as seen, or else drawn from the curve beyond the time waited."""
     drawn = curve.quantile(1.0 - curve.at(waited) * (1.0 - draws))
     times: FloatArray = np.where(seen, waited, np.maximum(drawn, waited))
     return times
@@ -256,7 +262,8 @@ def _scores(recent: Recent, server_s: FloatArray) -> FloatArray:
 # --- the device ---------------------------------------------------------------------------------------------------
 
 
-def _knowledge(requests: Sequence[Outcome]) -> Knowledge:
+def knowledge_of(requests: Sequence[Outcome]) -> Knowledge:
+    """Return what the daemon would have learned of the newest of these requests."""
     knowledge = Knowledge()
     for outcome in requests[-LEARNED_FROM:]:
         knowledge.learn(outcome)

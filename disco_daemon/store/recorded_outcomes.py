@@ -91,6 +91,8 @@ def _attempts(row: Mapping[str, Any], samples: Sequence[sqlite3.Row]) -> Iterato
             n_busy=found.get("n_busy", 0),
             continued=bool(found.get("continued", 0)),
             disturbed=bool(found.get("disturbed", 0)),
+            bill_usd=found.get("bill_usd", 0.0),
+            server=found.get("server"),
         )
 
 

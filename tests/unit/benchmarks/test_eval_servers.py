@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.eval.__main__ import main
-from benchmarks.eval.servers import LiteLlmLatency, Played, PoolRule, RoundRobin, draw_servers, play, serve
+from benchmarks.eval.servers import LiteLlmLatency, RoundRobin, draw_servers, play
 from benchmarks.eval.servers_report import figures_of
 from benchmarks.eval.traces import LatencyTrace
 from disco_daemon.errors import ConfigError
+from disco_daemon.simulate.server_player import Played, PoolRule, serve
 
 
 def traces(n: int = 4) -> list[LatencyTrace]:
