@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Json = Mapping[str, Any]
-FIRST, SHORT = range(7), (0, 1, 3, 5, 6)  # columns, where not all have room
+FIRST, SHORT, LEAST = range(7), (0, 1, 3, 5, 6), (0, 1, 3, 5)  # columns, where not all have room
+SHORTER = ("about ", " first")  # words that are left out where there is less
 NAMED = 3  # models with a name that are told of one by one: what can be chosen needs the rest of a small terminal
 RUNNING = ("fetching", "loading")  # states of a fetch
 ABOUT = "Speeds are predicted by what was measured here, mostly within 15 %, first tokens within 25 %."
@@ -25,20 +26,26 @@ def offer_lines(models: Sequence[Json], width: int | None = None) -> list[str]:
     that is seen before it is agreed to.
     """
     rows = [_cells(model) for model in models]
-    lines = _columns(rows)
-    for kept in (FIRST, SHORT):
+    lines = columns(rows)
+    for kept, words in ((FIRST, ()), (SHORT, ()), (SHORT, SHORTER), (LEAST, SHORTER)):
         if width is not None and max(map(len, lines), default=0) > width:
-            lines = _columns([tuple(row[i] for i in kept) for row in rows])
+            lines = columns([tuple(_without(row[i], words) for i in kept) for row in rows])
     return lines
 
 
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _without(text: str, words: Sequence[str]) -> str:
+    for word in words:
+        text = text.replace(word, "")
+    return text
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Put cells below each other; a column that is empty is none."""
-    columns = [column for column in zip(*rows, strict=True) if any(column)]
-    widths = [max(map(len, column)) for column in columns]
+    cells = [column for column in zip(*rows, strict=True) if any(column)]
+    widths = [max(map(len, column)) for column in cells]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in zip(*columns, strict=True)
+        for row in zip(*cells, strict=True)
     ]
 
 

@@ -682,6 +682,20 @@ async def test_the_picture_of_the_offers(daemon: Dictated, size: tuple[int, int]
         await compare(pilot, f"setup-offers-{size[0]}x{size[1]}-dark")
 
 
+async def test_each_offer_is_one_line_with_its_licence_at_any_usual_width(daemon: Dictated) -> None:
+    daemon.state = STAND_IN
+    async with shown(daemon.root, size=(80, 24)) as (app, pilot):
+        await to_offers(app, pilot)
+        await pilot.press("down")
+        choices = app.screen.query_one("#choices", OptionList)
+        for columns, said in ((80, "Apache-2.0  "), (70, "Apache-2.0"), (120, "Apache-2.0"), (160, "MMLU-Pro")):
+            await pilot.resize_terminal(columns, 24)
+            lines = [line for line in screen_text(app).splitlines() if "fetch " in line]
+            assert [said in line for line in lines] == [True] * 3, columns
+            assert choices.virtual_size.height == choices.option_count, columns
+            assert choices.highlighted == 1, columns
+
+
 async def test_what_works_for_a_screen_is_over_before_its_parts_go(daemon: Dictated) -> None:
     gone = asyncio.Event()
 

@@ -10,7 +10,7 @@ from itertools import chain, count
 from typing import Any
 from urllib.parse import urlsplit
 
-from disco_daemon.client.offers import ABOUT, named_words, offer_lines, running_words
+from disco_daemon.client.offers import ABOUT, columns, named_words, offer_lines, running_words
 
 from .servers import price_cells, state_word
 
@@ -21,7 +21,7 @@ FIRST, SERVERS, BESIDE, INSTEAD = "server", "servers", "beside ", "instead"
 TRY, CHANGE, REMOVE = "try", "change", "remove"  # what may be done with one that is there
 OTHER, LOCAL, NONE, SERVICE = "other", "local", "none", "service"  # choices beside the servers that are known
 PREVIOUS = "previous"  # the model before this one, as the daemon's API calls it
-FETCH = "fetch "  # before the name of a model that can be fetched, in the key of its choice
+FETCH = "fetch "  # before a model that can be fetched, in the key of its choice and in its line
 
 
 class Step(Enum):
@@ -110,16 +110,22 @@ def place_choices(known: Json, draft: SetupDraft) -> list[tuple[str, str]]:
     return [(f"{BESIDE}{name}", f"Beside the others, as {name}"), (INSTEAD, instead)]
 
 
-def server_choices(known: Json, state: Json) -> list[tuple[str, str]]:
-    """Return the servers that are there, (its place in the list; line), with price and how each is."""
+def server_choices(known: Json, state: Json, width: int | None = None) -> list[tuple[str, str]]:
+    """Return the servers that are there, (its place in the list; line), with price and how each is.
+
+    Their addresses are left out where a line would be wider than `width` cells.
+    """
     seen = {(one["name"], one["model"]): one for one in state.get("servers") or ()}
     rows = []
-    for i, one in enumerate(known.get("servers") or ()):
+    for one in known.get("servers") or ():
         now = seen.get((one["name"], one["model"]), {})
         price = "/".join(price_cells(now.get("price"))) if now else ""
         how = state_word(now) if now else "by name only"
-        rows.append((str(i), f"{one['name']:14} {one['model']:24} {price:14} {how:14} {one['base_url']}"))
-    return rows
+        rows.append((one["name"], one["model"], price, how, one["base_url"]))
+    lines = columns(rows)
+    if width is not None and max(map(len, lines), default=0) > width:
+        lines = columns([row[:-1] for row in rows])
+    return [(str(i), line) for i, line in enumerate(lines)]
 
 
 def fetch_choices(offers: Sequence[Json], width: int | None = None, here: Container[str] = ()) -> list[tuple[str, str]]:
@@ -128,17 +134,21 @@ def fetch_choices(offers: Sequence[Json], width: int | None = None, here: Contai
     return [(f"{FETCH}{one['id']}", line) for one, line in zip(others, offer_lines(others, width), strict=True)]
 
 
-def local_choices(known: Json, offers: Sequence[Json] = ()) -> list[tuple[str, str]]:
-    """Return the models to fetch, those on this machine, and the way back: (FETCH and its name, or a model; line)."""
+def local_choices(known: Json, offers: Sequence[Json] = (), width: int | None = None) -> list[tuple[str, str]]:
+    """Return the models to fetch, those on this machine, and the way back: (FETCH and its name, or a model; line).
+
+    Lines of those to fetch are short where they would be wider than `width` cells.
+    """
     device = known["device"]
-    found = fetch_choices(offers, here={model["name"] for model in device["models"]})
-    rows = [(key, f"fetch  {line}") for key, line in found]
+    room = None if width is None else width - len(FETCH)
+    found = fetch_choices(offers, room, {model["name"] for model in device["models"]})
+    rows = [(key, f"{FETCH}{line}") for key, line in found]
     for model in device["models"]:
         value = "" if model["default"] else str(model["path"])
         used = "  (in use)" if value == device["model"] else ""
-        rows.append((value, f"use    {model['name']}  {model['size_bytes'] / 1e6:.0f} MB{used}"))
+        rows.append((value, f"use   {model['name']}  {model['size_bytes'] / 1e6:.0f} MB{used}"))
     if before := device.get("previous"):
-        rows.append((PREVIOUS, f"p      {before}  the one before, with its settings"))
+        rows.append((PREVIOUS, f"p     {before}  the one before, with its settings"))
     return rows
 
 

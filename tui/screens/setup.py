@@ -64,6 +64,7 @@ CLOSE = "close"
 NOTE_S = 6.0  # that the note on what was saved stays
 FETCH_POLL_S = 0.5  # between two looks at how far a fetch is
 CANCEL = "cancel"
+BORDER, SCROLL_BAR = 4, 2  # cells beside the choices
 COSTS = "Enter tests it with one short question, which costs next to nothing, and saves it."
 _LETTERS = {"v": SERVERS, "0": OTHER, "m": LOCAL, "n": NONE, "s": SERVICE, "p": PREVIOUS}
 
@@ -143,6 +144,23 @@ class SetupScreen(Screen[None]):
         else:
             self.set_focus(options if rows is not None else None)
 
+    @property
+    def _room(self) -> int:
+        """The cells of a choice's line, beside border, padding and scroll bar."""
+        return self.size.width - (SCROLL_BAR if self._plain else SCROLL_BAR + BORDER)
+
+    def on_resize(self) -> None:
+        """Make lines that go by the width anew; the same one stays highlighted."""
+        if self._step not in (Step.LOCAL, Step.SERVERS):
+            return
+        options = self.query_one("#choices", OptionList)
+        at = options.highlighted
+        if self._step is Step.LOCAL and self._keys != [CLOSE]:
+            self._offer(local_choices(self._known, self._offers, self._room))
+        elif self._step is Step.SERVERS:
+            self._offer(server_choices(self._known, self._seen, self._room))
+        options.highlighted = at
+
     def _offer(self, rows: Sequence[tuple[str, str]]) -> None:
         """Show these choices, with the first one highlighted."""
         self._keys = [key for key, _ in rows]
@@ -212,7 +230,7 @@ class SetupScreen(Screen[None]):
 
     def _ask_servers(self) -> None:
         text = "Each request goes to the best of them; Enter tries one, changes its model, or takes it away."
-        self._show(Step.SERVERS, text, rows=server_choices(self._known, self._seen))
+        self._show(Step.SERVERS, text, rows=server_choices(self._known, self._seen, self._room))
 
     def _ask_server(self, text: str = "", problem: str = "") -> None:
         draft = self._draft
@@ -252,7 +270,7 @@ class SetupScreen(Screen[None]):
         self._ask_local(problem)
 
     def _ask_local(self, problem: str = "") -> None:
-        rows = local_choices(self._known, self._offers)
+        rows = local_choices(self._known, self._offers, self._room)
         text = local_text(self._offers, self._seen, some=bool(rows))
         self._show(Step.LOCAL, text, problem=problem, rows=rows or [(CLOSE, "Back to the chat")])
 
