@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
 from collections.abc import Callable
 
 from disco_daemon.bench.command import progress
@@ -24,9 +26,14 @@ def positive(text: str) -> float:
 def run_script(main: Callable[[], int]) -> int:
     """Run the `main` of a script as `disco` runs a verb: an error is one line on stderr, and exit code 1."""
     try:
-        return main()
+        code = main()
+        sys.stdout.flush()  # here, where it can be told that nobody reads
     except DiscoError as e:
         progress(str(e))
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `… --json | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
