@@ -172,6 +172,7 @@ def _use(args: argparse.Namespace) -> int:
 
     if args.previous == (args.model is not None):
         raise ConfigError("name a model, or give --previous: `disco models list` shows what there is")
+    load()  # what cannot be read, a variable too, is said before anything is written
     if args.previous:
         saved = _first_steps().use_previous()
         return _print_use(args, _in_use() or load().device.model, saved)
@@ -443,12 +444,14 @@ def _memory_words(found: dict[str, Any], *, texts: bool = False) -> str:
 
 
 def _pull(args: argparse.Namespace) -> int:
+    from ..config.layers import load
     from ..models.default import models_dir
     from ..models.hub import copy_in, pull
     from ..models.progress import ProgressBar
     from ..models.quants import NO_PIN
     from ..onboarding.saving import Choice
 
+    load()  # what cannot be read, a variable too, is said before anything is fetched
     if args.name is not None:
         require_free(args.name)
     here = None if args.spec is None else _path_of(args.spec)

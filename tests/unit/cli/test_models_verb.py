@@ -474,6 +474,23 @@ def test_pull_names_the_file_and_how_to_use_it(
     assert told(capsys, "list")["models"][0]["name"] == "tiny-Q8_0.gguf"
 
 
+def test_nothing_is_written_where_the_settings_cannot_be_read_with_the_variables(
+    home: Path, server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = model_file(home / "ours" / "a.gguf"), model_file(home / "ours" / "b.gguf")
+    disco("use", str(path))
+    disco("use", str(other))
+    before = (home / "config.toml").read_text()
+    monkeypatch.setenv("DISCO_POLICY_BUDGET_RATIO", "much")
+    for words in (["use", str(path)], ["use", "--previous"], ["pull", str(home / "source.gguf"), "--use"],
+                  ["pull", server.repo.name, "--use"], ["pull", server.repo.name, "--name", "coder"]):  # fmt: skip
+        with pytest.raises(ConfigError, match="DISCO_POLICY_BUDGET_RATIO"):
+            disco(*words)
+        assert (home / "config.toml").read_text() == before, words
+    assert (server.repo.asked, server.repo.looks) == ([], 0)
+    assert not (home / "ours" / "source.gguf").exists()
+
+
 def test_nobody_is_asked_for_a_model_with_policy_private_unless_one_says_so(home: Path, server: HubServer) -> None:
     (home / "config.toml").write_text("[policy]\nprivate = true\n")
     for words in (["pull", server.repo.name], ["pull", f"{server.url}/bytes/tiny-Q8_0.gguf"], ["fetch"]):
