@@ -47,7 +47,12 @@ async def test_a_server_that_fails_is_gone_within_three_requests_and_back_within
                 with fault(a):
                     begun = len(a.exchanges)
                     while (await breaker(daemon))["state"] == "closed" and len(a.exchanges) - begun < MOST_MET:
+                        n_asked = len(a.exchanges)
                         assert (await chat(daemon))["status"] == 200, "the answer goes on elsewhere"
+                        if len(a.exchanges) == n_asked:
+                            # On a busy machine its record is the slower one behind an outage, and then a hundred
+                            # answers may pass before it is looked at again: a client's wish leads to it at once.
+                            assert (await chat(daemon, provider=WISH))["status"] == 200
                     n_met = len(a.exchanges)
                     found = await breaker(daemon)
                     assert found["why"] == why, f"{n_met - begun} requests of {what} have not opened it"
