@@ -82,6 +82,11 @@ class _Begun:
         self.events, self.account = events, account
         self.begun = asyncio.create_task(_first_of(events), name="a request that may be asked again")
 
+    @property
+    def has_event(self) -> bool:
+        """Whether its first event is there: its task has ended, and has nothing to say that somebody has to look at."""
+        return self.begun.done() and not self.begun.cancelled() and self.begun.exception() is None
+
     async def close(self) -> None:
         """End it: what its task has raised was looked at already, or comes too late to matter."""
         await cancel_all(self.begun)
@@ -101,7 +106,7 @@ class _TwoRequests:
         """Return the request that shows an event first. Raises EndpointError."""
         hedge, first = self._hedge, self._requests[0]
         await asyncio.wait([first.begun], timeout=hedge.after_s)
-        if first.begun.done() and first.begun.exception() is None:  # nearly always
+        if first.has_event:  # nearly always
             return first
         if not first.begun.done() and hedge.admit():
             hedge.sent_at = self._clock.now()
@@ -157,7 +162,7 @@ class _TwoRequests:
         for one in requests:
             if one.account.over_at is None:
                 one.account.over_at = self._clock.now()
-        if not self._closing and len(requests) == 1 and requests[0].begun.done():  # nearly always: it needs no task
+        if not self._closing and len(requests) == 1 and requests[0].has_event:  # nearly always: it needs no task
             with suppress(Exception):
                 await requests[0].events.aclose()
             return

@@ -33,7 +33,10 @@ _COSTLY = frozenset(
         "use_beam_search", "web_search_options",
     }
 )  # fmt: skip
-_AT_THE_PRICE = {"service_tier": ("auto", "default", "flex", "standard", "standard_only")}
+_AT_THE_PRICE: Mapping[str, tuple[Any, ...]] = {
+    "service_tier": ("auto", "default", "flex", "standard", "standard_only"),
+    "search_parameters": ({"mode": "off"},),
+}
 _HELD_PARTS = ("text", "refusal", "image_url", "input_image", "image", "file", "input_file", "document")
 _OWN_TOOLS = {"function": "function", "custom": "custom"}  # the type of a tool, and where it has the client's own text
 
@@ -46,7 +49,7 @@ def kept(extra: Mapping[str, Any]) -> dict[str, Any]:
 def unheld(extra: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the field of a request whose cost cannot be held; "" where there is none."""
     for name, value in extra.items():
-        if name in _COSTLY and FIELDS[name].asks(value) and value not in _AT_THE_PRICE.get(name, ()):
+        if name in _COSTLY and FIELDS[name].asks(value) and value not in (*_AT_THE_PRICE.get(name, ()), []):
             return name
         if name == "tools" and isinstance(value, list) and any(_is_servers_own(tool) for tool in value):
             return name

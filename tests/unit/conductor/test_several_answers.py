@@ -240,3 +240,16 @@ async def test_a_server_without_room_for_second_requests_gets_none() -> None:
     stage = Stage([(server(Call(LONG)), CHEAP), (full, CHEAP)], hedge_after_s=0.2)
     await stage.answer()
     assert (stage.page.text, full.metered) == (WHOLE, [])
+
+
+@in_jumps
+async def test_who_lost_the_race_goes_on_with_the_answer_and_is_asked_again_where_that_connection_broke() -> None:
+    """Three requests to one server, each for a reason of its own; none is sent for the same reason twice."""
+    loser = server(Call(2.0), Call(0.1, 0, "dropped"), Call(0.1))
+    stage = Stage([(server(Call(0.5, 3, "cut")), CHEAP), (loser, CHEAP)], hedge_after_s=0.1)
+    outcome = await stage.answer()
+    assert outcome is not None
+    assert (stage.page.text, outcome.error, stage.told) == (WHOLE, None, ["a"])
+    asked_b = [(one.hedge, one.continued, one.error) for one in outcome.attempts if one.server == "b"]
+    assert asked_b == [("lost", False, None), (None, True, "dropped"), (None, True, None)]
+    assert len(loser.metered) == 3

@@ -79,6 +79,8 @@ SEARCH_TOOL = {"type": "web_search"}
         ({"service_tier": "priority"}, [], "service_tier"), ({"service_tier": "flex"}, [], ""),
         ({"service_tier": None, "web_search_options": False, "modalities": ["text"]}, [], ""),
         ({"web_search_options": {}}, [], "web_search_options"), ({"modalities": ["text", "audio"]}, [], "modalities"),
+        ({"models": [], "plugins": [], "data_sources": [], "search_parameters": {"mode": "off"}}, [], ""),
+        ({"search_parameters": {"mode": "auto"}}, [], "search_parameters"), ({"n_predict": 9}, [], "n_predict"),
         ({"models": ["a", "b"]}, [], "models"), ({"tools": [SEARCH_TOOL]}, [], "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, [], ""),
         ({"n": 4, "prediction": {"type": "content", "content": "x"}, "reasoning_effort": "high"}, [], ""),
