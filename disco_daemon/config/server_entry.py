@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import ConfigError
 from .layers import NEWEST, SCHEMA, load, write_private
+from .model_entry import without_entry
 from .schema import Config, NamedServer
 from .servers import check_servers
 
@@ -55,16 +56,14 @@ def write_entry(path: Path, name: str, values: Mapping[str, Any] | None) -> None
     document = tomlkit.parse(path.read_text("utf-8")) if path.exists() else tomlkit.document()
     if not path.exists():
         document[SCHEMA] = NEWEST
+    if values is None:
+        _write_if(path, tomlkit.dumps(without_entry(document, "servers", name)), wanted)
+        return
     if "servers" not in document:
         document["servers"] = tomlkit.aot()
     entries: Any = document["servers"]
     at = next((i for i, one in enumerate(entries) if one.get("name") == name), None)
-    if values is None:
-        if at is not None:
-            del entries[at]
-        if not entries:
-            del document["servers"]
-    elif at is None:
+    if at is None:
         is_inline = isinstance(entries, Array)
         new = tomlkit.inline_table() if is_inline else tomlkit.table()
         new.update({"name": name, **{key: value for key, value in values.items() if not _is_default(key, value)}})
@@ -73,9 +72,20 @@ def write_entry(path: Path, name: str, values: Mapping[str, Any] | None) -> None
         for key, value in values.items():
             if _is_default(key, value):
                 entries[at].pop(key, None)
-            else:
+            elif key in entries[at] or isinstance(entries, Array):
                 entries[at][key] = value
+            else:
+                _put_before_comments(entries[at], key, value)
     _write_if(path, tomlkit.dumps(document), wanted)
+
+
+def _put_before_comments(entry: Any, key: str, value: Any) -> None:
+    """Add a value to a table before what stands behind it, such as a further entry that is commented out."""
+    body, behind = entry.value.body, []
+    while body and body[-1][0] is None:
+        behind.append(body.pop())
+    entry[key] = value
+    body.extend(reversed(behind))
 
 
 def _is_default(key: str, value: Any) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from disco_daemon.config import layers as config
 from disco_daemon.config.schema import LAYER_COUNTS, SAID_OF, Config, keys
+from disco_daemon.config.server_entry import write_entry
 from disco_daemon.config.servers import alone
 from disco_daemon.errors import ConfigError
 from disco_daemon.models import default as models
@@ -710,3 +711,57 @@ def test_a_name_for_one_more_server_is_free_and_says_which_it_is(setup: Onboardi
     assert setup.free_name("https://openrouter.ai/api/v1") == "openrouter"
     assert setup.free_name("http://box:1/v1") == "box-2"
     assert setup.free_name("http://127.0.0.1:1/v1") == "127.0.0.1"
+
+
+HAND_WRITTEN = """# mine
+[policy]
+# said of it
+usd_per_hour_waited = 0.5  # mine
+
+# the box
+[[servers]] # in the cellar
+name = "box"
+base_url = "http://127.0.0.1:1/v1"  # its port
+model = "small"
+
+# to be kept:
+# [[servers]]
+# name = "spare"
+
+[[servers]]
+name = "other"
+base_url = "http://127.0.0.1:2/v1"
+model = "small"
+[servers.map]
+gpt = "small"
+# the end
+"""
+
+
+@pytest.mark.parametrize("name", ["box", "other"])
+def test_what_stands_beside_an_entry_stays_where_it_goes(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(HAND_WRITTEN)
+    write_entry(path, name, None)
+    said = path.read_text().splitlines()
+    assert [line for line in HAND_WRITTEN.splitlines() if line.startswith("#")] == [li for li in said if li[:1] == "#"]
+    assert [one.name for one in config.load(path, env={}).servers] == [{"box": "other", "other": "box"}[name]]
+    write_entry(path, config.load(path, env={}).servers[0].name, None)
+    assert config.load(path, env={}).servers == ()
+    assert "# to be kept:" in path.read_text()
+
+
+def test_a_new_value_of_an_entry_stands_before_what_is_commented_out_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(HAND_WRITTEN)
+    write_entry(path, "box", {"grade": 30.0})
+    assert path.read_text() == HAND_WRITTEN.replace('model = "small"\n', 'model = "small"\ngrade = 30.0\n', 1)
+
+
+@pytest.mark.parametrize("text", ['model = """\n[[servers]]\n"""\n', "", 'models = [\n  "a",\n]\n'])
+def test_what_looks_like_the_head_of_an_entry_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.toml"
+    entry = '[[servers]]\nname = "{}"\nbase_url = "http://127.0.0.1:1/v1"\n'
+    path.write_text(entry.format("a") + text + entry.format("b") + text)
+    write_entry(path, "a", None)
+    assert [one.name for one in config.load(path, env={}).servers] == ["b"]
