@@ -25,7 +25,7 @@ from disco_daemon.engine.llama.model import AbortFlag, Llama
 from disco_daemon.engine.measure.predicted_memory import fit
 from disco_daemon.machines.model_memory import checkup_request
 from disco_daemon.models.files import whole_header
-from disco_daemon.models.kept_numbers import kept_numbers
+from disco_daemon.models.kept_numbers import GOING_BACK, kept_numbers
 from tests.fixtures.tiny_models import MODELS, N_KV_HEADS, tiny_model
 
 OFF = 0.1  # of what is taken
@@ -64,7 +64,8 @@ def weigh(kind: str) -> dict[str, int | str]:
         taken = psutil.Process().memory_info().rss - before
         if (llama.n_ctx, llama.n_cells) != (told.n_ctx, told.n_cells):
             raise RuntimeError(f"{(llama.n_ctx, llama.n_cells)} tokens, where {told} was foretold")
-        kept = kept_of(kept_numbers(whole_header(path).keys), "auto")
+        header = whole_header(path)
+        kept = replace(kept_of(kept_numbers(header.keys), "auto"), goes_back=header.architecture in GOING_BACK)
         kv = kept_bytes(kept, N_CTX, n_cells, available_bytes())
         full = kv if kept.state else n_cells * (kept.cell + kept.window_cell)
         return {"kind": kind, "reckoned": told.n_bytes, "taken": taken, "kv": kv, "kv_full": full}

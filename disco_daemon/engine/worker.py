@@ -131,7 +131,7 @@ class Worker:
         admission = Admission(cells, SCHEDULERS[load.scheduler](latency), latency)
         send_frame = None if self._relay is None else self._relay.send
         batcher = make_batcher(load, llama, self.post, admission, send_frame)
-        if load.speculate and llama.retracts:  # else wrong guesses could not be cut
+        if load.speculate and llama.n_retractable:  # else wrong guesses could not be cut
             batcher.speculator = Speculator(llama, latency, cells, small)
         read = llama.vocabulary.raw_tokens
         embeddings = Embeddings(llama.embedding_context, read, llama.n_ctx, llama.n_embd_out, self.post)

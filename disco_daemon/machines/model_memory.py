@@ -10,7 +10,7 @@ from ..engine.measure.predicted_memory import fit, kv_type_of
 from ..errors import DiscoError
 from ..models.files import whole_header
 from ..models.gguf import Header, read_header, shard_names
-from ..models.kept_numbers import MOST_LAYERS, kept_numbers
+from ..models.kept_numbers import GOING_BACK, MOST_LAYERS, kept_numbers
 from ..models.model_shape import expert_bytes, shape_of
 from ..models.text_models import ENCODERS, pooling_of
 from ..plain import reason_of
@@ -63,6 +63,7 @@ def checkup_request(
         window=kept.window,
         window_numbers=kept.in_window,
         state_bytes=kept.state_bytes,
+        goes_back=header.architecture in GOING_BACK and settings.speculation != "off",
         pooling=pooling,
         reads_whole=header.architecture in ENCODERS,
     )

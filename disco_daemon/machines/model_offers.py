@@ -16,6 +16,7 @@ from ..config.schema import Config
 from ..engine.measure.checkup_messages import CheckupRequest, Fit
 from ..engine.measure.predicted_memory import in_use
 from ..errors import ConfigError
+from ..models.kept_numbers import GOING_BACK
 from ..models.offered import (  # fmt: skip
     CONTEXT,
     Memory,
@@ -143,6 +144,7 @@ def request_for(model: OfferedModel, config: Config) -> CheckupRequest:
         model.n_bytes, model.layers, model.hidden, model.vocab, 0, model.kv_numbers, n_ctx,
         max(n_ctx, settings.n_cells), settings.divided_kv_type, n_gpu_layers(settings), window=model.window,
         window_numbers=model.window_numbers, state_bytes=model.state_bytes,
+        goes_back=model.architecture in GOING_BACK and settings.speculation != "off",
     )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ WINDOW_PERIODS = {
 # Of these the last of every so many layers has cells, and the others a state (src/models/qwen*.cpp).
 _INTERVALS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
 _WITH_BOTH = ("falcon-h1",)  # each layer has cells, and a state
+# Whose states llama.cpp can keep snapshots of (`llm_arch_supports_rs_rollback`), and tried here.
+GOING_BACK = ("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe")
 MOST_LAYERS = 4096  # the deepest models have some hundred
 _STATE_BYTES = 4  # of a number in a state
 

@@ -25,6 +25,11 @@ MOST_WINDOW_SHARE = 1 / 2  # with more, all layers have all cells: then texts ar
 COPIES_SHARE = 0.1  # of the free memory, for texts and states that are put away, and as much again for cached prefixes
 COPIES = 2  # of a window, at least: of a chat's last answer, and of its prompt that is read now
 LEAST_SEQS = 4  # answers and cached texts, however large their states
+SNAPSHOTS = (
+    7,
+    3,
+)  # of each sequence's state, for as many guessed tokens, if SNAPSHOT_SEQS sequences have room all the same
+SNAPSHOT_SEQS = 8
 LEAST_WINDOW = 16  # tokens; with fewer a batch would not fit beside the windows of as many sequences as there can be
 WINDOW_STEP = 256  # cells; llama.cpp makes a multiple of them
 LEAST_CTX = 512  # tokens; an answer with less is of no use
@@ -54,19 +59,21 @@ class KeptBytes:
     """What a model keeps of texts, bytes: a `cell` of each token, and a `state` of each sequence.
 
     Layers with a window of `window` tokens have a `window_cell` of each token beside that, or of those in it.
+    `goes_back`: whether llama.cpp can keep snapshots of a state.
     """
 
     cell: int
     window: int = 0
     window_cell: int = 0
     state: int = 0
+    goes_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSizes:
     """The tokens of an answer, cells and sequences of a context, and what is kept in it, bytes.
 
-    `windowed`: whether layers with a window have cells for that alone.
+    `windowed`: whether layers with a window have cells for that alone. `n_snapshots`: of each sequence's state.
     """
 
     n_ctx: int
@@ -74,6 +81,7 @@ class ContextSizes:
     n_bytes: int
     n_seqs: int = N_SEQS
     windowed: bool = False
+    n_snapshots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +305,12 @@ def sequences_fitting(most: int, state_bytes: int, available: int) -> int:
     return max(LEAST_SEQS, min(most, int(STATES_SHARE * available // state_bytes)))
 
 
+def snapshots_fitting(state_bytes: int, available: int) -> int:
+    """Return how many snapshots of each state of so many bytes a context has."""
+    fit = (n for n in SNAPSHOTS if sequences_fitting(SNAPSHOT_SEQS, (1 + n) * state_bytes, available) == SNAPSHOT_SEQS)
+    return next(fit, 0)
+
+
 def window_sizes(window: int, n_seqs: int, n_ubatch: int) -> tuple[int, int]:
     """Return for how many sequences a context is made whose windows have cells of their own, and how many these are.
 
@@ -325,8 +339,10 @@ def context_sizes(
         return sized(n_seqs, kept.cell, n_bytes, windowed=True)
 
     if kept.state:
-        n_seqs = sequences_fitting(N_SEQS, kept.state, available)
-        return sized(n_seqs, kept.cell, (n_seqs + N_SPARE_SEQS) * kept.state)
+        n = snapshots_fitting(kept.state, available) if kept.goes_back else 0
+        state = (1 + n) * kept.state
+        n_seqs = sequences_fitting(N_SEQS, state, available)
+        return replace(sized(n_seqs, kept.cell, (n_seqs + N_SPARE_SEQS) * state), n_snapshots=n)
     copies = COPIES * kept.window * kept.window_cell
     if kept.window >= LEAST_WINDOW and copies <= COPIES_SHARE * available:
         n_cells = apart(LEAST_SEQS).n_cells

@@ -12,7 +12,7 @@ import llama_cpp
 import msgspec
 import numpy as np
 
-from ...models.kept_numbers import kept_numbers
+from ...models.kept_numbers import GOING_BACK, kept_numbers
 from ...models.own_guesses import why_no_guesses
 from ...types import LayerRange, Likelihood, ToolUse
 from ...types.thought_marks import ThoughtLimit
@@ -33,6 +33,7 @@ from .memory import (
     N_BATCH,
     N_SPARE_SEQS,
     Q8_0,
+    SNAPSHOTS,
     KeptBytes,
     Need,
     available_bytes,
@@ -109,6 +110,7 @@ class Llama(Sequences):
     """
 
     own_layer: OwnLayer | None = None
+    _n_snapshots_wanted = 0
     layer_failure = ""  # why it guesses nothing, where there is one that could
 
     def __init__(self, load: Load, abort: AbortFlag, *, warm: bool = True, weights: Weights | None = None) -> None:
@@ -197,6 +199,7 @@ class Llama(Sequences):
         params.n_batch = N_BATCH
         params.n_ubatch = min(N_BATCH, load.n_ubatch or N_BATCH)
         params.n_seq_max = self.n_seqs + N_SPARE_SEQS
+        params.n_rs_seq = self._n_snapshots_wanted
         if self.windowed:
             params.swa_full = False
             window = llama_cpp.llama_model_n_swa(self._model)
@@ -271,7 +274,7 @@ class Llama(Sequences):
         kept = KeptBytes(self.bytes_per_token)
         if not self.divisible and self.resumes:
             state, cell = self._weigh_state(load)
-            kept = KeptBytes(cell, state=state)
+            kept = KeptBytes(cell, state=state, goes_back=self._may_go_back(load))
         elif self._may_be_windowed(load):
             window_cell, cell = self._weigh_state(load)
             if cell > 1:  # else llama.cpp makes no cells for windows alone, whatever the header says of one
@@ -283,11 +286,18 @@ class Llama(Sequences):
         for_states = min(available, gpu.free_bytes()) if load.n_gpu_layers else available
         sizes = context_sizes(kept, fit, for_states, min(N_BATCH, load.n_ubatch or N_BATCH))
         self.n_seqs, self.bytes_per_token = sizes.n_seqs, kept.cell + kept.window_cell
+        self._n_snapshots_wanted = sizes.n_snapshots
         if Metadata(self._model).text("general.architecture") in ONE_AT_A_TIME:
             self.n_seqs = 1
         if sizes.windowed:
             self.windowed, self.divisible, self.resumes, self.bytes_per_token = True, False, True, kept.cell
         return sizes.n_ctx, sizes.n_cells
+
+    def _may_go_back(self, load: Load) -> bool:
+        """Whether llama.cpp is to keep snapshots of states, for guesses that turn out wrong: tried on processors."""
+        small = min(N_BATCH, load.n_ubatch or N_BATCH) <= max(SNAPSHOTS)  # a batch's last rows have to be in one part
+        architecture = Metadata(self._model).text("general.architecture")
+        return architecture in GOING_BACK and load.speculate and not (load.n_gpu_layers or load.layers or small)
 
     def _may_be_windowed(self, load: Load) -> bool:
         """Whether its layers with a window can have cells for that alone.
@@ -406,6 +416,8 @@ class Llama(Sequences):
             self.hidden_out = self._hidden.take(self._ctx, len(rows) if rc == 0 else 0)
         else:
             self.hidden_out = np.empty((len(rows), 0), np.float32)
+        if self.n_snapshots:
+            self._note_snapshots({seq for _, _, seq, _ in rows} if rc == 0 else set(), len(rows))
         if self.own_layer is not None and rc == 0:
             self.own_layer.follow(rows)
         self.took_s = time.perf_counter() - began

@@ -10,7 +10,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from .memory import N_SEQS, N_SPARE_SEQS
+from .memory import N_BATCH, N_SEQS, N_SPARE_SEQS
 from .refusals import ModelError
 from .state import State
 from .windows import Piece, joined, parted, spans
@@ -36,9 +36,11 @@ class Sequences:
     divisible = True  # whether what is computed of a text can be cut behind any token; else layers carry a state on
     resumes = True  # whether it can be gone on with from a copy of that state
     windowed = False  # whether layers with a window have cells for that alone
+    n_snapshots = 0  # tokens of the latest decode by which a recurrent state can go back
     _no_state: State = b""
     _n_window_cells = 0  # in all, where it is `windowed`
     _window_head = 0  # cells used of them, at most, since they were last moved
+    _latest: tuple[int, int] | None = None  # the sequence that the latest decode was of alone, and its rows
 
     def _attach(self, context: Any) -> None:
         """Use a new context, made for `n_seqs` sequences and N_SPARE_SEQS."""
@@ -46,6 +48,7 @@ class Sequences:
         self._trash, self._scratch = range(self.n_seqs, self.n_seqs + N_SPARE_SEQS)
         self._window = int(llama_cpp.llama_model_n_swa(llama_cpp.llama_get_model(context)))
         self._window_head = 0
+        self.n_snapshots = int(llama_cpp.llama_n_rs_seq(context))
         if not self.divisible:
             self._no_state = self._cell_apart() if self.windowed else self.state(self._scratch)
 
@@ -54,12 +57,35 @@ class Sequences:
         """Whether what the latest decode has added to sequences can be taken from them again."""
         return self.divisible or self.windowed
 
+    @property
+    def n_retractable(self) -> int:
+        """How many tokens can be taken from a sequence again that the latest decode, of it alone, has added.
+
+        One that was broken off leaves a recurrent state half updated, and is not taken back so.
+        """
+        return N_BATCH if self.retracts else self.n_snapshots
+
     def can_cut(self, seq: int, n: int) -> bool:
         """Whether a running sequence can go on behind its first `n` tokens when it is cut there."""
         if not self.windowed:
-            return self.divisible
+            return self.divisible or self._has_snapshot(seq, n)
         first = int(llama_cpp.llama_memory_seq_pos_min(self._memory, seq))
         return 0 <= first <= max(0, n - self._window + 1)
+
+    def _has_snapshot(self, seq: int, n: int) -> bool:
+        """Whether llama.cpp has the state behind the first `n` tokens: the latest decode has written some behind it."""
+        if self._latest is None or self._latest[0] != seq:
+            return False
+        n_back = llama_cpp.llama_memory_seq_pos_max(self._memory, seq) + 1 - n
+        return bool(0 < n_back <= self.n_snapshots and n_back < self._latest[1])
+
+    def _note_snapshots(self, seqs: Collection[int], n_rows: int) -> None:
+        """Note a decode of `n_rows` of these sequences, none if it was broken off.
+
+        Where it was of several, llama.cpp may have moved the states of some, and not their snapshots
+        (`llama_memory_recurrent::find_slot`).
+        """
+        self._latest = (next(iter(seqs)), n_rows) if len(seqs) == 1 else None
 
     def forget(self, seq: int) -> None:
         """Take all that it has from a sequence.
@@ -74,20 +100,24 @@ class Sequences:
     def truncate(self, seq: int, n: int, otherwise: Callable[[], object]) -> None:
         """Take what is behind its first `n` tokens from a sequence, as `forget` does with all.
 
-        A state that was carried through a text cannot be cut: then the sequence has nothing, and `otherwise` is called.
+        A state that was carried through a text cannot be cut, but goes back to a snapshot. Without one the sequence has
+        nothing, and `otherwise` is called.
         """
         if n <= 0:
             self.forget(seq)
             return
+        goes_back = bool(self.n_snapshots) and self._has_snapshot(seq, n)
         llama_cpp.llama_memory_seq_cp(self._memory, seq, self._trash, n, -1)
-        if not llama_cpp.llama_memory_seq_rm(self._memory, seq, n, -1):
+        is_cut = llama_cpp.llama_memory_seq_rm(self._memory, seq, n, -1)
+        # Till its next decode a snapshot is only marked as the state; whatever moves states meanwhile would lose that.
+        if not is_cut or (goes_back and not self.set_state(seq, self.state(seq))):
             self.forget(seq)
             otherwise()
 
     def clear(self) -> None:
         """Free all cells of all sequences."""
         llama_cpp.llama_memory_clear(self._memory, False)
-        self._window_head = 0
+        self._window_head, self._latest = 0, None
 
     def compact(self, spans: Iterable[CellSpan]) -> int:
         """Put these spans of cells to the front, in this order, and free all other cells; return the bytes copied.
@@ -242,6 +272,7 @@ class Sequences:
         return buffer[:n].data
 
     def _restore(self, seq: int, data: State, flags: int = 0) -> bool:
+        self._latest = None  # it takes the place of some state, and its snapshots are of another text
         buffer = np.frombuffer(data, np.uint8)
         return bool(llama_cpp.llama_state_seq_set_data_ext(self._ctx, _pointer(buffer), len(buffer), seq, flags))
 

@@ -10,10 +10,10 @@ class CheckupRequest(msgspec.Struct, frozen=True):
 
     `n_bytes` is the file's size, `kv_numbers` how many numbers a token leaves in the KV cache, `n_heads` those whose
     scores take memory (0 with flash attention), `experts` the bytes of experts in each layer. Layers that see a
-    `window` of tokens have `window_numbers` beside that, and recurrent ones `state_bytes` for each sequence. The rest
-    is as in `wire.Load`, but for `n_ctx`, which is above 0; with `is_open` it is what the model was trained for, and as
-    much of that as fits is wanted. `pooling` is that of a model that makes vectors of texts, of texts that it
-    `reads_whole` or not.
+    `window` of tokens have `window_numbers` beside that, and recurrent ones `state_bytes` for each sequence, and
+    snapshots of these if it `goes_back`. The rest is as in `wire.Load`, but for `n_ctx`, which is above 0; with
+    `is_open` it is what the model was trained for, and as much of that as fits is wanted. `pooling` is that of a model
+    that makes vectors of texts, of texts that it `reads_whole` or not.
     """
 
     n_bytes: int
@@ -32,6 +32,7 @@ class CheckupRequest(msgspec.Struct, frozen=True):
     window: int = 0
     window_numbers: int = 0
     state_bytes: int = 0
+    goes_back: bool = False
     pooling: str = ""
     reads_whole: bool = False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...models.kept_numbers import KeptNumbers
 from ..llama.memory import (
     F16,
@@ -80,6 +82,8 @@ def _fit(asked: CheckupRequest, kv_type: str, placed: GpuPlacement, available: i
     layers = asked.n_layers if placed.n_gpu_layers < 0 else min(asked.n_layers, placed.n_gpu_layers)
     if not layers and (why := too_large(asked.n_bytes, available)):
         return Fit(available, problem=why)
+    if asked.goes_back and not layers:
+        kept = replace(kept, goes_back=True)
     scores, there = 4 * N_BATCH * asked.n_heads, weights_there(_footprint(asked), placed)
 
     def fit_cells(cell: int, fixed: int) -> tuple[int, int]:

@@ -86,7 +86,8 @@ class Speculator:
         found: dict[Sequence, list[int]] = {}
         self.took_s = 0.0
         self._options.clear()
-        if not 0 < len(decoding) <= MAX_BESIDE or n_iterations % PLAIN_EVERY == PLAIN_EVERY - 1:
+        most = MAX_BESIDE if self._llama.retracts else 1  # a state goes back behind a decode of one text
+        if not 0 < len(decoding) <= most or n_iterations % PLAIN_EVERY == PLAIN_EVERY - 1:
             return found
         now, n_tokens, n_guessed = self._clock(), float(len(decoding)), 0
         took_s = self._latency.predict(len(decoding), 0, sum(s.n_past for s in decoding))
@@ -139,9 +140,9 @@ class Speculator:
         return self._llama.exact and bool(s.request.adapter)
 
     def _n_useful(self, s: Sequence) -> int:
-        """Count how many guessed tokens may be of use; the token that is drawn in any case is not among them."""
+        """Count how many guessed tokens may be of use, and can be cut; the token drawn in any case is none."""
         limit = math.inf if s.n_left is None else s.n_left - 1
-        return int(min(limit, self._llama.n_ctx - len(s.tokens) - 1))
+        return int(min(limit, self._llama.n_ctx - len(s.tokens) - 1, self._llama.n_retractable))
 
     def _ask_model(self, s: Sequence, size: int) -> list[int]:
         assert self._model is not None

@@ -350,7 +350,8 @@ def test_memory_is_reckoned_for_the_states_that_llama_cpp_makes(
         seq, state = core.admission.resident[0].slot, len(llama.state(core.admission.resident[0].slot))
         cells = len(llama.save(seq)) - state
         assert needs[-1].work == pytest.approx(
-            memory.work_bytes(N_BATCH, llama.vocabulary.n_tokens, llama.n_embd) + (n_seqs + N_SPARE_SEQS) * state
+            memory.work_bytes(N_BATCH, llama.vocabulary.n_tokens, llama.n_embd)
+            + (n_seqs + N_SPARE_SEQS) * (1 + llama.n_snapshots) * state
         )
         assert core.cells.n_of(seq) * llama.bytes_per_token == pytest.approx(cells, rel=0.1, abs=1000)
         core.finish()
@@ -434,27 +435,44 @@ class Guessing(Speculator):
 
 
 def test_right_and_wrong_guesses_change_no_answer(llama: Llama) -> None:
-    if not llama.retracts:
+    assert_guesses_change_no_answer(llama, random.Random(6), Guessing)
+
+
+def assert_guesses_change_no_answer(llama: Llama, rng: random.Random, how: type[Guessing], n_tokens: int = 24) -> None:
+    """Answers beside each other, of which one is the longest, and next turns, with guesses and without."""
+    if not llama.n_retractable:
         pytest.skip("an engine guesses nothing where wrong guesses could not be cut")
-    rng = random.Random(6)
-    asked = {f"r{i}": phrase(rng, 3, 60) for i in range(3)}
+    asked: dict[str, Messages] = {f"r{i}": [{"role": "user", "content": phrase(rng, 3, 60)}] for i in range(3)}
     texts, expected = list[list[int]](), dict[str, str]()
-    for name, prompt in asked.items():
+
+    def n_of(name: str) -> int:
+        return n_tokens + 72 * (name[1] == "1")
+
+    def alone(name: str) -> None:
         core = Core(llama)
-        s = core.ask(name, prompt, max_tokens=24)
+        s = say(core, name, asked[name], n_of(name))
         core.finish()
         texts.append(list(s.tokens))
-        expected |= core.said
+        expected.update(core.said)
+
+    for name in list(asked):
+        alone(name)
+    for name in ("r0", "r1"):
+        answer = {"role": "assistant", "content": expected[name]}
+        asked[f"{name} next"] = [*asked[name], answer, {"role": "user", "content": phrase(rng, 2, 20)}]
+        alone(f"{name} next")
     core = Core(llama)
     latency = IterationLatency(llama.latency_prior)
-    guessing = core.batcher.speculator = Guessing(llama, latency, core.cells, KnownTexts(texts))
-    for name, prompt in asked.items():  # without a pace: a reader with text in hand gets no guesses
-        messages = [{"role": "user", "content": prompt}]
-        core.batcher.add(wire.Generate(id=name, messages=messages, temperature=0, max_tokens=24))
-    while core.batcher.step():
-        core.check()
+    guessing = core.batcher.speculator = how(llama, latency, core.cells, KnownTexts(texts))
+    for turn in ([name for name in asked if "next" not in name], [name for name in asked if "next" in name]):
+        for name in turn:  # without a pace: a reader with text in hand gets no guesses
+            core.batcher.add(wire.Generate(id=name, messages=asked[name], temperature=0, max_tokens=n_of(name)))
+        while core.batcher.step():
+            core.check()
     assert core.said == expected
     assert 0 < guessing.n_accepted < guessing.n_drafted
+    if llama.n_snapshots:
+        assert core.cells.n_reused > 0, "what was guessed right is used again"
 
 
 def test_an_embedding_has_the_same_bits_in_any_pieces_broken_off_or_beside_an_answer(

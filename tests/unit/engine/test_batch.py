@@ -139,6 +139,10 @@ class FakeLlama:
     def retracts(self) -> bool:
         return self.divisible
 
+    @property
+    def n_retractable(self) -> int:
+        return 512 if self.divisible else 0
+
     def can_cut(self, seq: int, n: int) -> bool:
         return self.divisible
 
