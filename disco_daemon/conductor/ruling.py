@@ -65,10 +65,14 @@ class Ruling:
         if not isinstance(rule, Rule):
             return request, ""
         try:
-            stands = self._grades(request, rule)
-            return narrowed(request, rule, stands.relation, stands.servers), rule.model
+            return self.narrow(request, rule), rule.model
         except NobodyLeft as e:
             raise nobody_left(str(e)) from e
+
+    def narrow(self, request: GenerationRequest, rule: Rule) -> GenerationRequest:
+        """Return the request as that rule lets it be answered. Raises NobodyLeft."""
+        stands = self._grades(request, rule)
+        return narrowed(request, rule, stands.relation, stands.servers)
 
     async def learn(self) -> None:
         """Bring what is known of the device's answers up to date, if a rule asks for it."""

@@ -18,6 +18,7 @@ from ..api.ollama.ollama_models import DeviceFile
 from ..config.layers import as_dict, with_values
 from ..config.schema import LIVE
 from ..dispatch.planner import Planner
+from ..dispatch.rules import NobodyLeft
 from ..endpoints.base import Endpoint, Guarded
 from ..endpoints.breaker import BreakerState
 from ..endpoints.device import Device
@@ -206,8 +207,9 @@ class StateDocuments(Documents):
         runtime, context = self._runtime, self._runtime.parts.context
         if context.servers is None or Side.SERVER not in available:
             return []
-        rules = () if runtime.conductor.rules is None else runtime.conductor.rules.rules
-        rule = next((one for one in rules if decided is not None and one.name == decided["name"]), None)
+        ruling, rule = runtime.conductor.rules, None
+        if ruling is not None and decided is not None:
+            rule = next((one for one in ruling.rules if one.name == decided["name"]), None)
         asked = (rule and rule.model) or kind.get("model", "disco")
         try:
             found = ModelNames(runtime.conductor, runtime.config.api.aliases).find(asked)
@@ -215,9 +217,12 @@ class StateDocuments(Documents):
             return []
         if Side.SERVER not in found.sides or found.local:
             return []
-        request = spoken_of(kind, servers=found.servers)
-        if rule is not None:
-            request = replace(request, min_parameters=rule.min_parameters, min_grade=rule.min_grade)
+        request = replace(spoken_of(kind, servers=found.servers), allowed=available)
+        if ruling is not None and rule is not None:
+            try:
+                request = ruling.narrow(request, rule)
+            except NobodyLeft:  # of what was asked for by name
+                return []
         return context.servers.explain(context, request, tokens)
 
     async def whatif(self, usd_per_kwh: float, budget: float, tail: Mapping[str, float]) -> dict[str, Any]:

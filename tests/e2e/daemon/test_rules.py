@@ -188,6 +188,7 @@ async def test_the_better_model_answers_whichever_server_the_pool_would_choose(t
         }
         async with running(tmp_path, server=worse.url, servers=[other], settings=settings) as daemon:
             await daemon.device_ready()
+            assert [one["name"] for one in (await plan(daemon, "tokens=20"))["servers"]] == ["other"]
             with worse.answering("Of the worse one."), better.answering(SERVERS):
                 for _ in range(6):  # the pool looks at a server that it does not know now and then
                     _, found = await chat(daemon, "Say yes.")
