@@ -25,11 +25,8 @@ MOST_WINDOW_SHARE = 1 / 2  # with more, all layers have all cells: then texts ar
 COPIES_SHARE = 0.1  # of the free memory, for texts and states that are put away, and as much again for cached prefixes
 COPIES = 2  # of a window, at least: of a chat's last answer, and of its prompt that is read now
 LEAST_SEQS = 4  # answers and cached texts, however large their states
-SNAPSHOTS = (
-    7,
-    3,
-)  # of each sequence's state, for as many guessed tokens, if SNAPSHOT_SEQS sequences have room all the same
-SNAPSHOT_SEQS = 8
+SNAPSHOTS = (7, 3)  # of each state, for as many guessed tokens, where SNAPSHOT_SEQS sequences have room all the same
+SNAPSHOT_SEQS = 8  # answers and cached texts beside which snapshots are kept
 LEAST_WINDOW = 16  # tokens; with fewer a batch would not fit beside the windows of as many sequences as there can be
 WINDOW_STEP = 256  # cells; llama.cpp makes a multiple of them
 LEAST_CTX = 512  # tokens; an answer with less is of no use
