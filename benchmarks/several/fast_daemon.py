@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         def __init__(self, clock: Clock, taken: Callable[[], tuple[int, ProcessMemory]], busy: Callable[[], bool]):
             super().__init__(FastClock(clock, faster), taken, busy)
 
-    named_models.ResidentModels = Fast  # type: ignore[misc]
+    vars(named_models)["ResidentModels"] = Fast
     resident_models.LOOK_S /= faster
     return disco(argv[1:])
 

@@ -150,7 +150,7 @@ class CostLimit:
 
 def _bound(request: GenerationRequest, n_prompt: int, max_tokens: int | None) -> CostBound:
     """Return the bound of a start whose prompt has all that is read in it (`_most_prompt`)."""
-    whole = CostBound.of(request, n_prompt)
+    whole = CostBound.of(request, n_prompt, counted=True)
     return replace(whole, max_tokens=max_tokens, beside=(0, whole.beside[1]))
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from ..answer import Answer, AskAgain, Move, Rest
 from ..dispatch.mover import View
 from ..endpoints.base import Resumption
-from ..money.spending import CostBound
+from ..money.spending import CostBound, beside_text
 from ..types import Delivery, GenerationRequest, Relation, Side, Unequal
 from .context import AnswerContext, CurrentDelivery
 from .eligible import is_left_alone
@@ -112,8 +113,13 @@ class MoveAdvisor:
             return False
         if readiness.n_ctx is not None and self._prompt.n_tokens + n_made >= readiness.n_ctx:
             return False
-        wanted = CostBound.of(self._request, self._prompt.n_tokens, n_made)
+        prompt = self._prompt
+        wanted = CostBound.of(self._request, prompt.n_tokens, n_made, counted=prompt.counted, beside=self._beside)
         return context.spending.check(target, wanted, context.clock.wall()) is None
+
+    @cached_property
+    def _beside(self) -> tuple[int, int]:
+        return beside_text(self._request)
 
     def is_worth_hearing(self, side: Side) -> bool:
         """Whether a server that has just lost the race is worth its first token: its prompt is billed already.

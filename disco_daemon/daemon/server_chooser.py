@@ -69,10 +69,15 @@ class MemberChooser:
         self._trials, self._trial = trials, ""
         self._pool, self._base, self._request, self._groups = pool, base, request, groups
         self._n_prompt = max(1, request.n_chars // CHARS_PER_TOKEN) if n_prompt is None else n_prompt
-        whole, self._bound = base.spending.caps, CostBound.of(request, self._n_prompt)
+        whole = base.spending.caps
         limits = [caps.limits for caps in (whole, whole.keys.get(request.caller.name)) if caps is not None]
         self._is_capped = any(one.usd_per_day is not None or one.usd_per_month is not None for one in limits)
         self._needs = bool(wanted(request)) or request.prompt is not None
+
+    @cached_property
+    def _bound(self) -> CostBound:
+        """What a start may cost, for caps; by bytes it would leave out servers for which there is room once counted."""
+        return CostBound.of(self._request, self._n_prompt, counted=True)
 
     @cached_property
     def _n_answer(self) -> int:
