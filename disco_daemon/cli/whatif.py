@@ -53,6 +53,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what each of your servers alone, and all of them, would have given: names with commas between them "
         "(default: all of the settings)",
     )  # fmt: skip
+    parser.add_argument(
+        "--rules", metavar="FILE", help="where requests would have gone by the [[rules]] of a TOML file"
+    )
+    parser.add_argument(
+        "--set", metavar="NAMES", help="the same by ready-made sets of policy.set, with commas between them"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--plots", metavar="DIR", help="draw the table as pictures")
     parser.set_defaults(run=run)
@@ -82,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
         return _play_models(args, config, now)
     if args.servers is not None:
         return _play_servers(args, config)
+    if args.rules is not None or args.set is not None:
+        return _play_rules(args, config, now)
     rates, budgets = _numbers(args.rates, "--rates", now.usd_per_kwh), _numbers(args.budgets, "--budgets", now.budget)
     recorded, known = _past(args, config)
     models = [WhatIf(recorded, known, policy) for policy in _policies(args.policies or config.policy.name, config)]
@@ -100,17 +108,23 @@ def run(args: argparse.Namespace) -> int:
 
 def _past(args: argparse.Namespace, config: Config) -> tuple[Recorded, WhatIfTerms]:
     """Read the history; what it says of the requests, and today's terms."""
-    from ..config.layers import config_path
-    from ..daemon.prediction import terms
-    from ..endpoints.continuation import profile_name
     from ..simulate.recorded import Recorded
-    from ..store.checkup import profile
     from ..store.recorded_outcomes import outcomes
 
     path = _path(args, config)
     recorded = Recorded.of(outcomes(path, _since(args)))
-    server = profile_name(config.server.base_url, config.server.model)
-    return recorded, terms(config, recorded, config_path().parent / "servers", profile(path, server))
+    return recorded, _terms(path, config, recorded)
+
+
+def _terms(path: Path, config: Config, recorded: Recorded) -> WhatIfTerms:
+    from ..config.layers import config_path
+    from ..daemon.prediction import terms, with_played_server
+    from ..endpoints.continuation import profile_name
+    from ..store.checkup import profile
+
+    played = with_played_server(config, recorded).server
+    server = profile_name(played.base_url, played.model)
+    return terms(config, recorded, config_path().parent / "servers", profile(path, server))
 
 
 def _play_models(args: argparse.Namespace, config: Config, now: WhatIfSetting) -> int:
@@ -152,13 +166,29 @@ def _play_servers(args: argparse.Namespace, config: Config) -> int:
     return 0
 
 
+def _play_rules(args: argparse.Namespace, config: Config, now: WhatIfSetting) -> int:
+    """Print where other rules would have sent the requests of the history."""
+    from ..simulate.whatif_rules import play
+    from ..store.recorded_outcomes import outcomes
+    from .whatif_rules import lists_of, router_of
+
+    lists = lists_of(args.rules, args.set, config)
+    path = _path(args, config)
+    (policy,) = _policies(config.policy.name, config)
+    found = play(
+        outcomes(path, _since(args)), lambda known: _terms(path, config, known), policy, now, lists, router_of(config)
+    )
+    print(json.dumps(found.to_json()) if args.json else found.summary())
+    return 0
+
+
 def _since(args: argparse.Namespace) -> float:
     return 0.0 if args.days is None else time.time() - args.days * DAY_S
 
 
 def _check(args: argparse.Namespace) -> None:
-    others = [f"--{name}" for name in ("model", "servers") if getattr(args, name) is not None]
-    if len(others) > 1:
+    others = [f"--{name}" for name in ("model", "servers", "rules", "set") if getattr(args, name) is not None]
+    if len(others) > 1 and others != ["--rules", "--set"]:
         msg = f"{' and '.join(others)} are questions of their own: ask one of them at a time"
         raise ConfigError(msg)
     if others and (args.rates, args.budgets, args.policies, args.plots) != (RATES, BUDGETS, None, None):

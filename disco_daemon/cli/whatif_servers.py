@@ -36,8 +36,8 @@ def replay_of(names: str, config: Config, own: Path, past: Sequence[Outcome]) ->
     by_key = {f"{name}/{one.model}": name for name, one in servers.items()}
     wanted = dict.fromkeys(name.strip() for name in names.split(",")) if names != ALL else servers
     chosen = [by_key.get(name, name) for name in wanted]
-    if unknown := next((name for name in chosen if name not in servers), None):
-        msg = f"--servers: no server that answers 'disco' is called {unknown!r}: {which(unknown, servers)}"
+    if unknown := [name for name in chosen if name not in servers]:
+        msg = f"--servers: no server that answers 'disco' is called {unknown[0]!r}: {which(unknown[0], servers)}"
         raise ConfigError(msg)
     catalog = load_prices(own)
     members = [

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..clock import Clock
 from ..config.schema import Config, PolicySettings, ServerSettings
+from ..config.servers import alone, first_server, servers_of
 from ..dispatch.make import make_policy
 from ..dispatch.policy import Policy
 from ..endpoints.base import Resumption
@@ -130,7 +131,8 @@ class HistoryReplay:
         except ConfigError as e:
             why_not = str(e)
         else:
-            server = profile_name(config.server.base_url, config.server.model)
+            played = with_played_server(config, recorded).server
+            server = profile_name(played.base_url, played.model)
             past = _Past(recorded, terms(config, recorded, self._own, self._history.profile(server)))
             model = past.model(policy_of(config.policy))
             for rate in (MIN_USD_PER_KWH, MAX_USD_PER_KWH):  # whichever side is scarce, its table is there
@@ -160,6 +162,13 @@ def as_json(model: WhatIf, usd_per_kwh: float, budget: float) -> dict[str, Any]:
     }
 
 
+def with_played_server(config: Config, recorded: Recorded) -> Config:
+    """Return the settings with the server alone whose times are replayed: of several, the one that was asked last."""
+    name, _, model = recorded.server.partition("/")
+    one = servers_of(config).get(name)
+    return first_server(config) if one is None or one.model != model else alone(config, one)
+
+
 def terms(config: Config, recorded: Recorded, own: Path, probed: Mapping[str, Any] | None) -> WhatIfTerms:
     """Return today's prices, with the power that computing drew as booked, else as set.
 
@@ -171,7 +180,7 @@ def terms(config: Config, recorded: Recorded, own: Path, probed: Mapping[str, An
     from ..types import Side
     from .money import price_of
 
-    catalog = load_prices(own)
+    config, catalog = with_played_server(config, recorded), load_prices(own)
     price, scarcer = price_of(config, catalog), config.policy.scarcer
     return WhatIfTerms(
         Prices(price.input, price.output, recorded.watts or config.device.watts, config.device.usd_per_kwh),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,9 +81,10 @@ class Recorded:
 
     `fresh` are the prompt's tokens that the device has to read, `output` the answer's. `server_s` is the server's TTFT,
     recorded or drawn; `score` how slow it was lately (`Contexts`); `draw` in [0, 1) splits a length between two rungs.
-    `bound` [2, n] marks requests that only the device, or only the server, may serve, and `paced` [n] those whose
-    answers were shown at the reader's pace. `curve` is the server's TTFT, and
-    `contexts` the same given the recent ones. `n_drawn` TTFTs were made up; `n_left_out` rows are not replayed.
+    `bound` [2, n] marks requests that only the device, or only the server, may serve, `race` [n] those that both begin
+    at once whatever the policy plans, and `paced` [n] those whose answers were shown at the reader's pace. `curve` is
+    the server's TTFT, and `contexts` the same given the recent ones. `n_drawn` TTFTs were made up; `n_left_out` rows
+    are not replayed. `server` is the one that was asked last, SERVER/MODEL; it has the name `server` where it is alone.
     """
 
     prompt: FloatArray
@@ -93,6 +94,7 @@ class Recorded:
     score: FloatArray
     draw: FloatArray
     bound: BoolArray
+    race: BoolArray
     paced: BoolArray
     lengths: LengthDistribution
     curve: Survival
@@ -104,11 +106,18 @@ class Recorded:
     n_drawn: int
     n_left_out: int
     n_device_samples: int
+    server: str
 
     @property
     def n(self) -> int:
         """Requests."""
         return len(self.prompt)
+
+    def only(self, mask: BoolArray) -> Recorded:
+        """Return some of the requests [n]; what was learned and the facts stay those of all."""
+        names = ("prompt", "fresh", "output", "server_s", "score", "draw", "race", "paced")
+        chosen = {name: getattr(self, name)[mask] for name in names}
+        return replace(self, **chosen, bound=self.bound[:, mask])
 
     @property
     def watts(self) -> float:
@@ -124,13 +133,11 @@ class Recorded:
         have fared better is not known. Raises ConfigError where too little is left.
         """
         models = {side: _latest_model(outcomes, side) for side in Side}
-        pairs = [(o, _server_attempt(o, models[Side.SERVER])) for o in outcomes if is_answered(o)]
-        kept = [(o, a) for o, a in pairs if a is None or not has_failed(a)]
-        _require(len(kept), len(outcomes))
-        requests = [o for o, _ in kept]
-        waited, seen = _server_times([a for _, a in kept])
+        requests = replayable(outcomes)
+        _require(len(requests), len(outcomes))
+        waited, seen = _server_times([_server_attempt(o, models[Side.SERVER]) for o in requests])
         rng = np.random.default_rng(seed)
-        server_s = fill_in(waited, seen, rng.random(len(kept)), curve_of(waited, seen))
+        server_s = fill_in(waited, seen, rng.random(len(requests)), curve_of(waited, seen))
         estimator = _estimator(waited, seen)
         predictor = estimator.predictor()
         knowledge = knowledge_of(requests)
@@ -142,8 +149,9 @@ class Recorded:
             output=np.array([sum(o.tokens.values()) for o in requests], np.float64),
             server_s=server_s,
             score=_scores(Recent(predictor, np.full(3, math.log(server_s[0])), _cap(waited, seen)), server_s),
-            draw=rng.random(len(kept)),
+            draw=rng.random(len(requests)),
             bound=np.array([[_is_bound_to(o, side, models[side]) for o in requests] for side in Side]),
+            race=np.zeros(len(requests), np.bool_),
             paced=np.array([o.delivery is Delivery.PACED for o in requests]),
             lengths=LengthDistribution.of(prompt),
             curve=estimator.curve(),
@@ -153,9 +161,17 @@ class Recorded:
             facts=_facts(requests),
             days=(requests[-1].created - requests[0].created) / 86_400,
             n_drawn=int((~seen).sum()),
-            n_left_out=len(outcomes) - len(kept),
+            n_left_out=len(outcomes) - len(requests),
             n_device_samples=knowledge.device.n,
+            server=next((key_of(a) for o in reversed(outcomes) for a in o.attempts if a.side is Side.SERVER), ""),
         )
+
+
+def replayable(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the requests that can be replayed: those that were answered, and whose server did not fail."""
+    model = _latest_model(outcomes, Side.SERVER)
+    pairs = [(o, _server_attempt(o, model)) for o in outcomes if is_answered(o)]
+    return [o for o, a in pairs if a is None or not has_failed(a)]
 
 
 def _require(n: int, n_rows: int) -> None:
@@ -179,6 +195,11 @@ def _latest_model(outcomes: Sequence[Outcome], side: Side) -> str | None:
     """The model asked last on that side: what was recorded of another one says nothing about this one."""
     models = (a.model for o in reversed(outcomes) for a in o.attempts if a.side is side)
     return next(models, None)
+
+
+def key_of(attempt: Attempt) -> str:
+    """Return which server and model an attempt was made at, as SERVER/MODEL."""
+    return f"{attempt.server or attempt.side.value}/{attempt.model}"
 
 
 def _server_attempt(outcome: Outcome, model: str | None) -> Attempt | None:

@@ -184,6 +184,7 @@ class WhatIf:
         known = self.recorded
         waits = self._table(side).delays(known.fresh, np.array(handed_out), known.score, draws)
         device_s, server_s = (np.broadcast_to(w, known.n).copy() for w in waits)
+        device_s[known.race] = server_s[known.race] = 0.0
         only_device, only_server = known.bound
         device_s[only_device], server_s[only_device] = 0.0, np.inf
         device_s[only_server], server_s[only_server] = np.inf, 0.0

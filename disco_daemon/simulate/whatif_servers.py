@@ -29,7 +29,7 @@ from ..money.catalog import Price
 from ..plain import count_of
 from ..types import Attempt, Outcome, Side
 from .figures import align
-from .recorded import MIN_REQUESTS, MIN_SEEN, curve_of, fill_in, has_failed, is_answered, knowledge_of
+from .recorded import MIN_REQUESTS, MIN_SEEN, curve_of, fill_in, has_failed, is_answered, key_of, knowledge_of
 from .server_player import Played, PoolRule, serve
 
 MOST_PLAYED = 1_000  # newest requests: the pool takes a third of a millisecond for each, in each draw and list
@@ -147,7 +147,7 @@ class ServersReplay:
         found = [_pooled(o) for o in self.requests]
         waited, seen = np.array([w for w, _ in found]), np.array([s for _, s in found])
         times = fill_in(waited, seen, np.random.default_rng(self._seed).random(len(waited)), curve_of(waited, seen))
-        firsts = Counter(_key(a) for o in self.requests if (a := _first(o)) is not None)
+        firsts = Counter(key_of(a) for o in self.requests if (a := _first(o)) is not None)
         total = firsts.total()
         usd = sum(a.bill_usd for o in self.requests for a in o.attempts if a.side is Side.SERVER)
         return {
@@ -201,7 +201,7 @@ class ServersReplay:
     def _record(self, terms: ServerTerms, outcomes: Sequence[Outcome]) -> _Record:
         everywhere = [_own(o, terms.key) for o in outcomes]
         here = [_own(o, terms.key) for o in self.requests]
-        n_failed = sum(_key(a) == terms.key and has_failed(a) for o in outcomes for a in o.attempts)
+        n_failed = sum(key_of(a) == terms.key and has_failed(a) for o in outcomes for a in o.attempts)
         samples = _waits([a for a in everywhere if a is not None])
         return _Record(terms, *_waits(here), samples, n_failed)
 
@@ -325,10 +325,6 @@ def _is_named(model: str, named: Collection[str]) -> bool:
     return model in named or ("/" in model and not model.startswith("disco/"))
 
 
-def _key(attempt: Attempt) -> str:
-    return f"{attempt.server or attempt.side.value}/{attempt.model}"
-
-
 def _is_usable(attempt: Attempt) -> bool:
     own = attempt.side is Side.SERVER and not attempt.continued and not attempt.disturbed
     return own and attempt.ttft_s > LEAST_S and not has_failed(attempt)
@@ -336,7 +332,7 @@ def _is_usable(attempt: Attempt) -> bool:
 
 def _own(outcome: Outcome, key: str) -> Attempt | None:
     """Return a server's attempt at the whole prompt, if it was asked, did not fail, and the time is one of its own."""
-    return next((a for a in outcome.attempts if _is_usable(a) and _key(a) == key), None)
+    return next((a for a in outcome.attempts if _is_usable(a) and key_of(a) == key), None)
 
 
 def _waits(attempts: Sequence[Attempt | None]) -> tuple[FloatArray, BoolArray]:

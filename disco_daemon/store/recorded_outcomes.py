@@ -16,12 +16,13 @@ from disco_daemon.types import Attempt, Delivery, Outcome, Plan, Side, Usage
 BUSY_TIMEOUT_S = 5.0  # as the history itself waits for another's transaction
 MOST = 20_000  # requests; as many as the history keeps by default
 
-# Columns that every version of the schema has but for `{delivery}`; the texts are not among them.
+# Columns that every version of the schema has but for `{later}`; the texts are not among them.
 _REQUESTS = """
 SELECT id, request_id, created, model, policy, plan_device_s, plan_server_s, prompt_tokens, winner, finish_reason,
-  error, ttft_s, duration_s, handoffs, device_tokens, server_tokens, cost_usd, energy_j, {delivery} AS delivery
+  error, ttft_s, duration_s, handoffs, device_tokens, server_tokens, cost_usd, energy_j, {later}
 FROM requests WHERE created >= ? ORDER BY id DESC LIMIT ?
 """
+_LATER = ("delivery", "kind", "private")
 _SAMPLES = "SELECT * FROM ttft_samples WHERE request >= ? ORDER BY request, id"
 
 
@@ -45,9 +46,9 @@ def outcomes(path: Path, since: float = 0.0, limit: int = MOST) -> list[Outcome]
 
 
 def _query(connection: sqlite3.Connection) -> str:
-    """Return the query for requests of this file's schema: the oldest ones do not say how an answer was delivered."""
+    """Return the query for requests of this file's schema: older ones lack some columns, which are NULL then."""
     columns = {row["name"] for row in connection.execute("PRAGMA table_info(requests)")}
-    return _REQUESTS.format(delivery="delivery" if "delivery" in columns else "NULL")
+    return _REQUESTS.format(later=", ".join(name if name in columns else f"NULL AS {name}" for name in _LATER))
 
 
 def _outcome(row: Mapping[str, Any], attempts: tuple[Attempt, ...]) -> Outcome:
@@ -69,6 +70,8 @@ def _outcome(row: Mapping[str, Any], attempts: tuple[Attempt, ...]) -> Outcome:
         cost_usd=row["cost_usd"],
         energy_j=row["energy_j"],
         delivery=Delivery(row["delivery"] or Delivery.RESERVE),
+        kind=row["kind"] or None,
+        private=bool(row["private"]),
     )
 
 

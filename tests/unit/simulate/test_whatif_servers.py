@@ -185,7 +185,9 @@ def test_the_command_plays_what_the_daemon_has_stored(home: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--servers", "boxx"], "'boxx'"),
+        (["--servers", "boxx"], "called 'boxx': did you mean box?"),
+        (["--servers", ""], "called ''"),
+        (["--servers", "box,,cloud"], "called ''"),
         (["--servers", "--rates", "1"], "--servers plays the settings in force"),
         (["--servers", "--model", "qwen3-0.6b"], "--model and --servers are questions of their own"),
     ],
