@@ -281,9 +281,9 @@ async def test_many_named_models_leave_room_for_the_choice(daemon: Dictated) -> 
             "disco/m19: loaded",
             "disco/m1: here",
             "And 17 more",
-            "fetch  Qwen3 4B",
-            "fetch  Llama 3.2",
-            "fetch  Qwen3 8B",
+            "fetch Qwen3 4B",
+            "fetch Llama 3.2",
+            "fetch Qwen3 8B",
         ):
             assert words in text, text
         assert "disco/m2:" not in text
@@ -694,6 +694,19 @@ async def test_each_offer_is_one_line_with_its_licence_at_any_usual_width(daemon
             assert [said in line for line in lines] == [True] * 3, columns
             assert choices.virtual_size.height == choices.option_count, columns
             assert choices.highlighted == 1, columns
+
+
+async def test_the_smallest_terminal_shows_the_choice_that_is_highlighted(daemon: Dictated) -> None:
+    daemon.state = STAND_IN
+    async with shown(daemon.root, size=(30, 8)) as (app, pilot):
+        await pilot.press("f5")
+        await until(pilot, lambda: "real model for" in screen_text(app))
+        await pilot.press("down", "down")
+        choices = app.screen.query_one("#choices", OptionList)
+        chosen = choices.get_option_at_index(2).prompt
+        await until(pilot, lambda: str(chosen)[:16] in screen_text(app))
+        await pilot.press("m")
+        await until(pilot, lambda: "fetch Qwen3 4B" in screen_text(app))
 
 
 async def test_what_works_for_a_screen_is_over_before_its_parts_go(daemon: Dictated) -> None:

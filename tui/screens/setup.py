@@ -143,6 +143,12 @@ class SetupScreen(Screen[None]):
             self.set_focus(line)
         else:
             self.set_focus(options if rows is not None else None)
+        self._show_answer()
+
+    def _show_answer(self) -> None:
+        """Scroll to where the answer is given, on a screen that has not room for all of the question."""
+        place = self.query_one("#choices" if self._keys else "#field")
+        self.call_after_refresh(place.scroll_visible, animate=False)
 
     @property
     def _room(self) -> int:
@@ -151,6 +157,7 @@ class SetupScreen(Screen[None]):
 
     def on_resize(self) -> None:
         """Make lines that go by the width anew; the same one stays highlighted."""
+        self._show_answer()
         if self._step not in (Step.LOCAL, Step.SERVERS):
             return
         options = self.query_one("#choices", OptionList)

@@ -349,7 +349,7 @@ def _show(found: Iterable[Finding]) -> Iterator[Finding]:
 def line(finding: Finding) -> str:
     """Return a finding as plain text; further lines of its mend are indented."""
     mend = finding.mend.replace("\n", f"\n{'':{_MARGIN}}")
-    return f"{finding.level:<6}{finding.name:<{_MARGIN - 6}}{finding.found}{f' -> {mend}' if mend else ''}"
+    return f"{finding.level:<6}{finding.name:<{_MARGIN - 7}} {finding.found}{f' -> {mend}' if mend else ''}"
 
 
 def _row(finding: Finding) -> Table:

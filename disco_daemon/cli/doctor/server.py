@@ -93,7 +93,11 @@ def of_named(finding: Finding, name: str) -> Finding:
     mend = _SET_SERVER.sub(lambda said: f"`{said[1]} = {said[2]}`", finding.mend)
     mend, found = (re.sub(r"\bserver\.(?=[a-z])", "", text) for text in (mend, finding.found))
     mend = mend.replace("`disco setup`", f"`disco setup --as {name}`")
-    return replace(finding, name=f"{name}: {finding.name}", found=found, mend=mend and f"{mend} (in {entry})")
+    if entry not in mend and (
+        mend != finding.mend or set(re.findall(r"\w+_\w+", mend)) & set(NamedServer.__struct_fields__)
+    ):
+        mend = f"{mend} (in {entry})"
+    return replace(finding, name=f"{name}: {finding.name}", found=found, mend=mend)
 
 
 def grades(config: Config) -> Finding:

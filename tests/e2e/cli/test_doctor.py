@@ -211,7 +211,7 @@ async def test_each_of_several_servers_is_looked_at_and_told_with_a_mend_of_its_
     assert "price" in {name.partition(": ")[2] for name in found if name.startswith("a: ")}
     assert found["b: server model"]["level"] == "wrong"
     assert "refuses the key" in found["b: server model"]["found"]
-    assert found["typo: server model"]["mend"] == "`model = NAME`: small (in [[servers]] typo)"
+    assert found["typo: server model"]["mend"] == "set `model = NAME` of [[servers]] typo in config.toml: small"
     assert found["gone: network"]["level"] == "wrong"
     assert (
         found["a: continuation"]["mend"]

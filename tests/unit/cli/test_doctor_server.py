@@ -17,8 +17,8 @@ import httpx2
 import msgspec
 import pytest
 
-from disco_daemon.cli.doctor import server
-from disco_daemon.cli.doctor.finding import Finding, Level
+from disco_daemon.cli.doctor import line, server
+from disco_daemon.cli.doctor.finding import Finding, Level, ok
 from disco_daemon.cli.doctor.server import FoundKey
 from disco_daemon.config import pricelist
 from disco_daemon.config.schema import Api, Config, NamedServer, ServerSettings
@@ -468,3 +468,16 @@ def test_each_of_several_servers_that_is_left_alone_is_found() -> None:
         assert (ill.name, ill.level) == ("answers", WARN)
         assert "key refused" in ill.found
         assert mend in ill.mend
+
+
+def test_only_what_mends_a_setting_of_a_server_names_its_entry() -> None:
+    race, file = "`disco config set policy.unequal race` lets both race", "write it, or unset api_key_file"
+    assert server.of_named(ok("grades", "x", race), "box").mend == race
+    assert server.of_named(ok("key file", "x", file), "box").mend == f"{file} (in [[servers]] box)"
+    assert server.of_named(ok("x", "y", "`disco config set server.probe true`"), "box").mend == (
+        "`probe = true` (in [[servers]] box)"
+    )
+
+
+def test_a_long_name_of_a_check_does_not_run_into_what_was_found() -> None:
+    assert " there" in line(ok("other: server key", "there"))
