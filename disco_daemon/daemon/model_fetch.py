@@ -100,7 +100,7 @@ class ModelFetch:
     def __init__(
         self,
         wanted: WantedModel,
-        use: Callable[[WantedModel, str], Awaitable[list[str]]],
+        use: Callable[[ModelFetch, str], Awaitable[list[str]]],
         clock: Clock,
         changed: Callable[[], None],
     ) -> None:
@@ -185,7 +185,7 @@ class ModelFetch:
             self._done = self._n_bytes
             if self.wanted.use:
                 self._become("loading")
-                message = " ".join(await self._use(self.wanted, found.path))
+                message = " ".join(await self._use(self, found.path))
             else:
                 message = f"`disco models use {Path(found.path).name}` makes it this machine's model."
             self._become("done", message)
@@ -231,7 +231,6 @@ class ModelFetches:
         self, use: Use, private: Callable[[], bool], in_use: Callable[[], str], clock: Clock, kept: Path
     ) -> None:
         self._use, self._private, self._in_use, self._clock, self._kept = use, private, in_use, clock, kept
-        self._ours: set[str] = set()  # the files that were put in use here
         self._fetches: list[ModelFetch] = []
         self._using = asyncio.Lock()
         self._closed = False
@@ -321,13 +320,18 @@ class ModelFetches:
         self._fetches.append(fetch := ModelFetch(wanted, self._use_in_turn, self._clock, self._keep))
         return fetch
 
-    async def _use_in_turn(self, wanted: WantedModel, path: str) -> list[str]:
+    async def _use_in_turn(self, fetch: ModelFetch, path: str) -> list[str]:
+        """Put a file in use, unless somebody has chosen another one since; those fetched beside it then follow it."""
         async with self._using:
-            if self._in_use() not in (wanted.instead_of, *self._ours):
+            before = self._in_use()
+            if before != fetch.wanted.instead_of:
                 name = Path(path).name
                 raise FetchError(f"another model was chosen while it was fetched; `disco models use {name}` uses it")
-            self._ours.add(path)
-            return await self._use(path)
+            notes = await self._use(path)
+            for other in self._fetches:
+                if other is not fetch and other.state in KEPT_STATES and other.wanted.instead_of == before:
+                    other.wanted = msgspec.structs.replace(other.wanted, instead_of=self._in_use())
+            return notes
 
     def _keep(self) -> None:
         """Write down what has not ended. A disk that fails costs the next daemon that knowledge, and this one none."""

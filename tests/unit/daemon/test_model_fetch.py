@@ -51,10 +51,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 class Used:
-    """What was put in use; `problem` is why it could not be, `notes` what there is to say of it.
-
-    `model` is what somebody else has put in use.
-    """
+    """What was put in use, the last one as `model`; `problem` is why it could not be, `notes` what there is to say."""
 
     def __init__(self) -> None:
         self.model = ""
@@ -68,6 +65,7 @@ class Used:
             raise self.problem
         if self.problem:
             raise FetchError(self.problem)
+        self.model = path
         return self.notes
 
 
@@ -239,9 +237,13 @@ async def test_one_that_is_only_followed_ends_when_the_last_one_leaves(hub: HubS
 
 
 class Jobs:
-    """What is done in place of the process that fetches: each job lasts until `go`; one of maker/nothing fails."""
+    """What is done in place of the process that fetches: each job lasts until `go`; one of maker/nothing fails.
+
+    One of the file that is `held` does not end.
+    """
 
     def __init__(self) -> None:
+        self.held = ""
         self.go, self.began, self.n_begun = asyncio.Event(), asyncio.Event(), 0
 
     async def __call__(self, _module: str, job: FetchJob, *_: object, **__: object) -> Fetched:
@@ -249,7 +251,7 @@ class Jobs:
             raise FetchError("there is none")
         self.n_begun += 1
         self.began.set()
-        await self.go.wait()
+        await (asyncio.Event() if self.held and self.held in job.spec else self.go).wait()
         return Fetched(f"models/{job.spec.rpartition(':')[2]}")
 
 
@@ -352,8 +354,28 @@ async def test_a_model_that_was_chosen_since_stays_in_use(jobs: Jobs, tmp_path: 
     words = "Tiny is not in use: another model was chosen while it was fetched; `disco models use tiny.gguf` uses it"
     assert fetch_words(fetch.document()) == words
     assert await last_state(fetches.start(replace(TINY, instead_of=used.model))) == "done"
-    used.model = "models/tiny.gguf"  # the one that was put in use
-    assert await last_state(fetches.start(OTHER)) == "done", "of two that are fetched, the later one is used"
+    assert used.model == "models/tiny.gguf"
+    jobs.go.clear()
+    fetch = fetches.start(replace(OTHER, instead_of="/models/chosen.gguf"))
+    jobs.go.set()
+    assert await last_state(fetch) == "failed", "one that a fetch has put in use may be chosen as well"
+
+
+async def test_of_two_that_are_fetched_beside_each_other_the_later_one_is_used_also_by_the_next_daemon(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    used = Used()
+    fetches, jobs.held = made(used, tmp_path), "other"
+    first, second = fetches.start(TINY), fetches.start(OTHER)
+    jobs.go.set()
+    assert await last_state(first) == "done"
+    await fetches.close()
+    assert second.state == "stopped"
+    after, jobs.held = made(used, tmp_path), ""
+    after.resume(used.model)
+    await until(lambda: state(after) == "done")
+    assert used.paths == ["models/tiny.gguf", "models/other.gguf"]
+    await after.close()
 
 
 async def test_a_stopped_one_can_be_cancelled(tmp_path: Path) -> None:
