@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ KIND = "sliding-window"  # of the tiny models: 60 MB each
 MAX_TOKENS = 8
 N_FIT, FIT = 2, 2.5  # models, and how much memory there is by the size of the largest: any two fit, and no three
 LOOK_S = 0.1  # between two looks at memory
-PATIENCE_S = 120.0  # for an answer on a busy machine, and until the daemon has loaded what it expects
+PATIENCE_S = 120.0  # for an answer on a busy machine
+EXPECTED_S = 15.0  # until the daemon has loaded what it expects
 COUNTS_S = (1e9, 14_400.0, 3600.0, 1200.0)  # memories of the rules by count
 LOADED = re.compile(r"model (\S+) is loaded( ahead)?")
 
@@ -198,16 +200,14 @@ async def _asked(
 
 
 async def _loaded_by_itself(controls: aiohttp.ClientSession, root: str) -> list[str]:
-    """Return the models that the daemon has loaded because it expects them. Raises BenchError if it does not."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                models = (await _state(controls, root))["models"]
-                if len(here := [m["name"] for m in models if m["state"] == "ready"]) >= N_FIT:
-                    return here
+    """Return the models that the daemon has loaded by itself within EXPECTED_S; of an evening it may be one."""
+    here: list[str] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(EXPECTED_S):
+            while len(here) < N_FIT:
+                here = [m["name"] for m in (await _state(controls, root))["models"] if m["state"] == "ready"]
                 await asyncio.sleep(LOOK_S)  # another process, which has no event to wait for
-    except TimeoutError:
-        raise BenchError(f"the daemon has not loaded {N_FIT} models that it expects: {models}") from None
+    return here
 
 
 def _teach(history: Path, files: Mapping[str, Path], learned: Sequence[Request], begin: float) -> None:
