@@ -17,6 +17,7 @@ from disco_daemon.config.layers import load
 from disco_daemon.config.schema import Config
 from disco_daemon.daemon.assembly import Assembly, Shared, estimator_key
 from disco_daemon.daemon.model_fetch import WantedModel
+from disco_daemon.daemon.named_keys import NamedKeys
 from disco_daemon.daemon.runtime import Runtime
 from disco_daemon.daemon.state import StateDocuments
 from disco_daemon.daemon.tasks.loop_monitor import LoopMonitor
@@ -174,7 +175,8 @@ async def daemon(
         shared = Shared(clock, history, metrics, LoopMonitor(clock), Privacy(), Traces(), tmp_path / "servers")
         partner, members = Partner(clock, tmp_path / "peer"), FleetMembers()
         runtime = Runtime(Assembly(shared), load(path, {}), path, partner, members=members)
-        documents = StateDocuments(shared, runtime, *cast("Any", (None, None, None)))
+        keys = NamedKeys(path, history, clock, lambda: runtime.parts.spending.caps, lambda: runtime.conductor)
+        documents = StateDocuments(shared, runtime, *cast("Any", (None, None)), keys)
         await runtime.start()
         runtime.start_tasks()
         try:
