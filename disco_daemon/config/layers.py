@@ -31,6 +31,7 @@ from ..system.net import (
     origin,
     without_credentials,
 )
+from .document_edits import put
 from .one_device import check_device
 from .schema import LISTS, MODELS, RULES, SECRET_KEYS, SECTIONS, SERVERS, TABLES, Config, NamedServer, keys
 from .servers import check_servers, foreign_key, place_of
@@ -147,7 +148,7 @@ def write_values(path: Path, changes: Mapping[str, Any], check: Callable[[Config
         if value is None:  # TOML has no null
             document[section].pop(name, None)
         else:
-            document[section][name] = value
+            put(document[section], name, value)
     write_private(path, tomlkit.dumps(document))
     return config
 

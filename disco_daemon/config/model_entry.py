@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from .document_edits import without_entry
 from .layers import changing, load, write_private
 
 if TYPE_CHECKING:
@@ -38,35 +38,6 @@ def remove_model(path: Path, name: str) -> None:
     Raises ConfigError, also where a rule names it.
     """
     _change(path, lambda document: without_entry(document, "models", name))
-
-
-def without_entry(document: TOMLDocument, table: str, name: str) -> TOMLDocument:
-    """Return settings without the entry of `[[table]]` that is called so; comments before and behind it stay.
-
-    To tomlkit what stands behind an entry is part of it, such as an entry that was commented out by hand.
-    """
-    import tomlkit
-
-    entries: Any = document.get(table, [])
-    at = next((i for i, entry in enumerate(entries) if entry.get("name") == name), None)
-    if at is None:
-        return document
-    lines = tomlkit.dumps(document).splitlines(keepends=True)
-    del entries[at]
-    if not entries:
-        document.pop(table, None)
-    heads = [i for i, line in enumerate(lines) if re.match(rf"\s*\[\[\s*{table}\s*\]\]", line)]
-    if at >= len(heads):  # it is written as an array
-        return document
-    inner = re.compile(rf"\s*\[\s*{table}\s*\.|\s*[^\s\[]|\s*$")
-    end = next((i for i in range(heads[at] + 1, len(lines)) if not inner.match(lines[i])), len(lines))
-    while not lines[end - 1].partition("#")[0].strip():
-        end -= 1
-    try:
-        found = tomlkit.parse("".join([*lines[: heads[at]], *lines[end:]]))
-    except tomlkit.exceptions.ParseError:  # a text over several lines looks like a head
-        return document
-    return found if found.unwrap() == document.unwrap() else document
 
 
 def _change(path: Path, work: Callable[[TOMLDocument], TOMLDocument | None]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from ..errors import ConfigError
+from .document_edits import put, without_entry
 from .layers import NEWEST, SCHEMA, load, write_private
-from .model_entry import without_entry
 from .schema import Config, NamedServer
 from .servers import check_servers
 
@@ -72,20 +72,9 @@ def write_entry(path: Path, name: str, values: Mapping[str, Any] | None) -> None
         for key, value in values.items():
             if _is_default(key, value):
                 entries[at].pop(key, None)
-            elif key in entries[at] or isinstance(entries, Array):
-                entries[at][key] = value
             else:
-                _put_before_comments(entries[at], key, value)
+                put(entries[at], key, value)
     _write_if(path, tomlkit.dumps(document), wanted)
-
-
-def _put_before_comments(entry: Any, key: str, value: Any) -> None:
-    """Add a value to a table before what stands behind it, such as a further entry that is commented out."""
-    body, behind = entry.value.body, []
-    while body and body[-1][0] is None:
-        behind.append(body.pop())
-    entry[key] = value
-    body.extend(reversed(behind))
 
 
 def _is_default(key: str, value: Any) -> bool:

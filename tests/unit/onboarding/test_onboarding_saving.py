@@ -758,6 +758,14 @@ def test_a_new_value_of_an_entry_stands_before_what_is_commented_out_behind_it(t
     assert path.read_text() == HAND_WRITTEN.replace('model = "small"\n', 'model = "small"\ngrade = 30.0\n', 1)
 
 
+def test_a_new_setting_stands_before_what_is_commented_out_behind_its_section(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    behind = "\n# to be kept:\n# [[servers]]\n# name = 'spare'\n"
+    path.write_text(f"[policy]\nusd_per_hour_waited = 0.5\n{behind}")
+    config.set_values(path, {"policy.private": True})
+    assert path.read_text() == f"[policy]\nusd_per_hour_waited = 0.5\nprivate = true\n{behind}"
+
+
 @pytest.mark.parametrize("text", ['model = """\n[[servers]]\n"""\n', "", 'models = [\n  "a",\n]\n'])
 def test_what_looks_like_the_head_of_an_entry_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
