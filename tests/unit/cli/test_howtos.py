@@ -68,9 +68,10 @@ def test_a_page_on_a_program_says_what_it_needs_and_whether_it_sends_a_key(name:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_command_is_understood(name: str, tmp_path: Path) -> None:
+    parser = make_parser()
     for words in typed(TEXTS[name]):
         try:
-            args = make_parser().parse_args(words)
+            args = parser.parse_args(words)
         except SystemExit as e:
             pytest.fail(f"`disco {shlex.join(words)}` ends with status {e.code}")
         if words[:2] == ["config", "set"]:
