@@ -176,7 +176,7 @@ async def daemon(
         partner, members = Partner(clock, tmp_path / "peer"), FleetMembers()
         runtime = Runtime(Assembly(shared), load(path, {}), path, partner, members=members)
         keys = NamedKeys(path, history, clock, lambda: runtime.parts.spending.caps, lambda: runtime.conductor)
-        documents = StateDocuments(shared, runtime, *cast("Any", (None, None)), keys)
+        documents = StateDocuments(shared, runtime, cast("Any", None), cast("Any", None), keys)
         await runtime.start()
         runtime.start_tasks()
         try:
