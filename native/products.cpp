@@ -230,7 +230,7 @@ extern "C" bool llamafile_sgemm(const ggml_compute_params * params, int64_t m, i
 
 // The engine looks for its number, and the daemon for its name: these products round otherwise than ggml's own. Version 1 was wrong
 // with more than one thread where an operation has more than one slice; version 2 added a single row of floats up otherwise than
-// several; version 3 had only Q4_1, and Q8_0 where there is VNNI; versions 4 to 7 were slower.
+// several; version 3 had only Q4_1, and Q8_0 where there is VNNI; versions 4 to 8 were slower.
 #if defined(DISCO_MULTIPLIES)
-DISCO_TOLD(disco_products, 8)
+DISCO_TOLD(disco_products, 9)
 #endif

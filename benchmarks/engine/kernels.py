@@ -5,6 +5,10 @@ and compared with what numpy makes of them in 64 bits (kernel_products.py, kerne
 beforehand: a number that is never written is as wrong as any. More threads than processors provoke races. With --check
 the exit code is 1 if one number is wrong.
 
+With --lengths products of one row and of eight are timed instead, for each packing by how many numbers a row of
+weights has: thousand million bytes a second of processor time of one thread, from memory, the best of some rounds. A
+length with which a packing has less than LEAST_SHARE of its median is named: a kernel falls off there.
+
 Another build is checked by `--library FOLDER`, where its libggml-base and libggml-cpu are; for other instruction sets,
 from llama-cpp-python's source:
 
@@ -17,9 +21,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +33,8 @@ import numpy as np
 
 from disco_daemon.bench.command import at_least, print_figures, progress
 from disco_daemon.engine.llama.ggml import Ggml
+from disco_daemon.engine.measure.machine_speed import NAMES, MachineBench
+from disco_daemon.system.processors import shared_cache_bytes
 from disco_daemon.system.program import SPINS
 
 from ..command import run_script
@@ -38,6 +46,20 @@ N_CASES, N_OPERATIONS = 20_000, 50  # in all, and of a graph
 THREADS = (1, 2, 4, 8)
 ATTENTION, EXPERTS = 0.25, 0.15  # shares of all cases
 MOST_SHOWN = 20  # of what is wrong
+LENGTHS = (
+    512,
+    1024,
+    2048,
+    4096,
+    6144,
+    8192,
+    9728,
+    12288,
+    14336,
+    18432,
+    28672,
+)  # numbers of a row of weights, as models have
+TIMED_ROWS, LEAST_SHARE = (1, 8), 0.8
 MARKS = ("disco_products", "disco_exact_attention", "disco_masked_cells")
 
 
@@ -85,6 +107,27 @@ class Check:
         }  # fmt: skip
 
 
+def of_lengths(bench: MachineBench, lengths: Sequence[int]) -> dict[str, Any]:
+    """Time products by numbers of a row of weights, in all packings."""
+    gb_per_s: dict[str, list[float]] = {}
+    falls = list[str]()
+    for n in TIMED_ROWS:
+        for number, name in NAMES.items():
+            title = f"{name}, {n} row{'s' if n > 1 else ''}"
+            found = gb_per_s[title] = [rate / 1e9 for rate in bench.bytes_per_s(number, lengths, n)]
+            progress(f"{title}: {' '.join(f'{rate:.1f}' for rate in found)}")
+            least = LEAST_SHARE * statistics.median(found)
+            falls += [f"{title} of {k}" for k, rate in zip(lengths, found, strict=True) if rate < least]
+    return {"lengths": list(lengths), "gb_per_s": gb_per_s, "falls": falls}
+
+
+def table_of_lengths(found: dict[str, Any]) -> str:
+    """Return a line for each packing and number of rows, and where they fall."""
+    lines = [f"{'GB/s, numbers of a row':<24}" + "".join(f"{length:>7}" for length in found["lengths"])]
+    lines += [f"{name:<24}" + "".join(f"{one:7.1f}" for one in rates) for name, rates in found["gb_per_s"].items()]
+    return "\n".join([*lines, f"falls: {', '.join(found['falls']) or 'none'}"])
+
+
 def table(found: dict[str, Any]) -> str:
     """Return a line for each number of threads, and what is wrong."""
     lines = [
@@ -106,10 +149,17 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=at_least(0), default=1, help="of all chance (default: %(default)s)")
     parser.add_argument("--library", type=Path, help="folder of another build (default: the one that is installed)")
+    parser.add_argument(
+        "--lengths", type=at_least(256), nargs="*", help=f"time rows of these lengths (default: {LENGTHS})"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     args = parser.parse_args(argv)
     os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # as in the engine, before ggml is loaded
     ggml = Ggml.of_folder(args.library) if args.library else Ggml.installed()
+    if args.lengths is not None:
+        bench = MachineBench(1, shared_cache_bytes(), ggml=ggml)
+        print_figures(of_lengths(bench, args.lengths or LENGTHS), table_of_lengths, as_json=args.json)
+        return 0
     found = Check(ggml, args.seed).run(args.cases, tuple(args.threads))
     print_figures(found, table, as_json=args.json)
     return 1 if args.check and found["wrong"] else 0

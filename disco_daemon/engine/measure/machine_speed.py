@@ -53,8 +53,10 @@ HIDDEN = -np.inf
 class MachineBench:
     """Times operations with one number of threads."""
 
-    def __init__(self, n_threads: int, cache_bytes: int = 0, free_bytes: int | None = None) -> None:
-        self._ggml, self._n_threads = Ggml.installed(), n_threads
+    def __init__(
+        self, n_threads: int, cache_bytes: int = 0, free_bytes: int | None = None, ggml: Ggml | None = None
+    ) -> None:
+        self._ggml, self._n_threads = ggml or Ggml.installed(), n_threads
         free = available_bytes() if free_bytes is None else free_bytes
         n_bytes = min(MOST_BYTES, max(ONE_BYTES, CACHES * cache_bytes), int(FREE_SHARE * free))
         self._memory = np.empty(max(LEAST_BYTES, n_bytes), np.uint8)
@@ -100,22 +102,35 @@ class MachineBench:
         self._memory[whole * len(pattern) :] = pattern[: len(self._memory) - whole * len(pattern)]
         return packing
 
+    def bytes_per_s(self, number: int, lengths: Sequence[int], n: int) -> list[float]:
+        """Return the bytes a second of weights in a packing that `n` rows are multiplied with, by numbers of a row.
+
+        Raises RuntimeError if ggml refuses.
+        """
+        packing = self._filled(number)
+        return [self._read_per_s(packing, length, n) for length in lengths]
+
+    def _read_per_s(self, packing: Packing, length: int, n: int) -> float:
+        row = length // packing.block * packing.n_bytes
+        m = min(ROWS, len(self._memory) // row)
+        n_bytes = row * m
+        n_matrices = len(self._memory) // n_bytes
+        return n_bytes * n_matrices / self._product_s(packing, length, n, m, n_matrices)
+
+    def _product_s(self, packing: Packing, length: int, n: int, m: int, times: int) -> float:
+        row = length // packing.block * packing.n_bytes
+        graph = Graph(self._ggml, 2 * times + 2)
+        right = graph.tensor(F32, (length, n, 1, 1), _strides((length, n)), self._rows(n, length))
+        nb = (packing.n_bytes, row, row * m, row * m)
+        nodes = []
+        for i in range(times):
+            left = graph.tensor(packing.number, (length, m, 1, 1), nb, self._memory, i * row * m)
+            nodes.append(graph.call("ggml_mul_mat", left, right))
+        return self._time_s(graph, *nodes)
+
     def _packed(self, packing: Packing) -> PackedSpeed:
-        row = ROW // packing.block * packing.n_bytes
-
-        def product_s(n: int, m: int, times: int) -> float:
-            graph = Graph(self._ggml, 2 * times + 2)
-            right = graph.tensor(F32, (ROW, n, 1, 1), _strides((ROW, n)), self._rows(n))
-            nb = (packing.n_bytes, row, row * m, row * m)
-            nodes = []
-            for i in range(times):
-                left = graph.tensor(packing.number, (ROW, m, 1, 1), nb, self._memory, i * row * m)
-                nodes.append(graph.call("ggml_mul_mat", left, right))
-            return self._time_s(graph, *nodes)
-
-        n_matrices = len(self._memory) // (row * ROWS)
-        one_s = product_s(1, ROWS, n_matrices)
-        return PackedSpeed(row * ROWS * n_matrices / one_s, ROW * MANY_ROWS * MANY / product_s(MANY, MANY_ROWS, 1))
+        many_s = self._product_s(packing, ROW, MANY, MANY_ROWS, 1)
+        return PackedSpeed(self._read_per_s(packing, ROW, 1), ROW * MANY_ROWS * MANY / many_s)
 
     def _of_experts(self, packing: Packing) -> PackedSpeed:
         row = ROW // packing.block * packing.n_bytes
@@ -145,8 +160,8 @@ class MachineBench:
         many = MANY_EXPERTS * ROW * EXPERT_ROWS * MANY / product_s(MANY, [0], [all_of_them], MANY_EXPERTS)
         return PackedSpeed(one, many)
 
-    def _rows(self, n: int) -> Array:
-        return self._chance.standard_normal((n, ROW)).astype(np.float32)
+    def _rows(self, n: int, length: int = ROW) -> Array:
+        return self._chance.standard_normal((n, length)).astype(np.float32)
 
     def _kept(self, head: int) -> float:
         """Return how many bytes of cells a second one token reads, layer by layer, behind a short text."""

@@ -65,6 +65,8 @@ SHAPES = [
     (48, 17, 13),
     (7, 40, 5),
     (64, 33, 48),
+    (20, 1, 65),
+    (33, 2, 150),
 ]  # weight rows, rows, blocks
 
 
@@ -224,10 +226,11 @@ def test_they_are_products(built: Build, kind: str, processor: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_number_has_the_same_bits_however_many_rows_there_are(built: Build, kind: str) -> None:
     library = built("native", kind)
-    for n_blocks in (1, 13, 48):
-        whole = Case(kind, n_blocks, 50, 40, n_blocks)
+    for n_blocks in (1, 13, 48, 150):
+        n = 40 if n_blocks < 100 else 6  # 150 are taken in stretches where there is a single row
+        whole = Case(kind, n_blocks, 50, n, n_blocks)
         found = whole.by(library)
-        for first, end in [(i, i + 1) for i in range(40)] + [(3, 5), (0, 16), (7, 24), (20, 40)]:
+        for first, end in [(i, i + 1) for i in range(n)] + [(3, 5), (0, 16), (7, 24), (20, 40)]:
             assert np.array_equal(whole.by(library, slice(first, end)), found[first:end])
         for first, end in ((0, 1), (1, 17), (13, 50)):
             assert np.array_equal(whole.by(library, weights=slice(first, end)), found[:, first:end])
@@ -239,7 +242,7 @@ def test_rows_have_the_same_bits_wherever_they_are_written_and_whatever_is_read_
     built: Build, kind: str, processor: str
 ) -> None:
     library = built(processor, kind)
-    for seed, (m, n, n_blocks) in enumerate([(100, 1, 2), (33, 2, 4), (40, 7, 3)]):
+    for seed, (m, n, n_blocks) in enumerate([(100, 1, 2), (33, 2, 4), (40, 7, 3), (40, 1, 150)]):
         one = Case(kind, seed, m, n, n_blocks)
         assert np.array_equal(one.by(library, is_placed=True)[::-1], one.by(library))
 
@@ -248,8 +251,9 @@ def test_rows_have_the_same_bits_wherever_they_are_written_and_whatever_is_read_
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_instructions_give_the_same_bits(built: Build, kind: str, processor: str) -> None:
     ours, other = built("native", kind), built(processor, kind)
-    one = Case(kind, 1, 50, 19, 18)
-    assert np.array_equal(one.by(ours), one.by(other))
+    for m, n, n_blocks in ((50, 19, 18), (20, 1, 150)):
+        one = Case(kind, 1, m, n, n_blocks)
+        assert np.array_equal(one.by(ours), one.by(other))
 
 
 @pytest.mark.parametrize("processor", ["native", "haswell", "skylake-avx512"])
