@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.engine.checked_operations import CheckedGraph
-from benchmarks.engine.kernel_products import OURS, Products
+from benchmarks.engine.kernel_products import Products
 from benchmarks.engine.kernels import Check, of_lengths, table_of_lengths
 from disco_daemon.engine import wire
 from disco_daemon.engine.llama.ggml import F32, Ggml
@@ -26,10 +26,6 @@ from tests.fixtures.tiny_models import MODELS, tiny_model
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 300.0  # it takes 3 s on an idle machine
-TURNS, LEAST_SHARE = (
-    4,
-    0.7,
-)  # of which the best counts, and what a length is to have of the fastest one's bytes a second
 N_CASES = 600  # of a build before the mend twenty are wrong
 
 
@@ -114,20 +110,6 @@ def test_one_number_for_a_row_takes_no_longer_than_a_row_of_them() -> None:
         least[n_factors] = min(times)
         made.close()
     assert least[1] < 2 * least[1024], least
-
-
-def test_long_rows_of_weights_are_read_as_fast_as_short_ones() -> None:
-    """From memory: of a kernel that leaves rows in their middle the processor does not foresee what it reads next."""
-    lengths, best = (4096, 9728, 20480), dict[str, list[float]]()
-    bench = MachineBench(1)
-    ours = {name.lower() for name in OURS}
-    for number, name in ((number, name) for number, name in NAMES.items() if name.lower() in ours):
-        for _ in range(TURNS):
-            found = bench.bytes_per_s(number, lengths, 1)
-            best[name] = [max(pair) for pair in zip(best.get(name, found), found, strict=True)]
-            if min(best[name]) > LEAST_SHARE * max(best[name]):
-                break
-    assert [name for name, rates in best.items() if min(rates) <= LEAST_SHARE * max(rates)] == [], best
 
 
 def test_lengths_with_which_a_packing_falls_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
