@@ -62,6 +62,8 @@ async def hedged(ask: Ask, usage: Usage, hedge: Hedge, clock: Clock) -> ServerEv
     race = _TwoRequests(ask, usage, hedge, clock)
     try:
         winner = await race.run()
+        if winner is None:
+            raise race.failure()
         yield winner.begun.result()
         async for event in winner.events:
             race.count()
@@ -102,8 +104,8 @@ class _TwoRequests:
         self._requests = [_Begun(ask(usage), hedge.first)]
         self._closing: list[asyncio.Task[None]] = []
 
-    async def run(self) -> _Begun:
-        """Return the request that shows an event first. Raises EndpointError."""
+    async def run(self) -> _Begun | None:
+        """Return the request that shows an event first, None where all have failed."""
         hedge, first = self._hedge, self._requests[0]
         await asyncio.wait([first.begun], timeout=hedge.after_s)
         if first.has_event:  # nearly always
@@ -121,10 +123,17 @@ class _TwoRequests:
                     return one
                 waiting.remove(one)
                 self._note(one, error)
-                if not waiting:  # the first one's: without it nobody would have been asked again
-                    failure = first.begun.exception()
-                    assert failure is not None
-                    raise failure
+                if not waiting:
+                    return None
+
+    def failure(self) -> BaseException:
+        """Return why the first one failed: without that nobody would have been asked again.
+
+        It is raised where nothing else holds it: what its traceback holds would have to wait for the collector.
+        """
+        failure = self._requests[0].begun.exception()
+        assert failure is not None
+        return failure
 
     def _decide(self, winner: _Begun) -> None:
         """Let the other request go, without waiting for it: the reader waits for this one's token."""

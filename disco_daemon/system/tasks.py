@@ -26,8 +26,11 @@ async def all_ended(*tasks: asyncio.Task[Any]) -> None:
             _, left = await asyncio.wait(left)
         except asyncio.CancelledError as e:
             cancelled, left = e, {task for task in left if not task.done()}
-    if cancelled is not None:
-        raise cancelled
+    try:
+        if cancelled is not None:
+            raise cancelled
+    finally:
+        cancelled = None  # its traceback holds this frame, which would hold it
 
 
 class TaskSet(set[asyncio.Task[Any]]):

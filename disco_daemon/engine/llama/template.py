@@ -86,9 +86,12 @@ class ChatTemplate:
             if has_all(text, messages):
                 return text
             less = less or text
-        if not less:
-            raise refused
-        return less
+        try:
+            if not less:
+                raise refused
+            return less
+        finally:
+            del refused  # its traceback holds this frame, which would hold it
 
     def takes(self, messages: Messages, args: Mapping[str, Any] = _NO_ARGS, tools: Tools = None) -> bool:
         """Whether the template takes these messages in the order that they have."""

@@ -336,8 +336,8 @@ BOMBS = [
     # What is compared, again and again.
     ITEMS.replace("MORE", "{% set x = l != l %}" * 200),
     ITEMS.replace("MORE", "{% set x = l is ne l %}" * 200),
-    LONG.replace("MORE", "{% set b = 'x' * 30000000 %}" + "{% set x = a != b %}" * 800),
-    LONG.replace("MORE", "{% set x = a is lower %}" * 800),
+    LONG.replace("MORE", "{% set b = 'x' * 30000000 %}" + "{% set x = a != b %}" * 3_000),
+    LONG.replace("MORE", "{% set x = a is lower %}" * 3_000),
     SAME.replace("MORE", "{1: a}.items() == {1: b}.items()"),
     "{{ ([-1] * 99000) | select('in', [0] * 99000) | list }}",
     "{{ ([-1] * 99000) | reject('in', [0] * 99000) | list }}",
