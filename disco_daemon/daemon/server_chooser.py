@@ -17,7 +17,7 @@ from ..endpoints.server import Server
 from ..money.spending import CostBound
 from ..types import GenerationRequest, PromptLength, Side, lacking, wanted
 
-LATE_S = 1.0  # of a server on trial, where nothing is known of the best one's times; readers expect a token by then
+LATE_S = 1.0  # of a server on trial, whose own times may be longer or are not known; readers expect a token by then
 TRIAL_AFTER_S, TRIAL_AT_LEAST_S = 5.0, 300.0  # doubling; each trial sends a prompt twice
 CHARS_PER_TOKEN = 4  # English text; only what an answer would cost at one server beside another goes by it
 
@@ -171,7 +171,8 @@ class MemberChooser:
     def _tried(self, failed: Sequence[ServerMember], best: ServerMember) -> ServerMember | None:
         """Return a server that has failed and is tried now, with the best one beside it, None if none is.
 
-        The best one counts as a second request. Where there may be none at all, the trial goes alone.
+        The best one counts as a second request. Where there may be none at all, the trial goes alone. It is asked
+        after the time that both mostly take: one that is slower and cheaper would else lose each of its trials.
         """
         hedges, now = self._pool.hedges, self._base.clock.now()
         may_hedge = hedges.share > 0 and best.spending.price.known
@@ -181,8 +182,8 @@ class MemberChooser:
         if trial is None:
             return None
         self._trial = trial.key
-        (weighed,) = self._pool.weigh([self._candidate(best)])
-        after_s = LATE_S if weighed.p99_s is None else weighed.p99_s
+        mine, its = self._pool.weigh([self._candidate(trial), self._candidate(best)])
+        after_s = LATE_S if its.p99_s is None else max(its.p99_s, min(mine.p99_s or 0.0, LATE_S))
         self.hedge = self._beside(best, after_s, is_due_anyway=True)
         return trial
 

@@ -63,6 +63,25 @@ async def test_a_trial_waits_while_the_share_of_second_requests_is_used_up(one_f
     assert on.chooser().first().server == "b"
 
 
+@pytest.mark.parametrize(
+    ("its_s", "best_s", "least_s", "most_s"),
+    [(0.2, 0.01, 0.2, 0.4), (0.01, 0.2, 0.2, 0.4), (30.0, 0.01, server_chooser.LATE_S, server_chooser.LATE_S)],
+)
+@in_jumps
+async def test_a_slower_server_has_the_time_that_it_mostly_takes_to_show_that_it_is_back(
+    one_failed: None, its_s: float, best_s: float, least_s: float, most_s: float
+) -> None:
+    """Else a quick and dear one would win each trial, and keep all answers; but nobody waits for it beyond LATE_S."""
+    on = scene(PRICE, PRICE)
+    for name, ttft_s in (("a/m", its_s), ("b/m", best_s)):
+        for _ in range(20):
+            on.stage.pool.observe(name, ttft_s, 0.0)
+    chooser = on.chooser()
+    assert chooser.first().server == "a"
+    assert chooser.hedge is not None
+    assert least_s <= chooser.hedge.after_s <= most_s
+
+
 @pytest.mark.parametrize("more", [{"share": 0.0}, {"price": dataclasses.replace(PRICE, known=False)}])
 @in_jumps
 async def test_where_nobody_may_be_asked_beside_it_a_trial_goes_alone(one_failed: None, more: dict[str, Any]) -> None:
